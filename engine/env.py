@@ -1,0 +1,116 @@
+"""The world outside the process, in one place: clock, randomness, durable file operations, failpoints.
+
+Everything in the engine that touches time or makes bytes durable takes an `Env`, so that tests replay a seed, step the
+clock, kill the process at a named instruction and drop whatever had not been synced.
+
+Invariants
+- A name is durable only after `fsync_dir` of its folder; bytes only after `fsync` of their file. Callers say both.
+- A failed fsync raises FatalIOError, and is never tried again on the same file.
+- Space is taken by `preallocate` before a mapping is written: a store into a hole on a full disk is SIGBUS.
+
+Owner: stateless; shared by all threads.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from aof2.engine.errors import FatalIOError
+
+
+class Files:
+    """The file operations that matter for durability. Tests subclass it to remember what was synced."""
+
+    def create(self, path: Path, mode: int = 0o600) -> int:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+
+    def open_rw(self, path: Path) -> int:
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+
+    def open_ro(self, path: Path) -> int:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def close(self, fd: int) -> None:
+        os.close(fd)
+
+    def preallocate(self, fd: int, offset: int, length: int) -> None:
+        """Reserves the range on disk (ENOSPC now, not SIGBUS later) and grows the file to hold it."""
+        os.posix_fallocate(fd, offset, length)
+
+    def truncate(self, fd: int, length: int) -> None:
+        os.ftruncate(fd, length)
+
+    def pwrite(self, fd: int, data: bytes | bytearray | memoryview, offset: int) -> None:
+        """All of it or an OSError: a short write goes on where it stopped."""
+        view = memoryview(data).cast("B")
+        while view:
+            done = os.pwrite(fd, view, offset)
+            view, offset = view[done:], offset + done
+
+    def fsync(self, fd: int) -> None:
+        try:
+            os.fsync(fd)
+        except OSError as e:
+            raise FatalIOError(f"fsync failed: {e.strerror}; the disk no longer keeps what it is given") from e
+
+    def rename(self, old: Path, new: Path) -> None:
+        os.rename(old, new)  # noqa: PTH104
+
+    def unlink(self, path: Path) -> None:
+        os.unlink(path)  # noqa: PTH108
+
+    def fsync_dir(self, path: Path) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            self.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+class Env:
+    """Clock, randomness, files and failpoints for one engine."""
+
+    def __init__(
+        self,
+        *,
+        files: Files | None = None,
+        seed: int | None = None,
+        now_ms: Callable[[], int] | None = None,
+        monotonic_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.files = files or Files()
+        self.rng = random.Random(seed)  # noqa: S311: jitter and tests, no secrets
+        self.now_ms = now_ms or (lambda: time.time_ns() // 1_000_000)
+        self.monotonic_s = monotonic_s
+
+    def failpoint(self, name: str) -> None:
+        """A named instruction at which tests end the process. Names are listed in each module's CRASH_POINTS."""
+
+    def replace_file(self, path: Path, data: bytes, *, mode: int = 0o600, point: str = "") -> None:
+        """Puts `data` at `path` so that a crash leaves the old bytes or the new, whole: temp, fsync, rename, fsync dir.
+
+        `point` prefixes the failpoints (`<point>.temp`, `.synced`, `.renamed`). A crash may leave `<path>.tmp`, which
+        the next call replaces.
+        """
+        temp = path.with_name(path.name + ".tmp")
+        if temp.exists():
+            self.files.unlink(temp)
+        fd = self.files.create(temp, mode)
+        try:
+            self.files.pwrite(fd, data, 0)
+            self._point(point, "temp")
+            self.files.fsync(fd)
+        finally:
+            self.files.close(fd)
+        self._point(point, "synced")
+        self.files.rename(temp, path)
+        self._point(point, "renamed")
+        self.files.fsync_dir(path.parent)
+
+    def _point(self, prefix: str, step: str) -> None:
+        if prefix:
+            self.failpoint(f"{prefix}.{step}")

@@ -1,0 +1,113 @@
+/* The whole C API of AOF2's core: pure functions over caller-owned memory.
+ *
+ * Nothing here allocates, blocks, keeps state between calls or trusts a length it read. Every function may be
+ * called from any thread. Formats: engine/FORMATS.md. Only native/__init__.py calls these.
+ */
+#ifndef AOF2_NATIVE_H
+#define AOF2_NATIVE_H
+#include <stddef.h>
+#include <stdint.h>
+
+/* -- checksums ------------------------------------------------------------------------------------------------
+ * crc64-nvme (reflected 0xAD93D23594C93659, init and xorout all ones) and CRC-32 (IEEE, zlib's).
+ * `crc` is the checksum of everything before `buf`; 0 starts. Chained calls equal one call.
+ * `impl`: 0 portable tables, 1 PCLMULQDQ, 2 VPCLMULQDQ/AVX-512. `*_with` is for tests and benchmarks: an impl this
+ * CPU lacks falls back to the best below it. */
+int aof2_crc_impl_best(void);
+uint64_t aof2_crc64(uint64_t crc, const uint8_t *buf, size_t len);
+uint32_t aof2_crc32(uint32_t crc, const uint8_t *buf, size_t len);
+uint64_t aof2_crc64_with(int impl, uint64_t crc, const uint8_t *buf, size_t len);
+uint32_t aof2_crc32_with(int impl, uint32_t crc, const uint8_t *buf, size_t len);
+/* The checksum of A||B from those of A and B and the length of B. */
+uint64_t aof2_crc64_combine(uint64_t crc_a, uint64_t crc_b, uint64_t len_b);
+uint32_t aof2_crc32_combine(uint32_t crc_a, uint32_t crc_b, uint64_t len_b);
+
+/* -- scans ---------------------------------------------------------------------------------------------------- */
+enum { AOF2_CLEAN = 0, AOF2_TORN = 1, AOF2_CORRUPT = 2, AOF2_MORE = 3 };
+enum {
+  AOF2_FAULT_NONE = 0,
+  AOF2_FAULT_HEADER_PAST_END = 1,  /* fewer bytes left than a record header */
+  AOF2_FAULT_PAYLOAD_PAST_END = 2, /* payload_len runs past the end */
+  AOF2_FAULT_ZEROS = 3,            /* an all-zero record header: never written */
+  AOF2_FAULT_CRC = 4,              /* record (segment) or payload (manifest) checksum */
+  AOF2_FAULT_ORDER = 5,            /* segment: logical_offset went backwards under a valid crc */
+  AOF2_FAULT_FLAGS = 6,            /* segment: reserved flag bits set under a valid crc */
+  AOF2_FAULT_EMPTY = 7,            /* payload_len 0 where a format forbids it */
+  AOF2_FAULT_ALIGN = 8,            /* manifest: payload_len not a multiple of 8 */
+  AOF2_FAULT_MARKER = 9            /* manifest: a commit marker disagrees with the bytes before it */
+};
+
+/* Segment records from state->pos up to `end`, at most `rows` of them, into columns the caller owns.
+ * `durable`: bytes known to have reached the disk. A fault below it is CORRUPT, at or past it TORN (ORDER and FLAGS
+ * faults carry a valid crc and are always CORRUPT). MORE: columns full, call again with the same state.
+ * crc64 accumulates over every byte consumed; start it with the crc of [0, pos) to get the segment's. */
+typedef struct {
+  uint64_t pos;          /* in: first byte to scan; out: first byte not consumed (the fault, if any) */
+  uint64_t crc64;        /* in/out */
+  uint64_t next_logical; /* in/out: smallest logical_offset allowed next */
+  uint64_t last_ts_ms;   /* out: of the last record consumed */
+  uint64_t count;        /* out: rows filled by this call */
+  uint32_t fault;        /* out: AOF2_FAULT_* */
+  uint32_t reserved;
+} aof2_segment_state;
+
+int aof2_segment_scan(const uint8_t *buf, size_t len, size_t end, uint32_t version, uint64_t durable,
+                      aof2_segment_state *state, size_t rows, uint64_t *offset, uint32_t *length,
+                      uint64_t *logical_offset, uint64_t *timestamp_ms, uint64_t *ext_id, uint32_t *flags);
+
+/* The first offset in [from, end) where a whole valid record with logical_offset >= min_logical starts, or `end`.
+ * Work is bounded by a constant times (end - from), whatever the lengths claim. */
+uint64_t aof2_segment_resync(const uint8_t *buf, size_t len, size_t from, size_t end, uint32_t version,
+                             uint64_t min_logical);
+
+/* n payloads, concatenated in `payloads` (lengths in `length`), encoded as records into `out`.
+ * Returns bytes written, or -1 if `out_cap` or `payloads_len` does not fit. */
+int64_t aof2_segment_encode(uint32_t version, size_t n, const uint8_t *payloads, size_t payloads_len,
+                            const uint32_t *length, const uint64_t *logical_offset, const uint64_t *timestamp_ms,
+                            const uint64_t *ext_id, const uint32_t *flags, uint8_t *out, size_t out_cap);
+
+/* Manifest records from state->pos up to `end`. Checks structure, each payload's crc and each commit marker
+ * (CustomEvent of schema 1: crc64 of the bytes since the marker before it). TORN: ran past the end or met zeros;
+ * CORRUPT: everything else. */
+typedef struct {
+  uint64_t pos;            /* in/out as above */
+  uint64_t crc64;          /* in/out: over every byte consumed */
+  uint64_t count;          /* out: rows filled by this call */
+  uint64_t span_start;     /* in/out: where the current marker span begins */
+  uint64_t span_crc64;     /* in/out: crc of [span_start, pos) */
+  uint64_t total;          /* in/out: records consumed over all calls */
+  uint64_t marker_end;     /* in/out: end of the last valid marker, or what the caller put there */
+  uint64_t marker_total;   /* in/out: `total` at marker_end */
+  uint64_t marker_crc64;   /* in/out: crc64 at marker_end */
+  uint64_t durable_len;    /* in/out: largest durable_len a valid marker told */
+  uint32_t fault;
+  uint32_t reserved;
+} aof2_manifest_state;
+
+int aof2_manifest_scan(const uint8_t *buf, size_t len, size_t end, aof2_manifest_state *state, size_t rows,
+                       uint64_t *offset, uint16_t *type, uint16_t *flags, uint32_t *payload_len,
+                       uint64_t *segment_id, uint64_t *logical_offset, uint64_t *timestamp_ms);
+
+/* Looks, at every multiple of 8 in [from, end), for a commit marker whose own payload crc holds, and returns the
+ * largest durable_len they tell (0: none found). What a damaged chunk says about how much of it had been synced. */
+uint64_t aof2_manifest_probe_durable(const uint8_t *buf, size_t len, size_t from, size_t end);
+
+/* n records from columns into `out`: header, payload, zero padding to 8, payload crc. *crc64 is advanced over the
+ * bytes written. Returns bytes written, or -1 if a buffer is too small or a payload is empty. */
+int64_t aof2_manifest_encode(size_t n, const uint16_t *type, const uint64_t *segment_id,
+                             const uint64_t *logical_offset, const uint64_t *timestamp_ms, const uint8_t *payloads,
+                             size_t payloads_len, const uint32_t *payload_len, uint8_t *out, size_t out_cap,
+                             uint64_t *crc64);
+
+/* -- framing and diff ------------------------------------------------------------------------------------------
+ * Lines: fills `length` with the lengths of whole lines (newline included) at the start of buf; a line longer than
+ * max_record is cut there. Returns how many (at most rows); *consumed is their total length. The rest is a partial
+ * line (or rows ran out). */
+size_t aof2_frame_lines(const uint8_t *buf, size_t len, uint32_t max_record, size_t rows, uint32_t *length,
+                        size_t *consumed);
+
+/* Bit i of `bitmap` (LSB first) is set when page i differs; a page only one side has differs, a short last page
+ * differs from a longer one. Returns the number of set bits, or -1 if bitmap_len is too small or page_len is 0. */
+int64_t aof2_page_diff(const uint8_t *a, size_t a_len, const uint8_t *b, size_t b_len, size_t page_len,
+                       uint8_t *bitmap, size_t bitmap_len);
+#endif

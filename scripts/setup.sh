@@ -1,0 +1,63 @@
+# Sourced by the scripts beside it: brings the machine to where `.venv/bin/aof2` runs, and is quick when it already does.
+# System packages come by apt when root; anyone else is told the one line to run.
+
+set -euo pipefail
+AOF2_TOP=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+AOF2_VENV="$AOF2_TOP/.venv"
+
+say() { printf 'aof2: %s\n' "$*" >&2; }
+
+# Prints the first Python that is new enough and can make environments and compile extensions.
+find_python() {
+  local candidate
+  for candidate in python3 python3.13 python3.12 python3.11 /usr/bin/python3; do
+    command -v "$candidate" >/dev/null 2>&1 || continue
+    if "$candidate" - 2>/dev/null <<'PY'; then command -v "$candidate"; return 0; fi
+import os, sys, sysconfig
+import ensurepip, venv  # Debian ships these apart
+sys.exit(sys.version_info < (3, 11) or not os.path.exists(os.path.join(sysconfig.get_paths()["include"], "Python.h")))
+PY
+  done
+  return 1
+}
+
+missing_packages() {
+  find_python >/dev/null || printf 'python3 python3-venv python3-dev '
+  command -v gcc >/dev/null 2>&1 && echo 'int main(void){return 0;}' | gcc -x c - -o /dev/null 2>/dev/null || printf 'gcc libc6-dev '
+}
+
+install_system() {
+  local packages
+  packages=$(missing_packages)
+  [ -z "$packages" ] && return 0
+  if [ "$(id -u)" -ne 0 ]; then
+    say "system packages are missing; run:  sudo apt-get install -y $packages"
+    exit 1
+  fi
+  say "installing $packages"
+  # shellcheck disable=SC2086
+  DEBIAN_FRONTEND=noninteractive bash -c "apt-get update -q && apt-get install -qy --no-install-recommends $packages" >&2
+}
+
+# What the installed environment depends on: when none of it changed, there is nothing to do.
+setup_stamp() {
+  (cd "$AOF2_TOP" && cat pyproject.toml setup.py native/*.c native/*.h native/build.py && find fs engine native -name __init__.py | sort) | cksum
+}
+
+install_project() {
+  local extras=$1 stamp="$AOF2_VENV/.aof2-$1"
+  if [ -x "$AOF2_VENV/bin/aof2" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$(setup_stamp)" ]; then return 0; fi
+  say "setting up $AOF2_VENV (once; again when the project's dependencies change)"
+  [ -x "$AOF2_VENV/bin/python" ] || "$(find_python)" -m venv "$AOF2_VENV"
+  "$AOF2_VENV/bin/python" -m pip install --quiet --disable-pip-version-check --editable "$AOF2_TOP[$extras]" >&2
+  setup_stamp >"$stamp"
+}
+
+setup() {
+  install_system
+  # Two scripts started together must not set up over each other.
+  exec 9>"$AOF2_TOP/.setup.lock"
+  flock 9
+  install_project "$1"
+  exec 9>&-
+}
