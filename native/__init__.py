@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from aof2.native._native import ffi, lib
 
@@ -149,8 +149,14 @@ def _pointer(ctype: str, column: Column | bytearray) -> Any:
     return ffi.from_buffer(ctype, column)
 
 
-def _empty_column(fmt: str, rows: int) -> memoryview:
-    return memoryview(bytearray(rows * {"H": 2, "I": 4, "Q": 8}[fmt])).cast(fmt)
+_ItemFormat: TypeAlias = Literal["H", "I", "Q"]
+_ITEM_LEN: Final = {"H": 2, "I": 4, "Q": 8}
+_SEGMENT_FORMATS: Final[tuple[_ItemFormat, ...]] = ("Q", "I", "Q", "Q", "Q", "I")
+_MANIFEST_FORMATS: Final[tuple[_ItemFormat, ...]] = ("Q", "H", "H", "I", "Q", "Q", "Q")
+
+
+def _empty_column(fmt: _ItemFormat, rows: int) -> memoryview:
+    return memoryview(bytearray(rows * _ITEM_LEN[fmt])).cast(fmt)
 
 
 # -- segments ----------------------------------------------------------------------------------------------------
@@ -236,7 +242,7 @@ class SegmentScanner:
 
     def _columns(self) -> SegmentRows:
         rows = min(self._rows_max, max(self._end - self.pos, 0) // self._header_len + 1)
-        return SegmentRows(*(_empty_column(fmt, rows) for fmt in "QIQQQI"))
+        return SegmentRows(*(_empty_column(fmt, rows) for fmt in _SEGMENT_FORMATS))
 
     def _step(self, columns: SegmentRows) -> int:
         """One call into C: fills `columns`, returns how many rows it filled."""
@@ -383,7 +389,7 @@ def manifest_scan(
         },
     )
     rows = max(limit - start, 0) // _MANIFEST_RECORD_LEN_MIN + 1
-    columns = ManifestRows(*(_empty_column(fmt, rows) for fmt in "QHHIQQQ"))
+    columns = ManifestRows(*(_empty_column(fmt, rows) for fmt in _MANIFEST_FORMATS))
     with (
         ffi.from_buffer(buf) as view,
         _pointer("uint64_t[]", columns.offset) as offset,
