@@ -83,7 +83,7 @@ class Env:
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self.files = files or Files()
-        self.rng = random.Random(seed)  # noqa: S311: jitter and tests, no secrets
+        self.rng = random.Random(seed)  # noqa: S311 (jitter and tests, no secrets)
         self.now_ms = now_ms or (lambda: time.time_ns() // 1_000_000)
         self.monotonic_s = monotonic_s
 

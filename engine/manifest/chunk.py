@@ -1,0 +1,272 @@
+"""One chunk being written: a preallocated file, mapped, appended to, committed, sealed.
+
+Invariants
+- Bytes past `committed_len` are not in the log. They become so by `commit`: a marker record, then one header write.
+- Space is reserved (posix_fallocate) before the mapping is touched, in 64 KiB steps past the chunk's capacity.
+- `chunk_crc64` is kept as a running value; it equals the crc64 of [header_len, committed_len) at every commit.
+- A chunk is `<index>.mlog.tmp` until its first commit; a `.tmp` is never replayed.
+- After `seal` the file is exactly `committed_len` long, read-only, and only its `uploaded` flag changes.
+
+A crash leaves: a `.tmp` (discarded), or an unsealed chunk whose tail past the last commit is trimmed by `resume`.
+Owner: the log's writer thread.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+from pathlib import Path
+from typing import Final
+
+from aof2 import native
+from aof2.engine.env import Env
+from aof2.engine.errors import ReadOnlyError
+from aof2.engine.manifest.batch import RecordBatch
+from aof2.engine.manifest.format import (
+    CHUNK_HEADER_LEN,
+    COMMIT_PAYLOAD,
+    COMMIT_RECORD_LEN,
+    COMMIT_SCHEMA_ID,
+    GROWTH_STEP,
+    LOG_SEGMENT_ID,
+    RECORD_HEADER,
+    ChunkFlag,
+    ChunkHeader,
+    RecordType,
+    chunk_name,
+)
+
+CRASH_POINTS: Final = (
+    "manifest.create.allocated",
+    "manifest.append.copied",
+    "manifest.commit.marker",
+    "manifest.commit.header",
+    "manifest.commit.synced",
+    "manifest.commit.renamed",
+    "manifest.seal.flagged",
+    "manifest.seal.synced",
+    "manifest.seal.cut",
+    "manifest.resume.cut",
+    "manifest.resume.header",
+)
+
+
+def is_bookkeeping(kind: int, segment_id: int, payload: bytes) -> bool:
+    """Records the log writes about itself: alone they are no reason to rotate, or an idle log would upload for ever."""
+    if segment_id == LOG_SEGMENT_ID or kind == RecordType.SNAPSHOT_MARKER:
+        return True
+    return kind == RecordType.CUSTOM_EVENT and int.from_bytes(payload[:4], "little") == COMMIT_SCHEMA_ID
+
+
+class ActiveChunk:
+    """The chunk at the end of the log. Made by `create` or `resume`, ended by `seal` or `abandon`."""
+
+    def __init__(self, env: Env, directory: Path, fd: int, header: ChunkHeader, *, named: bool) -> None:
+        self.env = env
+        self.directory = directory
+        self.index = header.chunk_index
+        self.base_record = header.base_record
+        self.tail = header.tail_offset
+        self.committed_len = header.committed_len
+        self.crc64 = header.chunk_crc64
+        self.committed_crc64 = header.chunk_crc64
+        self.durable_len = CHUNK_HEADER_LEN
+        self.count = 0
+        self.substantive = 0
+        self.first_record_ms = 0
+        self.last_commit_ms = 0
+        self._fd = fd
+        self._size = os.fstat(fd).st_size
+        self._map = mmap.mmap(fd, self._size)
+        self._span_start = self.tail
+        self._span_crc64 = 0
+        self._named = named
+        self._name_synced = False
+
+    @classmethod
+    def create(cls, env: Env, directory: Path, index: int, base_record: int, capacity: int) -> ActiveChunk:
+        temp = directory / (chunk_name(index) + ".tmp")
+        fd = env.files.create(temp)
+        try:
+            env.files.preallocate(fd, 0, capacity)
+            env.failpoint("manifest.create.allocated")
+            return cls(env, directory, fd, ChunkHeader(index, base_record), named=False)
+        except BaseException:
+            env.files.close(fd)
+            env.files.unlink(temp)
+            raise
+
+    @classmethod
+    def resume(
+        cls, env: Env, directory: Path, header: ChunkHeader, *, count: int, substantive: int, capacity: int, sync: bool
+    ) -> ActiveChunk:
+        """Goes on in an unsealed chunk whose log ends at `header.committed_len`; everything past it is zeroed."""
+        path = directory / chunk_name(header.chunk_index)
+        fd = env.files.open_rw(path)
+        try:
+            env.files.truncate(fd, header.committed_len)
+            env.failpoint("manifest.resume.cut")
+            env.files.preallocate(fd, 0, max(capacity, header.committed_len))
+            env.files.pwrite(fd, header.pack(), 0)
+            env.failpoint("manifest.resume.header")
+            chunk = cls(env, directory, fd, header, named=True)
+        except BaseException:
+            env.files.close(fd)
+            raise
+        chunk.count = count
+        chunk.substantive = substantive
+        chunk.first_record_ms = chunk.last_commit_ms = env.now_ms()
+        if sync:
+            chunk.sync()
+        return chunk
+
+    @property
+    def path(self) -> Path:
+        return self.directory / (chunk_name(self.index) + ("" if self._named else ".tmp"))
+
+    def append(self, batch: RecordBatch) -> None:
+        """Copies the records in. On OSError (no room) nothing has changed."""
+        self._reserve(batch.encoded_len + COMMIT_RECORD_LEN)
+        written, self.crc64 = native.manifest_encode_into(
+            self._map,
+            self.tail,
+            batch.types,
+            batch.segment_ids,
+            batch.logical_offsets,
+            batch.timestamps_ms,
+            batch.payloads,
+            batch.lengths,
+            self.crc64,
+        )
+        self._advance(written, len(batch))
+        self.substantive += self._count_substantive(batch)
+        self.env.failpoint("manifest.append.copied")
+
+    def append_one(self, kind: int, segment_id: int, logical_offset: int, timestamp_ms: int, payload: bytes) -> None:
+        """The same bytes as `append` of a batch of one, without the cost of its columns."""
+        self._reserve(RECORD_HEADER.size + len(payload) + COMMIT_RECORD_LEN)
+        self._put(kind, segment_id, logical_offset, timestamp_ms, payload)
+        if not is_bookkeeping(kind, segment_id, payload):
+            self.substantive += 1
+        self.env.failpoint("manifest.append.copied")
+
+    def commit(self, now_ms: int) -> bool:
+        """Makes what was appended part of the log (not yet durable). False when there was nothing to commit."""
+        if self.tail == self.committed_len:
+            return False
+        span_crc64 = self._span_crc()
+        marker = COMMIT_PAYLOAD.pack(COMMIT_SCHEMA_ID, 24, self._span_start, span_crc64, self.durable_len)
+        # Its ordinal as logical_offset lets a reader check the header's base_record.
+        self._put(RecordType.CUSTOM_EVENT, LOG_SEGMENT_ID, self.base_record + self.count, now_ms, marker)
+        self.env.failpoint("manifest.commit.marker")
+        self._span_start = self.committed_len = self.tail
+        self.committed_crc64 = self.crc64
+        self.last_commit_ms = now_ms
+        self._write_header()
+        self.env.failpoint("manifest.commit.header")
+        return True
+
+    def publish(self) -> None:
+        """The first commit gives the chunk its name. Without a sync first, a power loss may leave it empty: trimmed."""
+        if not self._named:
+            self.env.files.rename(self.path, self.directory / chunk_name(self.index))
+            self._named = True
+            self.env.failpoint("manifest.commit.renamed")
+
+    def sync(self) -> None:
+        """Everything committed is durable when this returns: bytes, then name."""
+        if self.durable_len != self.committed_len:
+            self.env.files.fsync(self._fd)
+            self.durable_len = self.committed_len
+            self.env.failpoint("manifest.commit.synced")
+        self.publish()
+        if not self._name_synced:
+            self.env.files.fsync_dir(self.directory)
+            self._name_synced = True
+
+    def seal(self, *, sync: bool) -> ChunkHeader:
+        """Ends the chunk: flag, fsync, cut to committed_len, read-only. The caller has committed."""
+        if self.tail != self.committed_len:
+            raise ReadOnlyError(f"chunk {self.index} has uncommitted records: commit before sealing")
+        self.publish()
+        self._write_header(int(ChunkFlag.SEALED))
+        self.env.failpoint("manifest.seal.flagged")
+        if sync:
+            self.env.files.fsync(self._fd)
+            self.sync()
+        self.env.failpoint("manifest.seal.synced")
+        self._map.close()
+        self.env.files.truncate(self._fd, self.committed_len)
+        os.fchmod(self._fd, 0o400)
+        self.env.failpoint("manifest.seal.cut")
+        self.env.files.close(self._fd)
+        return self._header(int(ChunkFlag.SEALED))
+
+    def abandon(self) -> None:
+        """Lets go of the file as it is: at close, or after a failed fsync. An unnamed chunk is removed."""
+        if not self._map.closed:
+            self._map.close()
+            self.env.files.close(self._fd)
+            if not self._named:
+                self.env.files.unlink(self.path)
+
+    def _header(self, flags: int = 0) -> ChunkHeader:
+        return ChunkHeader(self.index, self.base_record, self.tail, self.committed_len, self.committed_crc64, flags)
+
+    def _write_header(self, flags: int = 0) -> None:
+        # One pwrite inside one sector: a reader that takes the lock sees the old header or the new one.
+        fcntl.flock(self._fd, fcntl.LOCK_EX)
+        try:
+            self.env.files.pwrite(self._fd, self._header(flags).pack(), 0)
+        finally:
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+    def _put(self, kind: int, segment_id: int, logical_offset: int, timestamp_ms: int, payload: bytes) -> None:
+        header = RECORD_HEADER.pack(
+            kind, 0, len(payload), segment_id, logical_offset, timestamp_ms, native.crc64(payload)
+        )
+        record = header + payload
+        self._map[self.tail : self.tail + len(record)] = record
+        self.crc64 = native.crc64(record, self.crc64)
+        self._advance(len(record), 1)
+
+    def _advance(self, length: int, records: int) -> None:
+        if not self.first_record_ms:
+            self.first_record_ms = self.env.now_ms()
+        self.tail += length
+        self.count += records
+
+    def _span_crc(self) -> int:
+        with memoryview(self._map) as view, view[self._span_start : self.tail] as span:
+            return native.crc64(span)
+
+    def _reserve(self, length: int) -> None:
+        need = self.tail + length
+        if need <= self._size:
+            return
+        size = -(-need // GROWTH_STEP) * GROWTH_STEP
+        self.env.files.preallocate(self._fd, self._size, size - self._size)
+        self._map.resize(size)
+        self._size = size
+
+    @staticmethod
+    def _count_substantive(batch: RecordBatch) -> int:
+        # Two C-speed look-ups decide for nearly every batch; commit markers never come in one.
+        if RecordType.SNAPSHOT_MARKER not in batch.types and LOG_SEGMENT_ID not in batch.segment_ids:
+            return len(batch)
+        rows = zip(batch.types, batch.segment_ids, strict=True)
+        return sum(not is_bookkeeping(kind, segment_id, b"") for kind, segment_id in rows)
+
+
+def mark_uploaded(env: Env, path: Path, *, sync: bool = True) -> None:
+    """Sets the `uploaded` flag of a sealed chunk. The checksum does not cover the header, so the bytes stay valid."""
+    fd = env.files.open_rw(path)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        flags = int.from_bytes(os.pread(fd, 8, 56), "little") | ChunkFlag.UPLOADED
+        env.files.pwrite(fd, int(flags).to_bytes(8, "little"), 56)
+        if sync:
+            env.files.fsync(fd)
+    finally:
+        env.files.close(fd)

@@ -1,0 +1,295 @@
+"""ManifestIndex: the records folded into the state of each segment.
+
+The fold is deterministic and total: any sequence of records of known types gives a state, the same one every time, so
+replay(log) = replay(snapshot + tail). A record that concerns a segment not opened yet (an upload whose SegmentOpened is
+in a chunk still to come) makes an entry with `opened` False; those are the reconciliation queue, and SegmentOpened
+takes them out of it with what they already learned.
+
+Owner: the thread that replays or writes the log. Memory only; a crash leaves nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from enum import IntEnum, IntFlag
+from typing import Final
+
+import msgspec
+
+from aof2.engine.manifest import payloads as p
+from aof2.engine.manifest.batch import EVENT_SCHEMA_MIN, Event, EventAssembler
+from aof2.engine.manifest.format import (
+    CHUNK_HEADER_LEN,
+    LOG_SEGMENT_ID,
+    TYPE_COUNT,
+    LogPosition,
+    ManifestIntegrityError,
+    ReasonCode,
+)
+from aof2.engine.manifest.reader import Chunk
+
+
+class Residency(IntFlag):
+    """Which tiers hold the segment. Written to disk in snapshots. Never renumber."""
+
+    TIER0 = 1
+    TIER1 = 2
+    TIER2 = 4
+
+
+class Progress(IntEnum):
+    """Of a compression, an upload or a hydration. Written to disk in snapshots. Never renumber."""
+
+    NONE = 0
+    STARTED = 1
+    DONE = 2
+    FAILED = 3
+
+
+class ManifestEntry(msgspec.Struct, gc=False):
+    """What the log says about one segment."""
+
+    opened: bool = False
+    sealed: bool = False
+    flush_failure: bool = False
+    needs_repair: bool = False
+    residency: int = 0
+    compression: int = 0
+    upload: int = 0
+    hydration: int = 0
+    base_offset: int = 0
+    epoch: int = 0
+    durable_bytes: int = 0
+    segment_crc64: int = 0
+    ext_id: int = 0
+    coordinator_watermark: int = 0
+    job_id: int = 0
+    compressed_bytes: int = 0
+    dictionary_id: int = 0
+    source_tier: int = 0
+    resident_bytes: int = 0
+    reclaimed_bytes: int = 0
+    reason_code: int = 0
+    last_ms: int = 0
+    key: str = ""
+    etag: str = ""
+
+
+EventHandler = Callable[[Event, LogPosition], None]
+
+
+class ManifestIndex:
+    """State per segment, pending remote work, and the log's own objects. `apply_chunk` is the fast way in."""
+
+    def __init__(self) -> None:
+        self.entries: dict[int, ManifestEntry] = {}
+        # (segment, key) → last reason code, or -1 when the attempt has not failed
+        self.pending_uploads: dict[tuple[int, str], int] = {}
+        self.pending_deletes: set[tuple[int, str]] = set()
+        # key → etag of the log's own chunks, bundles and snapshots on the remote
+        self.log_objects: dict[str, str] = {}
+        self.snapshot: tuple[int, int, int] | None = None
+        self.position = LogPosition(0, CHUNK_HEADER_LEN, 0)
+        self.unknown_types: dict[int, int] = {}
+        self.unknown_flags: dict[int, int] = {}
+        self.on_event: EventHandler | None = None
+        self._events = EventAssembler()
+
+    @property
+    def reconciliation(self) -> list[int]:
+        """Segments that records speak of though they were never opened."""
+        return [segment_id for segment_id, entry in self.entries.items() if not entry.opened]
+
+    @property
+    def needs_repair(self) -> list[int]:
+        return [segment_id for segment_id, entry in self.entries.items() if entry.needs_repair]
+
+    @property
+    def incomplete_events(self) -> int:
+        return self._events.incomplete
+
+    def apply_chunk(self, chunk: Chunk, from_offset: int = CHUNK_HEADER_LEN) -> None:
+        """Folds a verified chunk in, from a record boundary on."""
+        first = chunk._row_at(from_offset)
+        data = bytes(chunk.data)
+        handlers, unpackers = _HANDLERS, p.DECODERS
+        offset = kind = segment_id = 0
+        try:
+            for offset, kind, flags, length, segment_id, logical, stamp in zip(
+                *(column[first:].tolist() for column in chunk.rows), strict=True
+            ):
+                if kind >= TYPE_COUNT:
+                    self._count_unknown(kind, flags)
+                    continue
+                payload = unpackers[kind](data[offset + 40 : offset + 40 + length])
+                self._at = (chunk.index, offset, logical)
+                handlers[kind](self, segment_id, payload, stamp)
+        except ManifestIntegrityError as e:
+            raise ManifestIntegrityError(
+                e.what, path=chunk.path, chunk_index=chunk.index, segment_id=segment_id, offset=offset
+            ) from None
+        self.position = chunk.end_position
+
+    def apply(self, kind: int, segment_id: int, logical_offset: int, timestamp_ms: int, payload: bytes) -> None:
+        """Folds one record that was just written; the caller keeps `position`."""
+        if kind >= TYPE_COUNT:
+            self._count_unknown(kind, 0)
+            return
+        self._at = (self.position.chunk_index, self.position.chunk_offset, logical_offset)
+        _HANDLERS[kind](self, segment_id, p.decode(kind, payload), timestamp_ms)
+
+    def sorted_entries(self) -> Iterator[tuple[int, ManifestEntry]]:
+        yield from sorted(self.entries.items())
+
+    def same_state(self, other: ManifestIndex) -> bool:
+        """Whether both came to the same conclusions (diagnostics, such as unknown types met, aside)."""
+        return self._state() == other._state()
+
+    def _state(self) -> tuple[object, ...]:
+        return (self.entries, self.pending_uploads, self.pending_deletes, self.log_objects, self.snapshot)
+
+    _at: tuple[int, int, int] = (0, 0, 0)
+
+    def _count_unknown(self, kind: int, flags: int) -> None:
+        self.unknown_types[kind] = self.unknown_types.get(kind, 0) + 1
+        self.unknown_flags[kind] = self.unknown_flags.get(kind, 0) | flags
+
+    def _entry(self, segment_id: int, stamp: int) -> ManifestEntry:
+        entry = self.entries.get(segment_id)
+        if entry is None:
+            entry = self.entries[segment_id] = ManifestEntry()
+        entry.last_ms = stamp
+        return entry
+
+    def _segment_opened(self, segment_id: int, r: p.SegmentOpened, stamp: int) -> None:
+        entry = self._entry(segment_id, stamp)
+        if entry.opened and r.epoch > entry.epoch:
+            # A new life of the same segment: what an older epoch left on the remote stays known until deleted.
+            entry = self.entries[segment_id] = ManifestEntry(key=entry.key, etag=entry.etag, last_ms=stamp)
+        entry.opened = True
+        entry.base_offset = r.base_offset
+        entry.epoch = r.epoch
+        entry.residency |= Residency.TIER0
+
+    def _seal_segment(self, segment_id: int, r: p.SealSegment, stamp: int) -> None:
+        entry = self._entry(segment_id, stamp)
+        entry.sealed = True
+        entry.durable_bytes = entry.resident_bytes = r.durable_bytes
+        entry.segment_crc64 = r.segment_crc64
+        if r.ext_id is not None:
+            entry.ext_id = r.ext_id
+            entry.coordinator_watermark = r.coordinator_watermark
+            entry.flush_failure = bool(r.flush_failure)
+
+    def _compression_started(self, segment_id: int, r: p.CompressionStarted, stamp: int) -> None:
+        entry = self._entry(segment_id, stamp)
+        entry.compression = Progress.STARTED
+        entry.job_id = r.job_id
+
+    def _compression_done(self, segment_id: int, r: p.CompressionDone, stamp: int) -> None:
+        entry = self._entry(segment_id, stamp)
+        entry.compression = Progress.DONE
+        entry.compressed_bytes = r.compressed_bytes
+        entry.dictionary_id = r.dictionary_id
+        entry.residency |= Residency.TIER1
+
+    def _compression_failed(self, segment_id: int, r: p.CompressionFailed, stamp: int) -> None:
+        entry = self._entry(segment_id, stamp)
+        entry.compression = Progress.FAILED
+        entry.reason_code = r.reason_code
+
+    def _upload_started(self, segment_id: int, r: p.UploadStarted, stamp: int) -> None:
+        self.pending_uploads[segment_id, r.key] = -1
+        if segment_id != LOG_SEGMENT_ID:
+            self._entry(segment_id, stamp).upload = Progress.STARTED
+
+    def _upload_done(self, segment_id: int, r: p.UploadDone, stamp: int) -> None:
+        self.pending_uploads.pop((segment_id, r.key), None)
+        if segment_id == LOG_SEGMENT_ID:
+            self.log_objects[r.key] = r.etag
+            return
+        entry = self._entry(segment_id, stamp)
+        entry.upload = Progress.DONE
+        entry.key = r.key
+        entry.etag = r.etag
+        entry.residency |= Residency.TIER2
+        entry.needs_repair = False
+
+    def _upload_failed(self, segment_id: int, r: p.UploadFailed, stamp: int) -> None:
+        # Still pending: a failed upload is work to resume, with the reason it stopped for.
+        self.pending_uploads[segment_id, r.key] = r.reason_code
+        if segment_id != LOG_SEGMENT_ID:
+            entry = self._entry(segment_id, stamp)
+            entry.upload = Progress.FAILED
+            entry.reason_code = r.reason_code
+
+    def _delete_queued(self, segment_id: int, r: p.Tier2DeleteQueued, stamp: int) -> None:
+        self.pending_deletes.add((segment_id, r.key))
+        if segment_id != LOG_SEGMENT_ID:
+            self._entry(segment_id, stamp)
+
+    def _deleted(self, segment_id: int, r: p.Tier2Deleted, stamp: int) -> None:
+        self.pending_deletes.discard((segment_id, r.key))
+        if segment_id == LOG_SEGMENT_ID:
+            self.log_objects.pop(r.key, None)
+            return
+        entry = self._entry(segment_id, stamp)
+        if entry.key == r.key:
+            entry.key = entry.etag = ""
+            entry.upload = Progress.NONE
+            entry.residency &= ~Residency.TIER2
+
+    def _hydration_started(self, segment_id: int, r: p.HydrationStarted, stamp: int) -> None:
+        entry = self._entry(segment_id, stamp)
+        entry.hydration = Progress.STARTED
+        entry.source_tier = r.source_tier
+
+    def _hydration_done(self, segment_id: int, r: p.HydrationDone, stamp: int) -> None:
+        entry = self._entry(segment_id, stamp)
+        entry.hydration = Progress.DONE
+        entry.resident_bytes = r.resident_bytes
+        entry.residency |= Residency.TIER0
+        entry.needs_repair = False
+
+    def _hydration_failed(self, segment_id: int, r: p.HydrationFailed, stamp: int) -> None:
+        entry = self._entry(segment_id, stamp)
+        entry.hydration = Progress.FAILED
+        entry.reason_code = r.reason_code
+        if r.reason_code == ReasonCode.OBJECT_MISSING:
+            entry.needs_repair = True
+
+    def _local_evicted(self, segment_id: int, r: p.LocalEvicted, stamp: int) -> None:
+        entry = self._entry(segment_id, stamp)
+        entry.residency &= ~Residency.TIER0
+        entry.reclaimed_bytes = (entry.reclaimed_bytes + r.reclaimed_bytes) & 0xFFFF_FFFF_FFFF_FFFF
+        entry.resident_bytes = 0
+
+    def _snapshot_marker(self, _segment_id: int, r: p.SnapshotMarker, _stamp: int) -> None:
+        self.snapshot = (r.snapshot_id, r.chunk_index, r.chunk_offset)
+
+    def _custom_event(self, _segment_id: int, r: p.CustomEvent, _stamp: int) -> None:
+        if r.schema_id < EVENT_SCHEMA_MIN:
+            return
+        event = self._events.feed(r.schema_id, r.blob)
+        if event is not None and self.on_event is not None:
+            self.on_event(event, LogPosition(self._at[0], self._at[1], 0))
+
+
+_HANDLERS: Final[tuple[Callable[..., None], ...]] = (
+    ManifestIndex._segment_opened,
+    ManifestIndex._seal_segment,
+    ManifestIndex._compression_started,
+    ManifestIndex._compression_done,
+    ManifestIndex._compression_failed,
+    ManifestIndex._upload_started,
+    ManifestIndex._upload_done,
+    ManifestIndex._upload_failed,
+    ManifestIndex._delete_queued,
+    ManifestIndex._deleted,
+    ManifestIndex._hydration_started,
+    ManifestIndex._hydration_done,
+    ManifestIndex._hydration_failed,
+    ManifestIndex._local_evicted,
+    ManifestIndex._snapshot_marker,
+    ManifestIndex._custom_event,
+)

@@ -1,0 +1,329 @@
+"""Reading the log back: chunk checksum first, then each payload's, then the record.
+
+Nothing is yielded from a chunk before the whole of it has been checked. A sealed chunk is right or it is damaged. The
+last, unsealed chunk may end in a torn commit: it is read up to `committed_len` when its checksum holds, else up to the
+last commit marker whose span does. Synced bytes are never given up that way: where a later marker says that more than
+this had been synced, the chunk is damaged, not torn.
+
+A `Stream` is a folder of chunks, bundles and snapshots; it is opened read-only and takes no lock beyond the one around
+the header, so `manifest inspect` can look at a log that is being written.
+
+Owner: stateless. A crash leaves nothing.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from aof2 import native
+from aof2.engine.errors import UnsupportedError
+from aof2.engine.manifest import payloads
+from aof2.engine.manifest.format import (
+    BUNDLE_NAME,
+    CAPACITY_MAX,
+    CHUNK_HEADER_LEN,
+    CHUNK_NAME,
+    TYPE_COUNT,
+    ChunkHeader,
+    LogPosition,
+    ManifestGapError,
+    ManifestIntegrityError,
+    RecordType,
+    unpack_chunk_header,
+)
+
+_ZERO_HEADER: Final = bytes(CHUNK_HEADER_LEN)
+# A chunk grows past its capacity only by what one commit holds; far beyond that it is not one of ours.
+CHUNK_LEN_MAX: Final = CAPACITY_MAX + (256 << 20)
+
+
+class Record(NamedTuple):
+    """One verified record. `payload` is as stored, padding included; `decoded` gives it typed."""
+
+    chunk_index: int
+    chunk_offset: int
+    ordinal: int
+    type_id: int
+    flags: int
+    segment_id: int
+    logical_offset: int
+    timestamp_ms: int
+    payload: bytes
+
+    @property
+    def known(self) -> bool:
+        return self.type_id < TYPE_COUNT
+
+    @property
+    def type(self) -> str:
+        return RecordType(self.type_id).label if self.known else f"Unknown{self.type_id}"
+
+    def decoded(self) -> payloads.Payload:
+        try:
+            return payloads.decode(self.type_id, self.payload)
+        except ManifestIntegrityError as e:
+            raise ManifestIntegrityError(
+                e.what, chunk_index=self.chunk_index, segment_id=self.segment_id, offset=self.chunk_offset
+            ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A chunk whose every byte up to `end` is verified. `trimmed` counts the bytes of a torn commit after it."""
+
+    path: str
+    header: ChunkHeader
+    data: bytes | memoryview
+    rows: native.ManifestRows
+    count: int
+    end: int
+    crc64: int
+    trimmed: int
+
+    @property
+    def index(self) -> int:
+        return self.header.chunk_index
+
+    @property
+    def end_position(self) -> LogPosition:
+        return LogPosition(self.index, self.end, self.header.base_record + self.count)
+
+    def records(self, from_offset: int = CHUNK_HEADER_LEN) -> Iterator[Record]:
+        """Records that start at or after `from_offset`, which must be where one starts (or the end)."""
+        first = self._row_at(from_offset)
+        rows = zip(*(column[first:] for column in self.rows), strict=True)
+        base = self.header.base_record + first
+        for i, (offset, kind, flags, length, segment_id, logical, stamp) in enumerate(rows):
+            payload = bytes(self.data[offset + 40 : offset + 40 + length])
+            yield Record(self.index, offset, base + i, kind, flags, segment_id, logical, stamp, payload)
+
+    def _row_at(self, offset: int) -> int:
+        if offset == self.end:
+            return self.count
+        low, high = 0, self.count
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (middle + 1, high) if self.rows.offset[middle] < offset else (low, middle)
+        if low == self.count or self.rows.offset[low] != offset:
+            raise ManifestIntegrityError("no record starts here", path=self.path, chunk_index=self.index, offset=offset)
+        return low
+
+
+def parse_chunk(
+    data: bytes | memoryview, *, path: str = "", last: bool, expect_index: int | None = None
+) -> Chunk | None:
+    """Verifies one chunk. `last`: it may be unsealed and torn; None then means that it holds no commit at all."""
+    if last and len(data) >= CHUNK_HEADER_LEN and bytes(data[:CHUNK_HEADER_LEN]) == _ZERO_HEADER:
+        return None
+    if last and len(data) < CHUNK_HEADER_LEN:
+        return None
+    header = unpack_chunk_header(data, path=path)
+    if expect_index is not None and header.chunk_index != expect_index:
+        raise ManifestIntegrityError(
+            f"its header says chunk {header.chunk_index}", path=path, chunk_index=expect_index, offset=16
+        )
+    chunk = _parse_committed(data, header, path)
+    if isinstance(chunk, Chunk):
+        return chunk
+    if header.sealed or not last:
+        raise _damage(data, header, path, chunk)
+    return _parse_torn(data, header, path)
+
+
+def _parse_committed(data: bytes | memoryview, header: ChunkHeader, path: str) -> Chunk | native.ManifestScan:
+    """The chunk as its header describes it, or the scan that shows that it is not like that."""
+    end = header.committed_len
+    scan = native.manifest_scan(data, CHUNK_HEADER_LEN, min(end, len(data)) if end >= CHUNK_HEADER_LEN else 64)
+    whole = CHUNK_HEADER_LEN <= end <= len(data) and header.tail_offset >= end
+    if not whole or scan.outcome != native.Outcome.CLEAN or scan.crc64 != header.chunk_crc64:
+        return scan
+    return _checked(data, header, path, scan, end, len(data) - end)
+
+
+def _parse_torn(data: bytes | memoryview, header: ChunkHeader, path: str) -> Chunk | None:
+    """An unsealed chunk whose header and bytes did not land together: keep up to the last valid marker."""
+    scan = native.manifest_scan(data, CHUNK_HEADER_LEN)
+    keep = scan.marker_end
+    durable = max(scan.durable_len, native.manifest_probe_durable(data, scan.pos & ~7))
+    if durable > keep:
+        raise ManifestIntegrityError(
+            f"damaged below byte {durable}, which had been synced",
+            path=path,
+            chunk_index=header.chunk_index,
+            offset=scan.pos,
+        )
+    if scan.marker_count == 0:
+        return None
+    rows = native.ManifestRows(*(column[: scan.marker_count] for column in scan.rows))
+    header = header._replace(tail_offset=keep, committed_len=keep, chunk_crc64=scan.marker_crc64)
+    return _checked(data, header, path, scan, keep, len(data) - keep, rows)
+
+
+def _checked(
+    data: bytes | memoryview,
+    header: ChunkHeader,
+    path: str,
+    scan: native.ManifestScan,
+    end: int,
+    trimmed: int,
+    rows: native.ManifestRows | None = None,
+) -> Chunk:
+    rows = rows or scan.rows
+    count = len(rows.offset)
+    if any(rows.flags):
+        _check_flags(rows, path)
+    # The last marker knows its ordinal, so a header that lies about base_record is found out.
+    if scan.marker_count == count > 0 and rows.logical_offset[-1] != header.base_record + count - 1:
+        what = f"base_record {header.base_record} disagrees with its last commit marker"
+        raise ManifestIntegrityError(what, path=path, chunk_index=header.chunk_index, offset=24)
+    if header.uploaded and not header.sealed:
+        raise ManifestIntegrityError("uploaded but not sealed", path=path, chunk_index=header.chunk_index, offset=56)
+    return Chunk(path, header, data, rows, count, end, header.chunk_crc64, trimmed)
+
+
+def _check_flags(rows: native.ManifestRows, path: str) -> None:
+    for kind, flags in zip(rows.type, rows.flags, strict=True):
+        if flags and kind < TYPE_COUNT:
+            raise UnsupportedError(f"{RecordType(kind).label} record with flags {flags:#x}", path=path)
+
+
+def _damage(
+    data: bytes | memoryview, header: ChunkHeader, path: str, scan: native.ManifestScan
+) -> ManifestIntegrityError:
+    def error(what: str, offset: int, segment_id: int | None = None) -> ManifestIntegrityError:
+        return ManifestIntegrityError(
+            what, path=path, chunk_index=header.chunk_index, segment_id=segment_id, offset=offset
+        )
+
+    end = header.committed_len
+    if not CHUNK_HEADER_LEN <= end <= len(data) or header.tail_offset < end:
+        return error(f"committed_len {end} does not fit a file of {len(data)} bytes", 40)
+    if scan.outcome == native.Outcome.CLEAN:
+        return error(f"its checksum {scan.crc64:#018x} is not the recorded {header.chunk_crc64:#018x}", 48)
+    segment_id = int.from_bytes(data[scan.pos + 8 : scan.pos + 16], "little") if scan.pos + 16 <= len(data) else None
+    return error(f"record damaged ({scan.fault.name.lower().replace('_', ' ')})", scan.pos, segment_id)
+
+
+def read_file(path: Path, *, size_max: int = CHUNK_LEN_MAX) -> bytes:
+    """The whole file, read (not mapped: a writer may cut it) under the lock that header updates take."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        size = os.fstat(fd).st_size
+        if size > size_max:
+            raise ManifestIntegrityError(f"{size} bytes are more than a chunk can have", path=str(path))
+        fcntl.flock(fd, fcntl.LOCK_SH)
+        with open(fd, "rb", closefd=False) as f:
+            return f.read()
+    finally:
+        os.close(fd)
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkFile:
+    """Where one chunk is: a file of its own, or a part of a bundle."""
+
+    index: int
+    path: Path
+    start: int = 0
+    length: int | None = None
+
+    def read(self) -> bytes:
+        data = read_file(self.path, size_max=1 << 62 if self.length is not None else CHUNK_LEN_MAX)
+        return data if self.length is None else data[self.start : self.start + self.length]
+
+
+def split_bundle(data: bytes | memoryview, *, path: str = "") -> Iterator[tuple[int, int, ChunkHeader]]:
+    """(start, length, header) of each chunk in a bundle. A bundle holds whole sealed chunks and nothing else."""
+    pos = 0
+    while pos < len(data):
+        header = unpack_chunk_header(memoryview(data)[pos : pos + CHUNK_HEADER_LEN], path=path)
+        length = header.committed_len
+        if not header.sealed or length < CHUNK_HEADER_LEN or pos + length > len(data):
+            raise ManifestIntegrityError(
+                "a bundle holds whole sealed chunks only", path=path, chunk_index=header.chunk_index, offset=pos
+            )
+        yield pos, length, header
+        pos += length
+
+
+class Stream:
+    """The chunks of one folder in order. Indexes may start anywhere but have no holes."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.chunks = self._list()
+
+    def _list(self) -> list[ChunkFile]:
+        found: dict[int, ChunkFile] = {}
+        bundled: dict[int, ChunkFile] = {}
+        for name in sorted(os.listdir(self.directory)):  # noqa: PTH208
+            path = self.directory / name
+            if match := CHUNK_NAME.fullmatch(name):
+                found[int(match[1])] = ChunkFile(int(match[1]), path)
+            elif match := BUNDLE_NAME.fullmatch(name):
+                for chunk in _bundle_chunks(path, int(match[1]), int(match[2])):
+                    if chunk.index in bundled:
+                        raise ManifestIntegrityError(
+                            f"also in {bundled[chunk.index].path.name}", path=str(path), chunk_index=chunk.index
+                        )
+                    bundled[chunk.index] = chunk
+        # A chunk file and its copy in a bundle are the same bytes; the file is cheaper to read.
+        return [(bundled | found)[index] for index in sorted(bundled | found)]
+
+    def read(self, position: LogPosition | None = None) -> Iterator[Chunk]:
+        """Verified chunks from the one at `position` on. Raises at the first that is damaged or missing."""
+        wanted = [c for c in self.chunks if position is None or c.index >= position.chunk_index]
+        if position is not None and (not wanted or wanted[0].index != position.chunk_index):
+            self._explain_missing(position)
+        expected: tuple[int, int] | None = None
+        for i, where in enumerate(wanted):
+            if expected and where.index != expected[0]:
+                raise ManifestGapError("chunk is missing", path=str(self.directory), chunk_index=expected[0])
+            last = i == len(wanted) - 1
+            chunk = parse_chunk(where.read(), path=str(where.path), last=last, expect_index=where.index)
+            if chunk is None:
+                return
+            if expected and chunk.header.base_record != expected[1]:
+                raise ManifestIntegrityError(
+                    f"starts at record {chunk.header.base_record}, the one before ends at {expected[1]}",
+                    path=str(where.path),
+                    chunk_index=where.index,
+                    offset=24,
+                )
+            yield chunk
+            expected = (where.index + 1, chunk.end_position.ordinal)
+
+    def _explain_missing(self, position: LogPosition) -> None:
+        """A position at the start of a chunk that nothing was written to yet is the log's end; else there is a hole."""
+        after_end = not self.chunks or self.chunks[-1].index < position.chunk_index
+        if not after_end or position.chunk_offset > CHUNK_HEADER_LEN:
+            raise ManifestGapError("chunk is missing", path=str(self.directory), chunk_index=position.chunk_index)
+
+    def records(self, position: LogPosition | None = None) -> Iterator[Record]:
+        for chunk in self.read(position):
+            at_start = position is not None and chunk.index == position.chunk_index
+            yield from chunk.records(position.chunk_offset if position and at_start else CHUNK_HEADER_LEN)
+
+
+def _bundle_chunks(path: Path, first: int, last: int) -> Iterator[ChunkFile]:
+    data = read_file(path, size_max=1 << 62)
+    index = first
+    for start, length, header in split_bundle(data, path=str(path)):
+        if header.chunk_index != index:
+            raise ManifestIntegrityError(
+                f"holds chunk {header.chunk_index} where {index} belongs",
+                path=str(path),
+                chunk_index=index,
+                offset=start,
+            )
+        yield ChunkFile(index, path, start, length)
+        index += 1
+    if index != last + 1:
+        raise ManifestIntegrityError(
+            f"ends before chunk {last}, which its name promises", path=str(path), chunk_index=index, offset=len(data)
+        )

@@ -1,0 +1,98 @@
+"""Start-up of one stream: the newest usable snapshot, then the log's tail; and the snapshots that keep that short.
+
+`replay` tries snapshots newest first. One that is damaged or from the future is a warning and a longer replay, as long
+as the chunks before it are still here; damage in the log itself is an error, with chunk, segment and offset.
+
+Owner: the log's writer thread. A crash leaves what `snapshot` says.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+from aof2.engine.env import Env
+from aof2.engine.errors import CorruptError, UnsupportedError
+from aof2.engine.manifest.format import (
+    CHUNK_HEADER_LEN,
+    LOG_SEGMENT_ID,
+    LogPosition,
+    ManifestGapError,
+    ManifestIntegrityError,
+)
+from aof2.engine.manifest.index import EventHandler, ManifestIndex
+from aof2.engine.manifest.payloads import SnapshotMarker
+from aof2.engine.manifest.quarantine import quarantine
+from aof2.engine.manifest.reader import Stream
+from aof2.engine.manifest.snapshot import Snapshot, encode_snapshot, list_snapshots, load_snapshot, store_snapshot
+from aof2.engine.manifest.writer import ManifestLogWriter
+
+log = logging.getLogger(__name__)
+
+CRASH_POINTS: Final = ("manifest.snapshot.stored", "manifest.snapshot.marked")
+
+SectionHandler = Callable[[dict[str, bytes]], None]
+
+
+def replay(
+    directory: Path, *, on_event: EventHandler | None = None, on_sections: SectionHandler | None = None
+) -> ManifestIndex:
+    """The state of the stream. `on_sections` gets the engine's part of the snapshot before any event of the tail."""
+    snapshot = newest_snapshot(directory)
+    index = snapshot.index if snapshot else ManifestIndex()
+    if snapshot and on_sections:
+        on_sections(snapshot.sections)
+    index.on_event = on_event
+    start = snapshot.position if snapshot else None
+    for chunk in Stream(directory).read(start):
+        if start is None and chunk.header.base_record != index.position.ordinal:
+            raise ManifestGapError(
+                f"the log starts at record {chunk.header.base_record} and no snapshot covers what came before",
+                path=str(directory),
+                chunk_index=chunk.index - 1,
+            )
+        at_start = start is not None and chunk.index == start.chunk_index
+        index.apply_chunk(chunk, start.chunk_offset if start and at_start else CHUNK_HEADER_LEN)
+        start = start or LogPosition(chunk.index, CHUNK_HEADER_LEN, chunk.header.base_record)
+    return index
+
+
+def replay_or_quarantine(
+    env: Env, directory: Path, *, on_event: EventHandler | None = None, on_sections: SectionHandler | None = None
+) -> ManifestIndex:
+    """`replay`, and where the log is damaged the stream is set aside before the error goes on."""
+    try:
+        return replay(directory, on_event=on_event, on_sections=on_sections)
+    except ManifestIntegrityError as e:
+        quarantine(env, directory, e)
+        raise
+
+
+def newest_snapshot(directory: Path) -> Snapshot | None:
+    for snapshot_id in reversed(list_snapshots(directory)):
+        try:
+            return load_snapshot(directory, snapshot_id)
+        except (CorruptError, UnsupportedError) as e:
+            log.warning("snapshot passed over", extra={"snapshot_id": snapshot_id, "error": str(e)})
+    return None
+
+
+def take_snapshot(
+    writer: ManifestLogWriter, index: ManifestIndex, *, sections: Mapping[str, bytes] | None = None
+) -> Snapshot:
+    """Commits and syncs the log, stores `index` (which must be the state there), and marks it in the log."""
+    env, directory = writer.env, writer.directory
+    position = writer.commit()
+    existing = list_snapshots(directory)
+    snapshot_id = existing[-1] + 1 if existing else 1
+    created_ms = env.now_ms()
+    data = encode_snapshot(index, snapshot_id=snapshot_id, position=position, created_ms=created_ms, sections=sections)
+    store_snapshot(env, directory, data, snapshot_id)
+    env.failpoint("manifest.snapshot.stored")
+    marker = SnapshotMarker(position.chunk_index, position.chunk_offset, snapshot_id)
+    writer.append(marker, segment_id=LOG_SEGMENT_ID, logical_offset=position.ordinal)
+    writer.commit()
+    env.failpoint("manifest.snapshot.marked")
+    return Snapshot(snapshot_id, position, created_ms, index, dict(sections or {}))

@@ -1,0 +1,113 @@
+"""The shadow: the same state kept as plain JSON, so that the log can be compared with something simpler than itself.
+
+While the log is being introduced the JSON is the state that counts and the log is written beside it; `divergence` says
+on how many segments the two disagree (the gauge `manifest_shadow_divergence`; 0 is the condition for switching over).
+The fold here is deliberately independent of ManifestIndex: dictionaries and names, no shared code.
+
+Owner: the log's writer thread, as the writer's `observer`. `save` replaces the file atomically; a crash leaves the
+last saved state.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from aof2.engine.env import Env
+from aof2.engine.errors import CorruptError
+from aof2.engine.manifest import payloads as p
+from aof2.engine.manifest.format import LOG_SEGMENT_ID, TYPE_COUNT
+from aof2.engine.manifest.index import ManifestEntry, ManifestIndex, Progress, Residency
+
+NAME: Final = "shadow.json"
+
+
+class ShadowState:
+    """Segment id → the fields the JSON manifest has always had."""
+
+    def __init__(self) -> None:
+        self.segments: dict[str, dict[str, Any]] = {}
+
+    def observe(self, kind: int, segment_id: int, logical_offset: int, timestamp_ms: int, payload: bytes) -> None:
+        """One record, as the writer appends it."""
+        if kind >= TYPE_COUNT or segment_id == LOG_SEGMENT_ID:
+            return
+        record = p.decode(kind, payload)
+        if isinstance(record, p.SnapshotMarker | p.CustomEvent):
+            return
+        self._fold(self.segments.setdefault(str(segment_id), _blank()), record)
+
+    @staticmethod
+    def _fold(s: dict[str, Any], record: p.Payload) -> None:
+        match record:
+            case p.SegmentOpened(base_offset, epoch):
+                if s["opened"] and epoch > s["epoch"]:
+                    s.update(_blank(), key=s["key"])
+                s.update(opened=True, base_offset=base_offset, epoch=epoch, local=True)
+            case p.SealSegment(durable_bytes, crc, ext_id):
+                s.update(sealed=True, durable_bytes=durable_bytes, crc64=crc)
+                if ext_id is not None:
+                    s.update(ext_id=ext_id)
+            case p.CompressionDone(compressed_bytes):
+                s.update(warm=True, compressed_bytes=compressed_bytes)
+            case p.UploadStarted():
+                s.update(upload="started")
+            case p.UploadDone(key):
+                s.update(upload="done", key=key, remote=True, needs_repair=False)
+            case p.UploadFailed():
+                s.update(upload="failed")
+            case p.Tier2Deleted(key) if s["key"] == key:
+                s.update(upload="none", key="", remote=False)
+            case p.HydrationDone():
+                s.update(local=True, needs_repair=False)
+            case p.HydrationFailed(reason_code) if reason_code == 4:
+                s.update(needs_repair=True)
+            case p.LocalEvicted():
+                s.update(local=False)
+            case _:
+                pass
+
+    def divergence(self, index: ManifestIndex) -> list[int]:
+        """Segments on which the JSON and the log disagree; its length is the gauge."""
+        ours = {int(segment_id): s for segment_id, s in self.segments.items()}
+        theirs = {segment_id: _as_json(entry) for segment_id, entry in index.entries.items()}
+        return sorted(s for s in ours.keys() | theirs.keys() if ours.get(s) != theirs.get(s))
+
+    def save(self, env: Env, directory: Path) -> None:
+        env.replace_file(directory / NAME, msgspec.json.encode(self.segments), point="manifest.shadow")
+
+    @classmethod
+    def load(cls, directory: Path) -> ShadowState:
+        state = cls()
+        path = directory / NAME
+        if path.exists():
+            try:
+                state.segments = msgspec.json.decode(path.read_bytes(), type=dict[str, dict[str, Any]])
+            except msgspec.DecodeError as e:
+                raise CorruptError(f"shadow state is not JSON ({e})", path=str(path)) from None
+        return state
+
+
+def _blank() -> dict[str, Any]:
+    return _as_json(ManifestEntry())
+
+
+def _as_json(e: ManifestEntry) -> dict[str, Any]:
+    return {
+        "opened": e.opened,
+        "base_offset": e.base_offset,
+        "epoch": e.epoch,
+        "sealed": e.sealed,
+        "durable_bytes": e.durable_bytes,
+        "crc64": e.segment_crc64,
+        "ext_id": e.ext_id,
+        "compressed_bytes": e.compressed_bytes,
+        "upload": Progress(e.upload).name.lower(),
+        "key": e.key,
+        "local": bool(e.residency & Residency.TIER0),
+        "warm": bool(e.residency & Residency.TIER1),
+        "remote": bool(e.residency & Residency.TIER2),
+        "needs_repair": e.needs_repair,
+    }

@@ -1,0 +1,282 @@
+"""Snapshots (AOF2SNAP, version 3): the index at one place in the log, so that replay can start there.
+
+File: a 96-byte header, a table of sections, the sections. `entries` is fixed-size structs keyed by segment id,
+`strings` the keys and etags they point into; `pending_uploads`, `pending_deletes`, `log_objects` and `last_marker` are
+msgpack; every other section belongs to the engine (one a catalog database, named `db:<name>`) and is opaque here.
+Header and table share a crc64, each section has its own, and the header says how long the file is.
+
+Version policy. A newer version is refused (UnsupportedError) and an older snapshot, or the whole log, is used instead.
+Version 3 is the first; 1 and 2 never left their specification. Unknown section names are carried, not refused: they are
+the engine's. An upgrade is simply the next snapshot.
+
+Invariants
+- A snapshot is written only for a position that is committed and synced, so replay from it never starts past the log.
+- It gets its name by rename, after fsync. The SnapshotMarker is appended after that; a snapshot without one is valid.
+
+A crash leaves `snapshot_<id>.bin.tmp` (removed by the next snapshot) or a whole snapshot.
+Owner: the log's writer thread.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from struct import Struct
+from typing import Final
+
+import msgspec
+
+from aof2 import native
+from aof2.engine.env import Env
+from aof2.engine.errors import CorruptError, LimitError, UnsupportedError
+from aof2.engine.manifest.format import SNAPSHOT_NAME, LogPosition, pad8
+from aof2.engine.manifest.index import ManifestEntry, ManifestIndex
+
+SNAPSHOT_MAGIC: Final = 0x414F4632534E4150  # "AOF2SNAP"
+SNAPSHOT_VERSION: Final = 3
+# magic, version, header_len, entry_count, chunk_index, chunk_offset, snapshot_id, ordinal, created_ms, entry_len,
+# section_count, file_len, 8 reserved bytes, then the crc of header and table
+HEADER: Final = Struct("<QIIQQQQQQIIQ")
+HEADER_CRC_AT: Final = 88
+HEADER_LEN: Final = 96
+SECTION: Final = Struct("<32sQQQ")  # name, offset, length, crc64
+SECTION_COUNT_MAX: Final = 1024
+# segment_id, base_offset, durable_bytes, segment_crc64, ext_id, coordinator_watermark, compressed_bytes,
+# resident_bytes, reclaimed_bytes, last_ms, string_offset, source_tier, epoch, job_id, dictionary_id, reason_code,
+# key_len, etag_len, state, compression, upload, hydration, residency, reserved
+ENTRY: Final = Struct("<12Q4IHH5B7x")
+ENTRY_LEN: Final = 128
+
+CRASH_POINTS: Final = (
+    "manifest.snapshot.temp",
+    "manifest.snapshot.synced",
+    "manifest.snapshot.renamed",
+)
+
+_STATE_BITS: Final = ("opened", "sealed", "flush_failure", "needs_repair")
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A decoded snapshot: the index as it was at `position`, and the engine's sections."""
+
+    snapshot_id: int
+    position: LogPosition
+    created_ms: int
+    index: ManifestIndex
+    sections: dict[str, bytes]
+
+
+def snapshot_name(snapshot_id: int) -> str:
+    return f"snapshot_{snapshot_id}.bin"
+
+
+def _pack_entry(segment_id: int, e: ManifestEntry, strings: bytearray) -> bytes:
+    key, etag = e.key.encode(), e.etag.encode()
+    at = len(strings)
+    strings += key + etag
+    state = sum(1 << i for i, name in enumerate(_STATE_BITS) if getattr(e, name))
+    return ENTRY.pack(
+        segment_id,
+        e.base_offset,
+        e.durable_bytes,
+        e.segment_crc64,
+        e.ext_id,
+        e.coordinator_watermark,
+        e.compressed_bytes,
+        e.resident_bytes,
+        e.reclaimed_bytes,
+        e.last_ms,
+        at,
+        e.source_tier,
+        e.epoch,
+        e.job_id,
+        e.dictionary_id,
+        e.reason_code,
+        len(key),
+        len(etag),
+        state,
+        e.compression,
+        e.upload,
+        e.hydration,
+        e.residency,
+    )
+
+
+def encode_snapshot(
+    index: ManifestIndex,
+    *,
+    snapshot_id: int,
+    position: LogPosition,
+    created_ms: int,
+    sections: Mapping[str, bytes] | None = None,
+) -> bytes:
+    """The bytes of a snapshot; the same state gives the same bytes."""
+    strings = bytearray()
+    entries = b"".join(_pack_entry(segment_id, e, strings) for segment_id, e in index.sorted_entries())
+    pack = msgspec.msgpack.encode
+    parts = {
+        "entries": entries,
+        "strings": bytes(strings),
+        "pending_uploads": pack(sorted((s, k, r) for (s, k), r in index.pending_uploads.items())),
+        "pending_deletes": pack(sorted(index.pending_deletes)),
+        "log_objects": pack(sorted(index.log_objects.items())),
+        "last_marker": pack(index.snapshot),
+        **(sections or {}),
+    }
+    return _assemble(parts, len(index.entries), snapshot_id, position, created_ms)
+
+
+def _assemble(
+    parts: Mapping[str, bytes], entry_count: int, snapshot_id: int, position: LogPosition, created_ms: int
+) -> bytes:
+    at = HEADER_LEN + len(parts) * SECTION.size
+    table, body = bytearray(), bytearray()
+    for name, data in parts.items():
+        label = name.encode()
+        if not 0 < len(label) <= 32:
+            raise LimitError(f"a snapshot section's name has 1 to 32 bytes: {name!r}")
+        table += SECTION.pack(label, at + len(body), len(data), native.crc64(data))
+        body += data + bytes(pad8(len(data)) - len(data))
+    header = HEADER.pack(
+        SNAPSHOT_MAGIC,
+        SNAPSHOT_VERSION,
+        HEADER_LEN,
+        entry_count,
+        position.chunk_index,
+        position.chunk_offset,
+        snapshot_id,
+        position.ordinal,
+        created_ms,
+        ENTRY_LEN,
+        len(parts),
+        at + len(body),
+    )
+    header += bytes(HEADER_CRC_AT - len(header))
+    crc = native.crc64(table, native.crc64(header))
+    return header + crc.to_bytes(8, "little") + bytes(table) + bytes(body)
+
+
+def decode_snapshot(data: bytes, *, path: str = "") -> Snapshot:
+    """Checks everything before it gives anything."""
+
+    def corrupt(what: str, offset: int) -> CorruptError:
+        return CorruptError(f"snapshot: {what}", path=path, offset=offset)
+
+    if len(data) < HEADER_LEN:
+        raise corrupt(f"{len(data)} bytes are too few for a header", len(data))
+    fields = HEADER.unpack_from(data)
+    magic, version, header_len, entry_count, chunk_index, chunk_offset, snapshot_id, ordinal, created_ms = fields[:9]
+    entry_len, section_count, file_len = fields[9:]
+    if magic != SNAPSHOT_MAGIC:
+        raise corrupt(f"not a snapshot (magic {magic:#018x})", 0)
+    if version > SNAPSHOT_VERSION:
+        raise UnsupportedError(f"snapshot version {version}, this reader knows {SNAPSHOT_VERSION}", path=path)
+    table_end = HEADER_LEN + section_count * SECTION.size
+    if version < SNAPSHOT_VERSION or header_len != HEADER_LEN or entry_len != ENTRY_LEN:
+        raise corrupt("header fields that never existed", 8)
+    if section_count > SECTION_COUNT_MAX or table_end > len(data) or file_len != len(data):
+        raise corrupt(f"it says {file_len} bytes in {section_count} sections, the file has {len(data)}", 80)
+    crc = native.crc64(data[HEADER_LEN:table_end], native.crc64(data[:HEADER_CRC_AT]))
+    if crc != int.from_bytes(data[HEADER_CRC_AT:HEADER_LEN], "little"):
+        raise corrupt("header checksum", HEADER_CRC_AT)
+    sections = _sections(data, section_count, path)
+    index = _index(sections, entry_count, path)
+    position = LogPosition(chunk_index, chunk_offset, ordinal)
+    index.position = position
+    return Snapshot(snapshot_id, position, created_ms, index, sections)
+
+
+def _sections(data: bytes, count: int, path: str) -> dict[str, bytes]:
+    sections: dict[str, bytes] = {}
+    expected = HEADER_LEN + count * SECTION.size
+    for i in range(count):
+        name_bytes, offset, length, crc = SECTION.unpack_from(data, HEADER_LEN + i * SECTION.size)
+        try:
+            name = name_bytes.rstrip(b"\0").decode()
+        except UnicodeDecodeError:
+            raise CorruptError("snapshot: a section's name is not UTF-8", path=path) from None
+        if offset != expected or offset + length > len(data) or name in sections:
+            raise CorruptError(f"snapshot: section {name!r} is out of line", path=path, offset=offset)
+        body = data[offset : offset + length]
+        expected = offset + pad8(length)
+        if native.crc64(body) != crc or any(data[offset + length : expected]):
+            raise CorruptError(f"snapshot: section {name!r} is damaged", path=path, offset=offset)
+        sections[name] = body
+    if expected != len(data):
+        raise CorruptError("snapshot: bytes after the last section", path=path, offset=expected)
+    return sections
+
+
+def _index(sections: dict[str, bytes], entry_count: int, path: str) -> ManifestIndex:
+    """Takes the index's own sections out of `sections`; what is left is the engine's."""
+    index = ManifestIndex()
+    unpack = msgspec.msgpack.decode
+    try:
+        entries, strings = sections.pop("entries"), sections.pop("strings")
+        uploads = unpack(sections.pop("pending_uploads"), type=list[tuple[int, str, int]])
+        deletes = unpack(sections.pop("pending_deletes"), type=list[tuple[int, str]])
+        objects = unpack(sections.pop("log_objects"), type=list[tuple[str, str]])
+        index.snapshot = unpack(sections.pop("last_marker"), type=tuple[int, int, int] | None)
+    except (KeyError, msgspec.DecodeError) as e:
+        raise CorruptError(f"snapshot: a section is missing or unreadable ({e})", path=path) from None
+    if len(entries) != entry_count * ENTRY_LEN:
+        raise CorruptError(f"snapshot: {len(entries)} bytes do not hold {entry_count} entries", path=path)
+    index.pending_uploads = {(segment_id, key): reason for segment_id, key, reason in uploads}
+    index.pending_deletes = set(deletes)
+    index.log_objects = dict(objects)
+    for row in ENTRY.iter_unpack(entries):
+        index.entries[row[0]] = _unpack_entry(row, strings, path)
+    return index
+
+
+def _unpack_entry(row: tuple[int, ...], strings: bytes, path: str) -> ManifestEntry:
+    at, key_len, etag_len, state = row[10], row[16], row[17], row[18]
+    if at + key_len + etag_len > len(strings):
+        raise CorruptError(f"snapshot: entry of segment {row[0]} points outside the strings", path=path)
+    cut = at + key_len
+    return ManifestEntry(
+        **{name: bool(state >> i & 1) for i, name in enumerate(_STATE_BITS)},
+        base_offset=row[1],
+        durable_bytes=row[2],
+        segment_crc64=row[3],
+        ext_id=row[4],
+        coordinator_watermark=row[5],
+        compressed_bytes=row[6],
+        resident_bytes=row[7],
+        reclaimed_bytes=row[8],
+        last_ms=row[9],
+        source_tier=row[11],
+        epoch=row[12],
+        job_id=row[13],
+        dictionary_id=row[14],
+        reason_code=row[15],
+        compression=row[19],
+        upload=row[20],
+        hydration=row[21],
+        residency=row[22],
+        key=strings[at:cut].decode(),
+        etag=strings[cut : cut + etag_len].decode(),
+    )
+
+
+def list_snapshots(directory: Path) -> list[int]:
+    """Ids of the snapshots in the folder, oldest first."""
+    names = os.listdir(directory)  # noqa: PTH208
+    return sorted(int(match[1]) for name in names if (match := SNAPSHOT_NAME.fullmatch(name)))
+
+
+def store_snapshot(env: Env, directory: Path, data: bytes, snapshot_id: int) -> Path:
+    path = directory / snapshot_name(snapshot_id)
+    env.replace_file(path, data, point="manifest.snapshot")
+    return path
+
+
+def load_snapshot(directory: Path, snapshot_id: int) -> Snapshot:
+    path = directory / snapshot_name(snapshot_id)
+    snapshot = decode_snapshot(path.read_bytes(), path=str(path))
+    if snapshot.snapshot_id != snapshot_id:
+        raise CorruptError(f"snapshot: its header says {snapshot.snapshot_id}", path=str(path), offset=48)
+    return snapshot

@@ -1,0 +1,179 @@
+"""Getting sealed chunks to the remote, and many small ones into bundles. The remote itself is behind an interface.
+
+Every attempt is in the log: UploadStarted, then UploadDone, or UploadFailed with its reason and another try. They are
+about the log itself, so they carry LOG_SEGMENT_ID and land in a later chunk than the one they speak of: history stays
+linear. Work that a crash cut short is in ManifestIndex.pending_uploads and pending_deletes.
+
+Invariants
+- A chunk is marked uploaded only after UploadDone is committed; a crash between repeats an idempotent put.
+- A superseded object is deleted only after the bundle is there and Tier2DeleteQueued is durable.
+- Reason 2 (authentication) is not retried: an operator must act first.
+
+Owner: the task that runs `upload`/`compact`; appends go through the log's writer thread by way of `LogAppender`.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, Protocol
+
+import msgspec
+
+from aof2.engine.env import Env
+from aof2.engine.errors import Aof2Error, TransientError
+from aof2.engine.manifest.batch import RecordBatch
+from aof2.engine.manifest.chunk import mark_uploaded
+from aof2.engine.manifest.format import LOG_SEGMENT_ID, LogPosition, ReasonCode, bundle_key, chunk_key
+from aof2.engine.manifest.payloads import (
+    Payload,
+    SnapshotMarker,
+    Tier2Deleted,
+    Tier2DeleteQueued,
+    UploadDone,
+    UploadFailed,
+    UploadStarted,
+)
+from aof2.engine.manifest.reader import parse_chunk, read_file
+from aof2.engine.manifest.writer import SealedChunk
+
+log = logging.getLogger(__name__)
+
+CRASH_POINTS: Final = (
+    "manifest.upload.put",
+    "manifest.upload.logged",
+    "manifest.compact.composed",
+    "manifest.compact.queued",
+    "manifest.compact.deleted",
+)
+
+
+class ManifestRemote(Protocol):
+    """What the log asks of a remote. Failures are TransientError with a reason code, or another Aof2Error for good."""
+
+    def put(self, key: str, data: bytes, metadata: Mapping[str, str]) -> str:
+        """Stores the object unless it is already there with these bytes; its etag."""
+
+    def compose(self, key: str, sources: Sequence[str]) -> str:
+        """Stores the concatenation of the sources under `key`; its etag."""
+
+    def delete(self, key: str) -> None:
+        """The object is gone afterwards, whether or not it was there."""
+
+
+# Appends records and commits them durably; the group commit's `commit_now`, or a writer's own.
+LogAppender = Callable[[RecordBatch], LogPosition]
+
+
+class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    attempts: int = 5
+    backoff_s: float = 0.2
+    backoff_max_s: float = 10.0
+
+
+class UploadGaveUpError(Aof2Error):
+    """The upload failed for now; the log says why, and it is tried again at the next opportunity or after a fix."""
+
+    def __init__(self, key: str, reason_code: int, attempts: int) -> None:
+        self.key = key
+        self.reason_code = reason_code
+        super().__init__(f"{key}: not uploaded after {attempts} attempt(s), reason {reason_code}")
+
+
+class ChunkUploader:
+    """Uploads one stream's sealed chunks and compacts them."""
+
+    def __init__(
+        self,
+        env: Env,
+        stream_id: int,
+        remote: ManifestRemote,
+        append: LogAppender,
+        *,
+        policy: RetryPolicy | None = None,
+        sleep_s: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.env = env
+        self.stream_id = stream_id
+        self.retries = 0
+        self._remote = remote
+        self._append = append
+        self._policy = policy or RetryPolicy()
+        self._sleep_s = sleep_s
+
+    def upload(self, sealed: SealedChunk, *, snapshot_id: int = 0) -> str:
+        """Puts the chunk on the remote and says so in the log; its etag. Repeating it is harmless."""
+        index = sealed.header.chunk_index
+        key = chunk_key(self.stream_id, index)
+        data = read_file(sealed.path)
+        # What leaves this machine is checked once more: a chunk damaged on disk must not become the good copy.
+        parse_chunk(data, path=str(sealed.path), last=False, expect_index=index)
+        metadata = {
+            "chunk_crc64": f"{sealed.header.chunk_crc64:016x}",
+            "base_record": str(sealed.header.base_record),
+            "record_count": str(sealed.record_count),
+            "snapshot_id": str(snapshot_id),
+        }
+        self._log(UploadStarted(key), index)
+        etag = self._retrying(key, index, lambda: self._remote.put(key, _as_uploaded(data), metadata))
+        self.env.failpoint("manifest.upload.put")
+        self._log(UploadDone(key, etag), index)
+        self.env.failpoint("manifest.upload.logged")
+        mark_uploaded(self.env, sealed.path)
+        return etag
+
+    def compact(self, first: int, last: int, marker: SnapshotMarker) -> str:
+        """Replaces the remote chunks first..last, which a snapshot covers, by one bundle."""
+        key = bundle_key(self.stream_id, first, last)
+        sources = [chunk_key(self.stream_id, index) for index in range(first, last + 1)]
+        self._log(UploadStarted(key), first)
+        etag = self._retrying(key, first, lambda: self._remote.compose(key, sources))
+        self.env.failpoint("manifest.compact.composed")
+        queued: list[Payload] = [UploadDone(key, etag), marker, *(Tier2DeleteQueued(source) for source in sources)]
+        self._log_all(queued, first)
+        self.env.failpoint("manifest.compact.queued")
+        self.finish_deletes(sources, first)
+        return etag
+
+    def finish_deletes(self, keys: Sequence[str], chunk_index: int = 0) -> None:
+        """Deletes objects whose deletion is queued in the log; also what a restart resumes."""
+        for key in keys:
+            self._retrying(key, chunk_index, functools.partial(self._delete, key))
+            self.env.failpoint("manifest.compact.deleted")
+        self._log_all([Tier2Deleted(key) for key in keys], chunk_index)
+
+    def _delete(self, key: str) -> str:
+        self._remote.delete(key)
+        return ""
+
+    def _retrying(self, key: str, chunk_index: int, attempt: Callable[[], str]) -> str:
+        policy = self._policy
+        for number in range(1, policy.attempts + 1):
+            try:
+                return attempt()
+            except TransientError as e:
+                self._log(UploadFailed(key, e.reason_code), chunk_index)
+                log.info("manifest upload failed", extra={"key": key, "reason_code": e.reason_code, "attempt": number})
+                if e.reason_code == ReasonCode.AUTH or number == policy.attempts:
+                    raise UploadGaveUpError(key, e.reason_code, number) from e
+                self.retries += 1
+                ceiling = min(policy.backoff_max_s, policy.backoff_s * 2 ** (number - 1))
+                self._sleep_s(self.env.rng.uniform(ceiling / 2, ceiling))
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    def _log(self, payload: Payload, chunk_index: int) -> None:
+        self._log_all([payload], chunk_index)
+
+    def _log_all(self, records: Sequence[Payload], chunk_index: int) -> None:
+        batch = RecordBatch()
+        for payload in records:
+            batch.add(payload, segment_id=LOG_SEGMENT_ID, logical_offset=chunk_index)
+        if batch:
+            self._append(batch)
+
+
+def _as_uploaded(data: bytes) -> bytes:
+    """A chunk's bytes with the `uploaded` flag clear: the remote copy is the same whenever it is put."""
+    return data[:56] + (1).to_bytes(8, "little") + data[64:]
