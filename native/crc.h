@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define AOF2_FOLD_MAX 64 /* longest folding distance, in 16-byte blocks */
+#define AOF2_FOLD_MAX 32 /* longest folding distance, in 16-byte blocks */
 
 typedef struct {
   uint64_t poly;

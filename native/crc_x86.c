@@ -137,22 +137,37 @@ INLINE TARGET_VPCLMUL __m128i narrow(const aof2_crc_params *params, __m512i x) {
   return _mm_xor_si128(_mm_xor_si128(x0, x1), _mm_xor_si128(x2, x3));
 }
 
+/* `lanes` registers side by side, a power of two, down to one. Takes whole strides of buf, of which there is one. */
+INLINE TARGET_VPCLMUL __m512i fold_lanes(const aof2_crc_params *params, uint64_t reg, const uint8_t **buf, size_t *len,
+                                         const int lanes) {
+  const size_t stride = 64 * (size_t)lanes;
+  const uint8_t *p = *buf;
+  size_t left = *len;
+  __m512i x[8], k = wide_constant(params, 4 * lanes);
+#pragma GCC unroll 8
+  for (int i = 0; i < lanes; i++) x[i] = load_wide(p + 64 * i);
+  x[0] = _mm512_xor_si512(x[0], _mm512_zextsi128_si512(_mm_cvtsi64_si128((long long)reg)));
+  for (p += stride, left -= stride; left >= stride; p += stride, left -= stride) {
+#pragma GCC unroll 8
+    for (int i = 0; i < lanes; i++) x[i] = wide_onto(x[i], k, load_wide(p + 64 * i));
+  }
+#pragma GCC unroll 3
+  for (int half = lanes / 2; half; half /= 2) {
+    k = wide_constant(params, 4 * half);
+#pragma GCC unroll 4
+    for (int i = 0; i < half; i++) x[i] = wide_onto(x[i], k, x[i + half]);
+  }
+  *buf = p;
+  *len = left;
+  return x[0];
+}
+
 TARGET_VPCLMUL uint64_t aof2_crc_kernel_vpclmul(const aof2_crc_params *params, uint64_t reg, const uint8_t *buf,
                                                 size_t len) {
   if (len < 256) return aof2_crc_kernel_pclmul(params, reg, buf, len);
-  __m512i x0 = _mm512_xor_si512(load_wide(buf), _mm512_zextsi128_si512(_mm_cvtsi64_si128((long long)reg)));
-  __m512i x1 = load_wide(buf + 64), x2 = load_wide(buf + 128), x3 = load_wide(buf + 192);
-  __m512i k16 = wide_constant(params, 16), k4 = wide_constant(params, 4), k8 = wide_constant(params, 8);
-  for (buf += 256, len -= 256; len >= 256; buf += 256, len -= 256) {
-    x0 = wide_onto(x0, k16, load_wide(buf));
-    x1 = wide_onto(x1, k16, load_wide(buf + 64));
-    x2 = wide_onto(x2, k16, load_wide(buf + 128));
-    x3 = wide_onto(x3, k16, load_wide(buf + 192));
-  }
-  x2 = wide_onto(x0, k8, x2);
-  x3 = wide_onto(x1, k8, x3);
-  x3 = wide_onto(x2, k4, x3);
-  for (; len >= 64; buf += 64, len -= 64) x3 = wide_onto(x3, k4, load_wide(buf));
-  return finish(params, narrow(params, x3), buf, len);
+  __m512i x = len < 1024 ? fold_lanes(params, reg, &buf, &len, 4) : fold_lanes(params, reg, &buf, &len, 8);
+  __m512i k = wide_constant(params, 4);
+  for (; len >= 64; buf += 64, len -= 64) x = wide_onto(x, k, load_wide(buf));
+  return finish(params, narrow(params, x), buf, len);
 }
 #endif
