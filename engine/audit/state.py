@@ -1,0 +1,196 @@
+"""What the audit log says exists: the artifacts published and not tombstoned, and the hash that anchors commit to.
+
+Semantics, record by record
+- ARTIFACT_PUBLISH: published, until unpublished. Publishing twice changes nothing.
+- ARTIFACT_UNPUBLISH: no longer published. Unpublishing what is not published changes nothing; publishing again works.
+- TOMBSTONE: one more tombstone on the artifact, known by this record's logseq, whether it is published or not: one
+  published later under a tombstone stays hidden, and unpublishing does not remove tombstones.
+- TOMBSTONE_LIFT: removes the tombstone it names by logseq. Several tombstones each need their own lift. A lift that
+  names no standing tombstone of that very artifact is reported as BadLift and lifts nothing.
+- Visible: published, and no tombstone stands.
+- SNAPSHOT_ANCHOR: changes nothing; its root_hash must be root_hash() of everything before it, else AnchorMismatch.
+- SEGMENT_SEAL: segment_id → hash. Sealing again with the same hash changes nothing; with another one it is
+  ResealConflict, and the first hash stays.
+
+root_hash() = SHA-256(u64 count, little-endian · the count visible ArtifactRefs as encoded in payloads, in ascending
+order of those bytes). Each encoded ref holds its own length, so the preimage has one reading.
+
+Invariants
+- `problems` are facts about the log's content, found under an intact chain; they never change the state.
+- Refs are kept sorted between anchors: a root costs one pass and a merge, not a full sort, when little has changed.
+
+Owner: one thread. Lives in memory only: replay rebuilds it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterable, Iterator
+from itertools import islice
+
+import msgspec
+
+from aof2.engine.audit.format import (
+    ArtifactPublish,
+    ArtifactRef,
+    ArtifactUnpublish,
+    Payload,
+    SegmentSeal,
+    SnapshotAnchor,
+    Tombstone,
+    TombstoneLift,
+    encode_ref,
+)
+from aof2.engine.audit.reader import LogRecord
+from aof2.engine.errors import CorruptError
+
+_HASH_STEP = 4096
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """Something the record at `logseq` says that cannot be so."""
+
+    logseq: int
+    what: str
+
+
+class BadLift(Problem, frozen=True):
+    """A lift of a tombstone that does not stand on that artifact."""
+
+
+class AnchorMismatch(Problem, frozen=True):
+    """An anchor whose root is not that of the records before it."""
+
+
+class ResealConflict(Problem, frozen=True):
+    """A segment sealed twice with different hashes."""
+
+
+class AnchorMismatchError(CorruptError):
+    """Strict replay met an anchor that does not match. The log was not written by a correct writer: restore it."""
+
+
+class VisibleState:
+    """Applies records in order. `strict` raises AnchorMismatchError where otherwise a problem is noted."""
+
+    def __init__(self, *, strict: bool = False) -> None:
+        self.strict = strict
+        self.problems: list[Problem] = []
+        self.seals: dict[int, bytes] = {}
+        self.anchors = 0
+        self.last_anchor: tuple[int, SnapshotAnchor] | None = None
+        """(logseq, payload) of the newest anchor."""
+        self._published: set[bytes] = set()
+        self._tombstones: dict[bytes, list[int]] = {}
+        self._visible: set[bytes] = set()
+        self._sorted: list[bytes] = []
+        self._fresh: set[bytes] = set()
+        self._root: bytes | None = None
+
+    @classmethod
+    def of(cls, records: Iterable[LogRecord], *, strict: bool = False) -> VisibleState:
+        state = cls(strict=strict)
+        for record in records:
+            state.apply(record)
+        return state
+
+    def apply(self, record: LogRecord) -> None:
+        self.apply_payload(record.logseq, record.payload)
+
+    def apply_payload(self, logseq: int, payload: Payload) -> None:
+        match payload:
+            case ArtifactPublish(ref):
+                key = encode_ref(ref)
+                self._published.add(key)
+                self._settle(key)
+            case ArtifactUnpublish(ref):
+                key = encode_ref(ref)
+                self._published.discard(key)
+                self._settle(key)
+            case Tombstone(ref):
+                key = encode_ref(ref)
+                self._tombstones.setdefault(key, []).append(logseq)
+                self._settle(key)
+            case TombstoneLift(ref, lifted):
+                self._lift(logseq, encode_ref(ref), lifted)
+            case SegmentSeal(segment_id, digest):
+                if self.seals.setdefault(segment_id, digest) != digest:
+                    what = f"segment {segment_id} sealed as {digest.hex()}, before as {self.seals[segment_id].hex()}"
+                    self.problems.append(ResealConflict(logseq, what))
+            case SnapshotAnchor():
+                self._anchor(logseq, payload)
+
+    def _lift(self, logseq: int, key: bytes, lifted: int) -> None:
+        standing = self._tombstones.get(key, [])
+        if lifted not in standing:
+            self.problems.append(BadLift(logseq, f"no tombstone of that artifact stands at logseq {lifted}"))
+            return
+        standing.remove(lifted)
+        if not standing:
+            del self._tombstones[key]
+        self._settle(key)
+
+    def _anchor(self, logseq: int, anchor: SnapshotAnchor) -> None:
+        self.anchors += 1
+        self.last_anchor = (logseq, anchor)
+        root = self.root_hash()
+        if root == anchor.root_hash:
+            return
+        what = (
+            f"snapshot {anchor.snapshot_id} anchors {anchor.root_hash.hex()}, the records before it give {root.hex()}"
+        )
+        if self.strict:
+            raise AnchorMismatchError(f"record {logseq}: {what}")
+        self.problems.append(AnchorMismatch(logseq, what))
+
+    def _settle(self, key: bytes) -> None:
+        """Recomputes the visibility of one artifact."""
+        visible = key in self._published and key not in self._tombstones
+        if visible == (key in self._visible):
+            return
+        self._root = None
+        if visible:
+            self._visible.add(key)
+            self._fresh.add(key)
+        else:
+            self._visible.discard(key)
+            self._fresh.discard(key)
+
+    def root_hash(self) -> bytes:
+        if self._root is None:
+            # What was sorted at the last root stays sorted; timsort merges the new run into it.
+            self._sorted = [k for k in self._sorted if k in self._visible and k not in self._fresh]
+            self._sorted.extend(sorted(self._fresh))
+            self._sorted.sort()
+            self._fresh.clear()
+            digest = hashlib.sha256(struct.pack("<Q", len(self._sorted)))
+            keys = iter(self._sorted)
+            while step := b"".join(islice(keys, _HASH_STEP)):
+                digest.update(step)
+            self._root = digest.digest()
+        return self._root
+
+    def anchor(self, snapshot_id: int) -> SnapshotAnchor:
+        """The anchor to append for the state as it is."""
+        return SnapshotAnchor(snapshot_id, self.root_hash())
+
+    def is_visible(self, ref: ArtifactRef) -> bool:
+        return encode_ref(ref) in self._visible
+
+    def is_published(self, ref: ArtifactRef) -> bool:
+        return encode_ref(ref) in self._published
+
+    def tombstones(self, ref: ArtifactRef) -> tuple[int, ...]:
+        """The logseqs of the tombstones that stand on `ref`, oldest first."""
+        return tuple(self._tombstones.get(encode_ref(ref), ()))
+
+    def __len__(self) -> int:
+        """How many artifacts are visible."""
+        return len(self._visible)
+
+    def __iter__(self) -> Iterator[ArtifactRef]:
+        """The visible artifacts, in root order."""
+        self.root_hash()
+        for key in tuple(self._sorted):
+            yield ArtifactRef(int.from_bytes(key[:4], "little"), key[8:])
