@@ -43,7 +43,16 @@ from aof2.engine.segment.format import (
     footer_v2,
 )
 from aof2.engine.segment.model import Position, SealedSegment
-from aof2.engine.segment.scan import Tail, check_footer, damage, scan_unsealed, scanner_of, tail_of, verify_sealed
+from aof2.engine.segment.scan import (
+    Tail,
+    check_footer,
+    damage,
+    records_beyond,
+    scan_unsealed,
+    scanner_of,
+    tail_of,
+    verify_sealed,
+)
 from aof2.native import Outcome, SegmentRows, SegmentScanner
 
 ROWS_PER_BATCH: Final = 4096
@@ -130,6 +139,15 @@ class SegmentReader:
         if self.footer:
             return verify_sealed(self._view, self.header, self.footer, path=self._name)
         return scan_unsealed(self._view, self.header, path=self._name, durable=self._durable)
+
+    def torn_records(self) -> bytes:
+        """The bytes behind an unsealed file's tail if a whole record lies among them, else none."""
+        tail = self.tail
+        if not tail.torn or not records_beyond(
+            self._view[: tail.torn_end], self._version, tail.end_offset, tail.next_logical_offset
+        ):
+            return b""
+        return bytes(self._view[tail.end_offset : tail.torn_end])
 
     # -- records
 
