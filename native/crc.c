@@ -82,7 +82,7 @@ uint64_t aof2_crc_kernel_portable(const aof2_crc_params *params, uint64_t reg, c
 
 static aof2_crc_kernel *kernel_of(int impl) {
   if (impl > impl_best) impl = impl_best;
-#if defined(__x86_64__)
+#if AOF2_CRC_X86
   if (impl >= 2) return aof2_crc_kernel_vpclmul;
   if (impl == 1) return aof2_crc_kernel_pclmul;
 #endif
@@ -94,7 +94,7 @@ static aof2_crc_kernel *kernel_best = aof2_crc_kernel_portable;
 __attribute__((constructor)) static void derive_all(void) {
   derive(&crc64_params, POLY_CRC64_NVME);
   derive(&crc32_params, POLY_CRC32_IEEE);
-#if defined(__x86_64__)
+#if AOF2_CRC_X86
   impl_best = aof2_crc_x86_level();
 #endif
   kernel_best = kernel_of(impl_best);

@@ -10,6 +10,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* AOF2_PORTABLE leaves the x86 kernels out, as other machines do. */
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(AOF2_PORTABLE)
+#define AOF2_CRC_X86 1
+#else
+#define AOF2_CRC_X86 0
+#endif
+
 #define AOF2_FOLD_MAX 32 /* longest folding distance, in 16-byte blocks */
 
 typedef struct {
@@ -26,7 +33,7 @@ typedef struct {
 typedef uint64_t aof2_crc_kernel(const aof2_crc_params *params, uint64_t reg, const uint8_t *buf, size_t len);
 
 aof2_crc_kernel aof2_crc_kernel_portable;
-#if defined(__x86_64__)
+#if AOF2_CRC_X86
 aof2_crc_kernel aof2_crc_kernel_pclmul;  /* call only if aof2_crc_x86_level() >= 1 */
 aof2_crc_kernel aof2_crc_kernel_vpclmul; /* ... >= 2 */
 int aof2_crc_x86_level(void);

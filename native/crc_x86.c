@@ -6,7 +6,7 @@
  */
 #include "crc.h"
 
-#if defined(__x86_64__)
+#if AOF2_CRC_X86
 #include <immintrin.h>
 
 #include "bytes.h"

@@ -204,6 +204,13 @@ def test_encode_refuses(changes: dict[str, array[int]], message: str) -> None:
         native.manifest_encode(payloads=b"abcdefgh", **columns_of(**changes))
 
 
+def test_many_records_are_summed_in_blocks() -> None:
+    count = 1000
+    ids = array("Q", range(count))
+    columns = (array("H", [3]) * count, ids, ids, ids, noise(37 * count), array("I", [37]) * count)
+    assert native.manifest_encode(*columns, crc64=9) == reference.manifest_encode(*columns, crc64=9)
+
+
 def test_encode_into_room_that_is_not_there() -> None:
     out = bytearray(100)
     with pytest.raises(ValueError, match="need 96 bytes but out has room for 95"):

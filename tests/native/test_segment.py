@@ -137,6 +137,13 @@ def test_start_past_the_end(version: int) -> None:
     assert check_segment(b"", start=0, version=version).outcome is Outcome.CLEAN
 
 
+@VERSIONS
+def test_a_long_segment_is_summed_in_blocks(version: int) -> None:
+    buf = segment(version, [noise(700 * i + 1, i) for i in range(12)] + [noise(40_000)])
+    scan = check_segment(buf, start=0, version=version)
+    assert (scan.outcome, scan.crc64) == (Outcome.CLEAN, native.crc64(buf))
+
+
 def test_columns_are_exact_and_typed() -> None:
     rows = next(iter(native.SegmentScanner(segment(3, PAYLOADS), start=0, version=3)))
     assert [column.format for column in rows] == ["Q", "I", "Q", "Q", "Q", "I"]
