@@ -30,6 +30,7 @@ _MANIFEST_RECORD_LEN_MIN: Final = 48
 _U32_MAX: Final = 2**32 - 1
 _U64_MAX: Final = 2**64 - 1
 _LINES_BATCH: Final = 65536
+_CHECK_ROWS: Final = 4096  # columns nobody reads should stay in the cache
 
 
 class Outcome(IntEnum):
@@ -234,20 +235,20 @@ class SegmentScanner:
 
     def __iter__(self) -> Iterator[SegmentRows]:
         while self._more:
-            columns = self._columns()
+            columns = self._columns(self._rows_max)
             count = self._step(columns)
             if count:
                 yield SegmentRows(*(column[:count] for column in columns))
 
     def run(self) -> SegmentScanner:
         """Exhausts the scan without keeping the records."""
-        columns = self._columns()
+        columns = self._columns(min(self._rows_max, _CHECK_ROWS))
         while self._more:
             self._step(columns)
         return self
 
-    def _columns(self) -> SegmentRows:
-        rows = min(self._rows_max, max(self._end - self.pos, 0) // self._header_len + 1)
+    def _columns(self, rows_max: int) -> SegmentRows:
+        rows = min(rows_max, max(self._end - self.pos, 0) // self._header_len + 1)
         return SegmentRows(*(_empty_column(fmt, rows) for fmt in _SEGMENT_FORMATS))
 
     def _step(self, columns: SegmentRows) -> int:
