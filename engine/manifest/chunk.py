@@ -74,7 +74,7 @@ class ActiveChunk:
         self.durable_len = CHUNK_HEADER_LEN
         self.count = 0
         self.substantive = 0
-        self.first_record_ms = 0
+        self.first_substantive_ms = 0
         self.last_commit_ms = 0
         self._fd = fd
         self._size = os.fstat(fd).st_size
@@ -116,7 +116,7 @@ class ActiveChunk:
             raise
         chunk.count = count
         chunk.substantive = substantive
-        chunk.first_record_ms = chunk.last_commit_ms = env.now_ms()
+        chunk.first_substantive_ms = chunk.last_commit_ms = env.now_ms()
         if sync:
             chunk.sync()
         return chunk
@@ -140,15 +140,14 @@ class ActiveChunk:
             self.crc64,
         )
         self._advance(written, len(batch))
-        self.substantive += self._count_substantive(batch)
+        self._note_substantive(self._count_substantive(batch))
         self.env.failpoint("manifest.append.copied")
 
     def append_one(self, kind: int, segment_id: int, logical_offset: int, timestamp_ms: int, payload: bytes) -> None:
         """The same bytes as `append` of a batch of one, without the cost of its columns."""
         self._reserve(RECORD_HEADER.size + len(payload) + COMMIT_RECORD_LEN)
         self._put(kind, segment_id, logical_offset, timestamp_ms, payload)
-        if not is_bookkeeping(kind, segment_id, payload):
-            self.substantive += 1
+        self._note_substantive(not is_bookkeeping(kind, segment_id, payload))
         self.env.failpoint("manifest.append.copied")
 
     def commit(self, now_ms: int) -> bool:
@@ -232,10 +231,13 @@ class ActiveChunk:
         self._advance(len(record), 1)
 
     def _advance(self, length: int, records: int) -> None:
-        if not self.first_record_ms:
-            self.first_record_ms = self.env.now_ms()
         self.tail += length
         self.count += records
+
+    def _note_substantive(self, records: int) -> None:
+        if records and not self.substantive:
+            self.first_substantive_ms = self.env.now_ms()
+        self.substantive += records
 
     def _span_crc(self) -> int:
         with memoryview(self._map) as view, view[self._span_start : self.tail] as span:

@@ -234,8 +234,8 @@ class ManifestLogWriter:
         if chunk is None or chunk.substantive == 0:
             return None
         period = self.settings.rotation_period_ms
-        quiet = max(chunk.last_commit_ms, chunk.first_record_ms) + period
-        return min(quiet, chunk.first_record_ms + ROTATION_AGE_PERIODS_MAX * period)
+        quiet = max(chunk.last_commit_ms, chunk.first_substantive_ms) + period
+        return min(quiet, chunk.first_substantive_ms + ROTATION_AGE_PERIODS_MAX * period)
 
     def rotate(self) -> SealedChunk | None:
         """Commits, seals the active chunk and gives it out for upload; None when there is nothing to seal."""

@@ -32,10 +32,10 @@ class ShadowFiles(Files):
         self.root = root
         self.shadow = shadow
         shadow.mkdir(parents=True, exist_ok=True)
-        self.journal = open(shadow / "ops.jsonl", "a", buffering=1)
+        self.journal_fd = os.open(shadow / "ops.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
     def _log(self, **fields: object) -> None:
-        self.journal.write(json.dumps(fields) + "\n")
+        os.write(self.journal_fd, (json.dumps(fields) + "\n").encode())
 
     def _name(self, path: Path) -> str:
         return str(Path(path).relative_to(self.root))
@@ -232,9 +232,10 @@ def hits_of(workload: Workload, base: Path) -> dict[str, int]:
     """How often an undisturbed run passes each failpoint: the axis of a crash matrix."""
     root = base / "count"
     root.mkdir(parents=True)
-    env = CountingEnv()
-    env.files = ShadowFiles(root, base / "count-shadow")
+    files = ShadowFiles(root, base / "count-shadow")
+    env = CountingEnv(files)
     workload(env, Acks(base / "count-acks"))
+    os.close(files.journal_fd)
     return env.hits
 
 
