@@ -1,0 +1,130 @@
+"""BlobWriter: blocks in, in order; frames and a footer out, to any sink.
+
+A block is stored as a zstd frame when that saves at least 1/16 of it, else as it is: less is not worth decompressing
+for. Level 0 stores everything raw.
+
+Invariants
+- Memory: one block and its frame. Bytes leave in order, once; nothing is written twice.
+- Equal chunk, block size, level and zstd library give equal bytes; any two blobs of a chunk decode to the same chunk.
+- A block given with a crc64 is checked against it before it is stored: one that has changed since it was hashed is
+  CorruptError, and the blob is never finished.
+
+Owner: one thread a writer. A crash leaves an unfinished sink: frames without a footer, which no reader accepts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+
+import zstandard
+
+from aof2.engine.blob.format import (
+    BLOCK_BYTES,
+    RAW_BYTES_MAX,
+    BlobFooter,
+    Codec,
+    Frame,
+    check_block_bytes,
+    encode_footer,
+    make_footer,
+)
+from aof2.engine.errors import CorruptError, LimitError
+from aof2.native import crc64
+
+LEVEL = 3
+SAVED_SHIFT = 4
+"""A zstd frame must be at least block >> SAVED_SHIFT bytes shorter than its block."""
+
+Buffer = bytes | bytearray | memoryview
+Sink = Callable[[Buffer], object]
+"""Takes all of the next bytes before it returns: `write` of a buffered file, `bytearray.extend`."""
+
+
+class BlobWriter:
+    """Writes the blob of one chunk to `sink`. `sha256`, if known, is trusted; else it is computed on the way."""
+
+    def __init__(
+        self,
+        sink: Sink,
+        *,
+        chunk_id: int,
+        generation: int,
+        block_bytes: int = BLOCK_BYTES,
+        level: int = LEVEL,
+        sha256: bytes | None = None,
+    ) -> None:
+        if not check_block_bytes(block_bytes):
+            raise ValueError(f"block_bytes is a power of two from 4 KiB to 64 MiB, not {block_bytes}")
+        if sha256 is not None and len(sha256) != 32:
+            raise ValueError(f"a SHA-256 has 32 bytes, not {len(sha256)}")
+        self._sink = sink
+        self._chunk_id = chunk_id
+        self._generation = generation
+        self._block_bytes = block_bytes
+        self._known_sha256 = sha256
+        self._hash = hashlib.sha256()
+        self._zstd = zstandard.ZstdCompressor(level=level, write_content_size=True) if level else None
+        self._frames: list[Frame] = []
+        self._raw_len = 0
+        self._finished = False
+
+    def add_block(self, block: Buffer, crc: int | None = None) -> Frame:
+        """The next block: block_bytes long, or shorter and then the last. `crc`: the crc64 it must have."""
+        size = memoryview(block).nbytes
+        if self._finished or self._raw_len % self._block_bytes:
+            raise ValueError("a block after the last one: only the last may be shorter")
+        if not 0 < size <= self._block_bytes:
+            raise ValueError(f"a block of {size} bytes, the blob's have {self._block_bytes}")
+        if self._raw_len + size > RAW_BYTES_MAX:
+            raise LimitError(f"a chunk holds at most {RAW_BYTES_MAX} bytes")
+        found = crc64(block)
+        if crc is not None and crc != found:
+            index = len(self._frames)
+            raise CorruptError(
+                f"block {index} of chunk {self._chunk_id} has changed: crc64 {found:016x}, not {crc:016x}"
+            )
+        if self._known_sha256 is None:
+            self._hash.update(block)
+        stored, codec = self._store(block, size)
+        frame = Frame(memoryview(stored).nbytes, codec, found)
+        self._sink(stored)
+        self._frames.append(frame)
+        self._raw_len += size
+        return frame
+
+    def _store(self, block: Buffer, size: int) -> tuple[Buffer, Codec]:
+        if self._zstd is not None:
+            packed = self._zstd.compress(block)
+            if len(packed) <= size - max(1, size >> SAVED_SHIFT):
+                return packed, Codec.ZSTD
+        return block, Codec.RAW
+
+    def finish(self) -> BlobFooter:
+        """Writes the footer; the blob is complete when the sink has it."""
+        if self._finished:
+            raise ValueError("the blob is finished")
+        self._finished = True
+        footer = make_footer(
+            tuple(self._frames),
+            chunk_id=self._chunk_id,
+            generation=self._generation,
+            block_bytes=self._block_bytes,
+            raw_len=self._raw_len,
+            sha256=self._known_sha256 or self._hash.digest(),
+        )
+        self._sink(encode_footer(footer))
+        return footer
+
+
+def encode_blob(
+    raw: Buffer, *, chunk_id: int, generation: int, block_bytes: int = BLOCK_BYTES, level: int = LEVEL
+) -> bytes:
+    """The whole blob of `raw` in memory."""
+    out = bytearray()
+    writer = BlobWriter(out.extend, chunk_id=chunk_id, generation=generation, block_bytes=block_bytes, level=level)
+    view = memoryview(raw).cast("B")
+    for start in range(0, len(view), block_bytes):
+        writer.add_block(view[start : start + block_bytes])
+    writer.finish()
+    return bytes(out)
