@@ -413,12 +413,12 @@ class _Checker:
                 self._folds.append(_Fold(snapshot.index, snapshot.position, snapshot_id))
 
     def _take(self, examined: Examined) -> None:
-        """One chunk. Gaps are told by `_check_retention`."""
         index = examined.where.index
         # An unreadable header is damage already; for retention's rules the chunk is there.
         self._headers.append(examined.header or ChunkHeader(index, 0, flags=int(ChunkFlag.SEALED)))
-        if examined.damage:
-            self._damage(examined.damage)
+        for finding in (examined.gap, examined.damage):
+            if finding:
+                self._damage(finding)
         if examined.note:
             self.report.notes.append(examined.note)
         chunk = examined.chunk
@@ -485,6 +485,7 @@ class _Checker:
 
     def _check_copies(self) -> None:
         """Bundled copies of chunks that are also files: checked like them, and the same bytes."""
+        headers = {header.chunk_index: header for header in self._headers}
         for where in self.found.copies:
             try:
                 copy = parse_chunk(_read(where), path=str(where.path), last=False, expect_index=where.index)
@@ -493,7 +494,7 @@ class _Checker:
             except (Aof2Error, OSError) as e:
                 self._damage(_finding(e, Kind.BUNDLE, where.path))
                 continue
-            header = next((h for h in self._headers if h.chunk_index == where.index), None)
+            header = headers.get(where.index)
             same = header is None or copy is None or header[:5] == copy.header[:5]
             if not same and where.index not in self._unplaced:
                 message = f"{where.path}: chunk {where.index} is not the same as the file {where.index}.mlog"
@@ -502,8 +503,8 @@ class _Checker:
     def _check_retention(self) -> None:
         covered = self._marks[0].position if self._marks else None
         for what in retention.violations(self._headers, 0, covered):
-            kind = Kind.GAP if "missing" in what else Kind.RETENTION
-            self._damage(Finding(kind=kind, message=f"{self.directory}: {what}"))
+            if not what.endswith("are missing"):  # told already, as a gap
+                self._damage(Finding(kind=Kind.RETENTION, message=f"{self.directory}: {what}"))
 
     def _check_snapshots(self) -> None:
         """Places past the end of the log, and older snapshots that the log no longer reaches back to."""
@@ -555,7 +556,7 @@ class _Checker:
         report.clean = not report.damage
 
     def _reached_end(self, fold: _Fold) -> bool:
-        return fold.ok and self._end is not None and fold.next_chunk > self._end.chunk_index
+        return fold.ok and self._end is not None and fold.next_chunk == self._end.chunk_index + 1
 
     def _compare(self) -> None:
         """A replay from a snapshot must come to the same state as one from the start."""

@@ -343,3 +343,25 @@ def test_records_start_where_they_say(tmp_path: Path) -> None:
     assert list(chunk.records(chunk.end)) == []
     with pytest.raises(ManifestIntegrityError, match="no record starts here"):
         list(chunk.records(every[1].chunk_offset + 8))
+
+
+def test_commits_that_were_given_up_never_come_back(tmp_path: Path) -> None:
+    """A trimmed commit's bytes must not be found again behind a new commit that happens to end where it began."""
+    path = tmp_path / "0.mlog"
+    env = Env(now_ms=Clock())
+    with ManifestLogWriter.open(env, tmp_path, small()) as w:
+        w.append(p.LocalEvicted(1), segment_id=1)
+        w.commit()
+        header = path.read_bytes()[:CHUNK_HEADER_LEN]
+        for n in (2, 3):
+            w.append(p.LocalEvicted(n), segment_id=n)
+            w.commit(sync=False)
+        image = header + path.read_bytes()[CHUNK_HEADER_LEN:]  # as if only the data had reached the disk
+    path.write_bytes(image)
+    assert [r[2] for r in written(tmp_path)] == [1]
+    with ManifestLogWriter.open(env, tmp_path, small()) as w:
+        w.append(p.LocalEvicted(9), segment_id=9)
+    torn = bytearray(path.read_bytes())
+    torn[48] ^= 1  # and now the header did not: replay falls back to the markers
+    path.write_bytes(torn)
+    assert [r[2] for r in written(tmp_path)] == [1, 9]
