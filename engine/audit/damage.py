@@ -88,7 +88,7 @@ def classify(source: Source, offset: int, logseq: int, prev_hash: bytes) -> Tail
         what = "it does not verify, and valid records follow"
     found = find_valid(source, search_from, logseq, offset)
     if found is not None:
-        raise ChainBrokenError(f"{what} at byte {found}", logseq=logseq, offset=offset, path=source.path)
+        raise ChainBrokenError(f"{what} (from {found})", logseq=logseq, offset=offset, path=source.path)
     return Tail.TORN
 
 
@@ -145,12 +145,11 @@ def find_valid(source: Source, search_from: int, logseq: int, broken_at: int) ->
 
 
 def _plausible(least: int, most: int) -> re.Pattern[bytes]:
-    """Matches (without consuming) where an envelope may start whose logseq shares the high bytes of both bounds."""
+    """Matches, without consuming, where a logseq may start: not zero, the high bytes those of both bounds."""
     low, high = _U64.pack(least), _U64.pack(max(least, most))
     same = LOGSEQ_BYTES
     while same and low[same - 1 :] == high[same - 1 :]:
         same -= 1
-    # The byte where the bounds part lies between theirs: zeros, the commonest noise, rarely pass it.
     edge = b"[" + re.escape(low[same - 1 : same]) + b"-" + re.escape(high[same - 1 : same]) + b"]" if same else b""
     free = b"." * max(0, same - 1)
-    return re.compile(b"(?s)(?=" + free + edge + re.escape(low[same:]) + b".{8})")
+    return re.compile(b"(?s)(?!\0{8})(?=" + free + edge + re.escape(low[same:]) + b".{8})")

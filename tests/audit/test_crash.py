@@ -11,7 +11,7 @@ from aof2.engine.audit import CRASH_POINTS, ArtifactPublish, ArtifactRef, AuditW
 from aof2.engine.audit.commit import commit_slice
 from aof2.engine.env import Env
 from tests.audit.build import log_bytes, records, ref, sample
-from tests.support.crash import Acks, CountingEnv, Crash, PowerLoss, ShadowFiles, crash_cases, run_until_crash
+from tests.support.crash import Acks, Crash, PowerLoss, crash_cases, hits_of, run_until_crash
 
 DISKS = 40
 
@@ -79,16 +79,6 @@ def workload(env: Env, acks: Acks) -> None:
         acks.tell(writer.append(PADDED[7])[-1])
 
 
-def hits_of(base: Path) -> dict[str, int]:
-    """How often an undisturbed run passes each point."""
-    (base / "count").mkdir()
-    files = ShadowFiles(base / "count", base / "count-shadow")
-    env = CountingEnv(files)
-    workload(env, Acks(base / "count-acks"))
-    files.journal.close()
-    return env.hits
-
-
 def root_of(env: Env) -> Path:
     return env.files.root  # type: ignore[attr-defined, no-any-return]
 
@@ -113,7 +103,7 @@ def check(disk: Path, crash: Crash) -> None:
 
 @pytest.mark.parametrize("unit", [4096, 512])
 def test_power_loss_at_every_point(tmp_path: Path, unit: int) -> None:
-    hits = hits_of(tmp_path)
+    hits = hits_of(workload, tmp_path / "hits")
     found_whole = found_absent = 0
     for case, (point, nth) in enumerate(crash_cases(hits, CRASH_POINTS)):
         crash = run_until_crash(workload, tmp_path / f"{case}", point, nth)
@@ -131,7 +121,7 @@ def test_power_loss_at_every_point(tmp_path: Path, unit: int) -> None:
 
 def test_a_killed_process_loses_nothing_it_was_promised(tmp_path: Path) -> None:
     """No power loss: the page cache survives, and the next open goes on from it."""
-    hits = hits_of(tmp_path)
+    hits = hits_of(workload, tmp_path / "hits")
     for case, (point, nth) in enumerate(crash_cases(hits, CRASH_POINTS)):
         crash = run_until_crash(workload, tmp_path / f"{case}", point, nth)
         check(crash.root, crash)
