@@ -1,0 +1,1 @@
+"""Benchmarks: what this machine does, as ratios against baselines measured in the same run."""

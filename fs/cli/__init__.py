@@ -1,0 +1,50 @@
+"""The `aof2` command. One file a verb group; `output` prints, `errors` turns every failure into a line and a code.
+
+Verbs are listed here by name and imported when they run, so `aof2 --help` loads neither the engine nor rich.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.metadata import version
+
+import click
+
+from aof2.fs.cli.errors import reported
+
+# verb → (module, what `aof2 --help` says about it). The command has the verb's name in that module.
+VERBS = {
+    "bench": ("aof2.fs.cli.bench", "Measure this machine against AOF2's targets."),
+    "manifest": ("aof2.fs.cli.manifest", "Look at a manifest log, and check it."),
+}
+
+
+class Verbs(click.Group):
+    """The top command: verbs come from VERBS, and nothing a user can cause leaves it as a traceback."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in VERBS:
+            return None
+        command: click.Command = getattr(import_module(VERBS[cmd_name][0]), cmd_name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(verb, VERBS[verb][1]) for verb in sorted(VERBS)])
+
+    def invoke(self, ctx: click.Context) -> object:
+        with reported():
+            return super().invoke(ctx)
+
+
+@click.command(
+    cls=Verbs,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Example: aof2 manifest inspect /var/lib/aof2/manifest/1 --json",
+)
+@click.version_option(version("aof2"), prog_name="aof2", message="%(prog)s %(version)s")
+def main() -> None:
+    """A tiered filesystem: memory, a bounded local disk and S3 behind one mount, every movement in a log."""

@@ -1,0 +1,95 @@
+"""Where failures become what a user sees: one line on stderr (what, where, what to do) and an exit code.
+
+0 done, 1 failed or damaged, 2 usage (click's own), 130 interrupted, 141 the reader of our output went away. Anything
+else that escapes is a bug and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import sys
+from collections.abc import Iterator
+
+import click
+
+from aof2.engine.errors import Aof2Error
+
+EXIT_FAILED = 1
+EXIT_INTERRUPTED = 130
+EXIT_BROKEN_PIPE = 141
+
+_OS_ADVICE = {
+    errno.ENOENT: "check the path",
+    errno.ENOTDIR: "check the path",
+    errno.EACCES: "run as its owner",
+    errno.EPERM: "run as its owner",
+    errno.ENOSPC: "make room on that disk",
+    errno.EDQUOT: "make room within the quota",
+    errno.EROFS: "it is mounted read-only",
+    errno.EIO: "the disk fails: copy what can be read",
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+}
+
+
+class CliError(Aof2Error):
+    """A verb cannot do what it was asked; the message is the whole line."""
+
+
+def complain(message: str) -> None:
+    """One line on stderr, whatever the message holds, after everything printed before it."""
+    sys.stdout.flush()
+    click.echo(f"aof2: {one_line(message)}", err=True)
+
+
+def one_line(text: str) -> str:
+    """`text` with everything that could move a cursor spelled out."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def explain_os_error(error: OSError) -> str:
+    where = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
+    what = (error.strerror or str(error) or type(error).__name__).lower()
+    advice = _OS_ADVICE.get(error.errno or 0)
+    return f"{where}{what}{'; ' + advice if advice else ''}"
+
+
+@contextlib.contextmanager
+def reported() -> Iterator[None]:
+    """Runs a verb. Output is flushed inside it, so that a closed pipe is met here and not at the interpreter's end."""
+    try:
+        yield
+        sys.stdout.flush()
+    except click.exceptions.Exit:
+        _flush_or_leave()
+        raise
+    except BrokenPipeError:
+        _leave_pipe()
+    except KeyboardInterrupt:
+        raise SystemExit(EXIT_INTERRUPTED) from None
+    except Aof2Error as e:
+        _fail(str(e))
+    except OSError as e:
+        _fail(explain_os_error(e))
+
+
+def _fail(message: str) -> None:
+    _flush_or_leave()
+    complain(message)
+    raise SystemExit(EXIT_FAILED)
+
+
+def _flush_or_leave() -> None:
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _leave_pipe()
+
+
+def _leave_pipe() -> None:
+    # What is still buffered has no reader; without this the interpreter complains about it on its way out.
+    with contextlib.suppress(OSError, ValueError):
+        devnull = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(devnull, sys.stdout.fileno())
+    raise SystemExit(EXIT_BROKEN_PIPE) from None

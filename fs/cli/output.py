@@ -1,0 +1,122 @@
+"""How facts are printed: JSON for scripts, tab-separated lines into pipes, tables and bars on a terminal.
+
+Everything streams: no function here keeps more than a page of rows. Rich is loaded for a terminal only, and leaves
+colours out when NO_COLOR is set.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import click
+import msgspec
+
+from aof2.fs.cli.errors import one_line
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+PAGE_ROWS = 200
+PLAIN_PROGRESS_S = 5.0
+
+
+class Column(NamedTuple):
+    """A column of a terminal table. `width` 0 takes what is left."""
+
+    title: str
+    width: int = 0
+    right: bool = False
+
+
+class Styled(NamedTuple):
+    """A row of a terminal table and the style of the whole of it."""
+
+    cells: Sequence[str]
+    style: str = ""
+
+
+def on_terminal() -> bool:
+    return sys.stdout.isatty()
+
+
+def print_json(value: object) -> None:
+    """One object, one line."""
+    sys.stdout.buffer.write(msgspec.json.encode(value) + b"\n")
+
+
+def print_line(text: str) -> None:
+    sys.stdout.buffer.write(text.encode(errors="backslashreplace") + b"\n")
+
+
+def print_tsv(cells: Iterable[object]) -> None:
+    """One line; nothing in a cell can end it or the cell."""
+    print_line("\t".join(one_line(str(cell)) for cell in cells))
+
+
+def print_table(columns: Sequence[Column], rows: Iterable[Styled], console: Console | None = None) -> None:
+    """A table a page at a time. Widths given in `columns` make the pages line up."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = console or Console(highlight=False)
+    rows = iter(rows)
+    first = True
+    while page := list(itertools.islice(rows, PAGE_ROWS)):
+        table = Table(box=None, show_header=first, pad_edge=False, header_style="bold", expand=True)
+        for c in columns:
+            table.add_column(
+                c.title, width=c.width or None, ratio=None if c.width else 1,
+                justify="right" if c.right else "left", no_wrap=bool(c.width), overflow="fold",
+            )  # fmt: skip
+        for row in page:
+            table.add_row(*(Text(one_line(cell), style=row.style) for cell in row.cells))
+        console.print(table)
+        first = False
+
+
+def print_facts(facts: Sequence[tuple[str, str]]) -> None:
+    """Names and values: aligned on a terminal, tab-separated elsewhere."""
+    if not on_terminal():
+        for fact in facts:
+            print_tsv(fact)
+        return
+    width = max(len(name) for name, _ in facts)
+    for name, value in facts:
+        print_line(f"{name:<{width}}  {one_line(value)}")
+
+
+@contextlib.contextmanager
+def progress(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A function to call with (done, total): a bar where stderr is a terminal, else a line every few seconds."""
+    if not sys.stderr.isatty():
+        yield _plain_progress(what)
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    bar = Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+        console=console, transient=True,
+    )  # fmt: skip
+    with bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _plain_progress(what: str) -> Callable[[int, int], None]:
+    due = time.monotonic() + PLAIN_PROGRESS_S
+
+    def report(done: int, total: int) -> None:
+        nonlocal due
+        if time.monotonic() >= due:
+            due = time.monotonic() + PLAIN_PROGRESS_S
+            click.echo(f"{what}: {done} of {total}", err=True)
+
+    return report
