@@ -41,6 +41,7 @@ from aof2.engine.manifest.format import (
     LogPosition,
     ManifestIntegrityError,
     RecordType,
+    pad8,
     unpack_chunk_header,
 )
 from aof2.engine.manifest.index import ManifestIndex
@@ -278,13 +279,23 @@ def _examine_one(where: ChunkFile, *, last: bool) -> Examined:
     if chunk is None:
         message = f"{path}: chunk {where.index} holds no whole commit yet; it is not part of the log"
         return Examined(where, note=Finding(kind=Kind.EMPTY, message=message, chunk_index=where.index))
-    # Zeros past the end are the space a chunk is given in advance.
-    torn = len(data[chunk.end :].rstrip(b"\0"))
+    if chunk.header.sealed and chunk.header.tail_offset != chunk.end:
+        message = f"{path}: chunk {where.index}: sealed, but its tail_offset {chunk.header.tail_offset} is not its end"
+        damage = Finding(kind=Kind.CHUNK, message=message, chunk_index=where.index, offset=32)
+        return Examined(where, chunk.header, chunk, damage=damage)
+    torn = _torn_bytes(data, chunk.end)
     note = None
     if torn:
         message = f"{path}: chunk {where.index}: {torn} uncommitted bytes after byte {chunk.end} ignored"
         note = Finding(kind=Kind.TORN, message=message, chunk_index=where.index, offset=chunk.end)
     return Examined(where, chunk.header, chunk, whole=True, torn_bytes=torn, note=note)
+
+
+def _torn_bytes(data: bytes, end: int) -> int:
+    """What was written past the end of the log: whole records, then whatever is not the zeros of reserved space."""
+    records_end = native.manifest_scan(data, end).pos
+    written = len(data.rstrip(b"\0"))
+    return max(records_end, min(len(data), pad8(written))) - end if written > end else 0
 
 
 def _read(where: ChunkFile) -> bytes:
