@@ -219,7 +219,7 @@ def manifest_append(sizes: Sizes, folder: Path) -> list[Measurement]:
                  at_least=20),
         compared("manifest append, a batch already built", "records/s", BLOCK_RECORDS / encoded, pure, slow_rate),
         compared("manifest append, one at a time", "records/s", BLOCK_RECORDS / single, pure, slow_rate,
-                 note="information: some 200 k expected"),
+                 expected="some 200 k"),
     ]  # fmt: skip
 
 
@@ -278,9 +278,9 @@ def manifest_replay(sizes: Sizes, folder: Path) -> list[Measurement]:
     read_s, fold_s = best([timed(read), timed(fold)], rounds)
     return [
         Measurement(what="manifest replay, every checksum", unit="records/s", value=counts[0] / read_s,
-                    note="information: some 2 M expected"),
+                    target_text="some 2 M"),
         Measurement(what="manifest replay into the index", unit="records/s", value=counts[1] / fold_s,
-                    note="information: some 300 k expected"),
+                    target_text="some 300 k"),
     ]  # fmt: skip
 
 

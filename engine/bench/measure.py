@@ -18,7 +18,7 @@ Timed = Callable[[], float]
 
 
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):
-    """One row of the table. Without a target it is information; `note` says why there is no value."""
+    """One row of the table. Without a target it is information; `note` says why there is no ratio."""
 
     what: str
     unit: str
@@ -58,9 +58,9 @@ def compared(
     baseline_rate: float,
     *,
     at_least: float | None = None,
-    note: str = "",
+    expected: str = "",
 ) -> Measurement:
-    """A rate against another, with or without a target for their ratio."""
+    """A rate against another, with a target for their ratio or what is `expected` of the rate."""
     ratio = rate / baseline_rate
     return Measurement(
         what=what,
@@ -70,7 +70,6 @@ def compared(
         baseline_value=baseline_rate,
         ratio=ratio,
         target=at_least,
-        target_text="" if at_least is None else f"at least {at_least:g}",
+        target_text=expected if at_least is None else f"at least {at_least:g}",
         ok=None if at_least is None else ratio >= at_least,
-        note=note,
     )

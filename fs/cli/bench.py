@@ -46,8 +46,8 @@ def _print(results: list[Measurement]) -> None:
         for row in rows:
             output.print_tsv(row)
         return
-    widths = [max(len(row[i]) for row in [COLUMNS, *rows]) for i in range(len(COLUMNS))]
-    columns = [output.Column(title, width) for title, width in zip(COLUMNS, widths, strict=True)]
+    folding = {"what": 18, "baseline": 16}
+    columns = [output.Column(title, fold_min=folding.get(title, 0)) for title in COLUMNS]
     styles = {True: "green", False: "bold red", None: ""}
     output.print_table(columns, [output.Styled(r, styles[m.ok]) for r, m in zip(rows, results, strict=True)])
 
@@ -55,21 +55,20 @@ def _print(results: list[Measurement]) -> None:
 def _cells(m: Measurement) -> tuple[str, ...]:
     baseline = m.baseline
     if m.baseline_value is not None:
-        baseline += f" {amount(m.baseline_value)} {m.unit}"
-    verdict = {True: "ok", False: "miss", None: ""}[m.ok]
+        baseline += f" {amount(m.baseline_value, m.unit)}"
     return (
         m.what,
-        "-" if m.value is None else f"{amount(m.value)} {m.unit}",
-        baseline,
+        "-" if m.value is None else amount(m.value, m.unit),
+        baseline or "-",
         "-" if m.ratio is None else f"{m.ratio:.2f}",
-        "-" if m.target is None else m.target_text,
-        m.note or verdict or "information",
+        m.target_text or "-",
+        m.note or {True: "ok", False: "miss", None: "info"}[m.ok],
     )
 
 
-def amount(value: float) -> str:
-    """Three digits that matter: 12.3 G, 2.05 M, 640."""
-    for limit, unit in ((1e9, " G"), (1e6, " M"), (1e4, " k")):
-        if value >= limit:
-            return f"{value / (limit if limit != 1e4 else 1e3):.3g}{unit}"
-    return f"{value:.4g}"
+def amount(value: float, unit: str) -> str:
+    """Three digits that matter: 12.3 GB/s, 2.05 M records/s, 64 fsyncs."""
+    for scale, prefix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= 10 * scale or (value >= scale > 1e3):
+            return f"{value / scale:.3g} {prefix}{unit}" if unit == "B/s" else f"{value / scale:.3g} {prefix} {unit}"
+    return f"{value:.4g} {unit}"

@@ -58,6 +58,8 @@ def explain_os_error(error: OSError) -> str:
 @contextlib.contextmanager
 def reported() -> Iterator[None]:
     """Runs a verb. Output is flushed inside it, so that a closed pipe is met here and not at the interpreter's end."""
+    if sys.stdout is None:  # started with it closed
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     try:
         yield
         sys.stdout.flush()
@@ -85,11 +87,20 @@ def _flush_or_leave() -> None:
         sys.stdout.flush()
     except BrokenPipeError:
         _leave_pipe()
+    except OSError as e:
+        _drop_output()
+        complain(f"standard output: {explain_os_error(e)}")
+        raise SystemExit(EXIT_FAILED) from None
 
 
 def _leave_pipe() -> None:
-    # What is still buffered has no reader; without this the interpreter complains about it on its way out.
+    _drop_output()
+    raise SystemExit(EXIT_BROKEN_PIPE) from None
+
+
+def _drop_output() -> None:
+    """What is still buffered has nowhere to go; without this the interpreter complains about it on its way out."""
     with contextlib.suppress(OSError, ValueError):
         devnull = os.open(os.devnull, os.O_WRONLY)
         os.dup2(devnull, sys.stdout.fileno())
-    raise SystemExit(EXIT_BROKEN_PIPE) from None
+        os.close(devnull)

@@ -240,14 +240,14 @@ def _json_text(value: object) -> str:
 
 def _print_table(rows: _Rows) -> None:
     columns = (
-        output.Column("chunk", 7, right=True),
-        output.Column("offset", 8, right=True),
-        output.Column("ordinal", 10, right=True),
-        output.Column("time (UTC)", 23),
-        output.Column("type", 18),
-        output.Column("segment", 20, right=True),
-        output.Column("logical", 14, right=True),
-        output.Column("payload"),
+        output.Column("chunk", right=True),
+        output.Column("offset", right=True),
+        output.Column("ordinal", right=True),
+        output.Column("time (UTC)"),
+        output.Column("type"),
+        output.Column("segment", right=True),
+        output.Column("logical", right=True),
+        output.Column("payload", fold_min=30),
     )
     output.print_table(columns, (_table_row(record, rows) for record in rows))
 

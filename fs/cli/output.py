@@ -11,26 +11,23 @@ import itertools
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import click
 import msgspec
 
 from aof2.fs.cli.errors import one_line
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
 PAGE_ROWS = 200
 PLAIN_PROGRESS_S = 5.0
 
 
 class Column(NamedTuple):
-    """A column of a terminal table. `width` 0 takes what is left."""
+    """A column of a terminal table: as wide as its cells, or folding within what is left, at least `fold_min` wide."""
 
     title: str
-    width: int = 0
     right: bool = False
+    fold_min: int = 0
 
 
 class Styled(NamedTuple):
@@ -58,24 +55,27 @@ def print_tsv(cells: Iterable[object]) -> None:
     print_line("\t".join(one_line(str(cell)) for cell in cells))
 
 
-def print_table(columns: Sequence[Column], rows: Iterable[Styled], console: Console | None = None) -> None:
-    """A table a page at a time. Widths given in `columns` make the pages line up."""
+def print_table(columns: Sequence[Column], rows: Iterable[Styled]) -> None:
+    """A table a page at a time. Columns only ever grow from page to page, and nothing is cut off to fit a screen."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    console = console or Console(highlight=False)
+    console = Console(highlight=False)
+    widths = [c.fold_min or len(c.title) for c in columns]
     rows = iter(rows)
     first = True
-    while page := list(itertools.islice(rows, PAGE_ROWS)):
+    while page := [Styled([one_line(cell) for cell in r.cells], r.style) for r in itertools.islice(rows, PAGE_ROWS)]:
         table = Table(box=None, show_header=first, pad_edge=False, header_style="bold", expand=True)
-        for c in columns:
-            table.add_column(
-                c.title, width=c.width or None, ratio=None if c.width else 1,
-                justify="right" if c.right else "left", no_wrap=bool(c.width), overflow="fold",
-            )  # fmt: skip
+        for i, c in enumerate(columns):
+            if c.fold_min:
+                table.add_column(c.title, ratio=1, min_width=c.fold_min, overflow="fold")
+                continue
+            widths[i] = max(widths[i], *(len(row.cells[i]) for row in page))
+            table.add_column(c.title, width=widths[i], no_wrap=True, justify="right" if c.right else "left")
         for row in page:
-            table.add_row(*(Text(one_line(cell), style=row.style) for cell in row.cells))
+            table.add_row(*(Text(cell, style=row.style) for cell in row.cells))
+        console.width = max(console.width, sum(widths) + 2 * len(widths))
         console.print(table)
         first = False
 

@@ -125,3 +125,14 @@ def test_help_does_not_load_the_engine() -> None:
     code = "import sys; import aof2.fs.cli; print([m for m in ('rich', 'aof2.native', 'msgspec') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_output_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    make_log(tmp_path)
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run([AOF2, "manifest", "verify", tmp_path], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "no space left" in done.stderr
+    closed = subprocess.run(["sh", "-c", f'"{AOF2}" manifest verify "{tmp_path}" >&-'], capture_output=True, text=True)
+    assert (closed.returncode, closed.stderr) == (0, "")
