@@ -97,7 +97,7 @@ def test_without_sync_it_is_answered_at_once_and_synced_within_the_period(tmp_pa
     assert [r[2] for r in written(tmp_path)] == [1]
     files.arrived.wait()  # the timer's fsync, asked for by nobody
     files.gate.set()
-    group.flush().result()
+    group.flush()
     assert writer.unsynced_bytes == 0
     group.close()
 

@@ -1,0 +1,208 @@
+"""A thread that owns something and commits for many at once.
+
+Callers submit items and get Futures. The thread takes everything queued, appends each item to its target, commits
+once, syncs once if anybody asked for it, and answers them all. While it syncs, the next group gathers. Items submitted
+without `sync` are answered once committed (they survive the process) and synced within the commit period.
+
+Invariants
+- Only this thread touches the target. Order of submission is order of application.
+- An item that cannot be appended fails alone; a failed commit or sync fails everyone in it.
+- The queue is bounded: submitters wait, memory does not grow.
+- The thread sleeps until there is work or a deadline; it never polls.
+- Every Future is answered, also when the thread ends.
+
+Owner: the thread itself, started by `start`, ended by `close`. A crash leaves what the target says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Final, Generic, NamedTuple, Protocol, TypeVar
+
+from aof2.engine.env import Env
+from aof2.engine.errors import Aof2Error, FatalIOError, ReadOnlyError
+
+log = logging.getLogger(__name__)
+
+QUEUE_LEN_MAX: Final = 4096
+
+T = TypeVar("T")
+T_contra = TypeVar("T_contra", contravariant=True)
+
+
+class GroupTarget(Protocol[T_contra]):
+    """What the thread commits to."""
+
+    def append(self, item: T_contra) -> Callable[[], object]:
+        """Takes the item in; the callable gives its answer once the commit is done. Raising fails the item alone."""
+
+    def full(self) -> bool:
+        """Whether the group is large enough to be committed before more is taken."""
+
+    def commit(self, *, sync: bool) -> None:
+        """Everything appended is in; with `sync`, durable."""
+
+    def sync(self) -> None:
+        """Everything committed is durable."""
+
+    def due_s(self) -> float | None:
+        """Seconds until `housekeep` wants to run, or None."""
+
+    def housekeep(self) -> None:
+        """Work that time or size calls for, between groups."""
+
+    def close(self) -> None:
+        """The end: commits what is left and lets go."""
+
+
+class _Submission(NamedTuple, Generic[T]):
+    item: T | None  # None: only a sync
+    sync: bool
+    future: Future[object]
+
+
+class GroupThread(Generic[T]):
+    """The thread and its queue."""
+
+    def __init__(self, env: Env, target: GroupTarget[T], *, name: str, commit_period_ms: int = 100) -> None:
+        self.groups = 0
+        self._env = env
+        self._target = target
+        self._commit_period_s = commit_period_ms / 1000
+        self._queue: queue.Queue[_Submission[T] | None] = queue.Queue(QUEUE_LEN_MAX)
+        self._closing = threading.Lock()
+        self._closed = False
+        self._ending = False
+        self._sync_due_s: float | None = None
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def submit(self, item: T, *, sync: bool) -> Future[object]:
+        """Queues the item; the future gives what the target answers."""
+        return self._put(_Submission(item, sync, Future()))
+
+    def flush(self) -> Future[object]:
+        """Everything submitted before is durable when the future is done."""
+        return self._put(_Submission(None, True, Future()))
+
+    def close(self) -> None:
+        """Commits and syncs what was submitted, ends the thread, closes the target. Harmless when called again."""
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
+        self._queue.put(None)
+        self._thread.join()
+
+    def _put(self, submission: _Submission[T]) -> Future[object]:
+        with self._closing:
+            if self._closed:
+                raise ReadOnlyError(f"{self._thread.name} is closed")
+            self._queue.put(submission)
+        if not self._thread.is_alive():
+            # The thread ended while we waited for room in the queue: nobody else will answer.
+            self._refuse_rest()
+        return submission.future
+
+    def _run(self) -> None:
+        try:
+            while (group := self._gather()) is not None:
+                if group:
+                    self._commit(group)
+                self._housekeep()
+        except BaseException:
+            log.critical("%s ended by an unexpected error", self._thread.name, exc_info=True)
+            raise
+        finally:
+            self._closed = True
+            self._refuse_rest()
+            with contextlib.suppress(FatalIOError, ReadOnlyError):  # said already, and told to whoever waited
+                self._target.close()
+
+    def _gather(self) -> list[tuple[_Submission[T], Callable[[], object]]] | None:
+        """Takes in whatever is queued; [] when a deadline came first; None at the end."""
+        if self._ending:
+            return None
+        try:
+            item = self._queue.get(timeout=self._wait_s())
+        except queue.Empty:
+            return []
+        group: list[tuple[_Submission[T], Callable[[], object]]] = []
+        while item is not None:
+            self._append(item, group)
+            if self._target.full():
+                return group
+            try:
+                item = self._queue.get_nowait()
+            except queue.Empty:
+                return group
+        self._ending = True
+        return group
+
+    def _append(self, s: _Submission[T], group: list[tuple[_Submission[T], Callable[[], object]]]) -> None:
+        try:
+            answer = self._target.append(s.item) if s.item is not None else _nothing
+        except Exception as e:  # noqa: BLE001 (the caller's future carries it; the others go on)
+            s.future.set_exception(e)
+        else:
+            group.append((s, answer))
+
+    def _wait_s(self) -> float | None:
+        """Until the next sync or housekeeping is due; None when only new work can wake us."""
+        due = self._target.due_s()
+        if self._sync_due_s is not None:
+            left = self._sync_due_s - self._env.monotonic_s()
+            due = left if due is None else min(due, left)
+        return None if due is None else max(0.0, due)
+
+    def _commit(self, group: list[tuple[_Submission[T], Callable[[], object]]]) -> None:
+        sync = any(s.sync for s, _ in group)
+        try:
+            self._target.commit(sync=sync)
+            answers = [answer() for _, answer in group]
+        except BaseException as e:
+            for s, _ in group:
+                s.future.set_exception(e)
+            if not isinstance(e, Aof2Error | OSError):
+                raise
+            return
+        self.groups += 1
+        self._plan_sync(sync)
+        for (s, _), answer in zip(group, answers, strict=True):
+            s.future.set_result(answer)
+
+    def _plan_sync(self, synced: bool) -> None:
+        if synced:
+            self._sync_due_s = None
+        elif self._sync_due_s is None:
+            self._sync_due_s = self._env.monotonic_s() + self._commit_period_s
+
+    def _housekeep(self) -> None:
+        try:
+            if self._sync_due_s is not None and self._env.monotonic_s() >= self._sync_due_s:
+                self._sync_due_s = None
+                self._target.sync()
+            self._target.housekeep()
+        except (FatalIOError, ReadOnlyError):
+            # Said once by the target; every later submission is refused with the reason.
+            self._sync_due_s = None
+
+    def _refuse_rest(self) -> None:
+        while True:
+            try:
+                item = self._queue.get_nowait()
+            except queue.Empty:
+                return
+            if item is not None:
+                item.future.set_exception(ReadOnlyError(f"{self._thread.name} is closed"))
+
+
+def _nothing() -> None:
+    return None
