@@ -1,12 +1,15 @@
 """Segments: append-only files of checksummed records, sealed once, found again after a crash.
 
 format.py    what is written: header, record, footer, `current.sealed`
+limits.py    what a caller may ask for
 model.py     what is known about a segment: sealed, active, damaged
+file.py      SegmentFile: space and durability of an unsealed file
 writer.py    SegmentWriter: append, flush, seal
 scan.py      the state of a segment's tail, and the judgement torn or corrupt
 reader.py    SegmentReader: verified records out of a v2 or v3 file
 pointer.py   the `current.sealed` pointer
 recovery.py  recover_stream: what a stream's folder holds after a crash
+state.py     StreamState: what recovery found, and the counters
 repair.py    the changes recovery makes to a folder: trim, keep, remove
 upgrade.py   rewrite: the only way from one version to another
 

@@ -23,7 +23,7 @@ from aof2.engine.segment.recovery import recover_stream
 from aof2.engine.segment.state import StreamState
 from aof2.engine.segment.upgrade import rewrite
 from aof2.engine.segment.writer import SegmentWriter
-from tests.segment.support import STREAM_ID, Rec, create, plain, read_all, sealed
+from tests.segment.support import STREAM_ID, Rec, create, plain, read_all, sealed, unsealed
 from tests.support.crash import Acks, Crash, PowerLoss, crash_cases, hits_of, run_until_crash
 
 DISKS = [(unit, seed) for unit in (4096, 512) for seed in range(4)]
@@ -245,6 +245,35 @@ def test_crash_while_recovering(tmp_path: Path, point: str | None) -> None:
 
 def test_every_point_of_repair_is_in_the_matrix() -> None:
     assert set(repair.CRASH_POINTS) < set(recovery.CRASH_POINTS)
+
+
+def recover_unsynced(env: Env, acks: Acks, data: bytes) -> None:
+    """The process died with everything in memory; recovery ran, told what it found, and then the power went."""
+    directory: Path = env.files.root  # type: ignore[attr-defined]
+    fd = env.files.create(directory / "7.seg")
+    env.files.pwrite(fd, data, 0)
+    env.files.close(fd)
+    state = recover_stream(env, directory, stream_id=STREAM_ID)
+    acks.tell(["found", state.total_record_count, len(state.sealed)])
+
+
+@pytest.mark.expects_warnings
+@pytest.mark.parametrize("tail", ["clean", "torn", "sealed"])
+def test_what_recovery_tells_is_durable(tmp_path: Path, tail: str) -> None:
+    if tail == "sealed":
+        segment, records = sealed(tmp_path)
+        data = segment.path.read_bytes()
+    else:
+        path, records = unsealed(tmp_path)
+        with SegmentReader(Env(), path) as reader:
+            end = reader.tail.end_offset
+        data = path.read_bytes()[:end] + (b"torn" if tail == "torn" else b"") + bytes(500)
+    crash = run_until_crash(partial(recover_unsynced, data=data), tmp_path / "run", None)
+    assert crash.acks == [["found", 5, int(tail == "sealed")]]
+    for directory in disks(crash, tmp_path):
+        check_pointer(directory, 7 if tail == "sealed" else -1)
+        assert read_all(directory / "7.seg") == records
+        assert recover_stream(Env(), directory).warnings == ()
 
 
 # -- rewriting that dies

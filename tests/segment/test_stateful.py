@@ -179,5 +179,5 @@ class StreamMachine(RuleBasedStateMachine):
 
 
 TestStream = StreamMachine.TestCase
-TestStream.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestStream.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
 TestStream.pytestmark = [pytest.mark.expects_warnings]
