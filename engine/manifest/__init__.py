@@ -2,5 +2,6 @@
 
 Read in this order: `format` and `payloads` (bytes), `chunk` and `writer` (how they get on disk), `reader` (how they
 come back), `index` (what they mean), `snapshot`, `retention`, `bundle`, `upload` (how the log stays small and safe),
-`group` (many callers, one fsync), `shadow` (the JSON copy it is compared with).
+`group` (many callers, one fsync), `shadow` (the JSON copy it is compared with), `examine` and `check` (reading a
+damaged folder, and saying what is wrong with it).
 """

@@ -10,7 +10,7 @@ Owner: whoever builds the batch; the writer thread once it is submitted.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from struct import Struct
 from typing import Final, NamedTuple
 
@@ -68,6 +68,29 @@ class RecordBatch:
         self.timestamps_ms.append(timestamp_ms)
         self.lengths.append(len(data))
         self.payloads += data
+
+    def add_columns(
+        self,
+        payload_type: type[payloads.Payload],
+        segment_ids: Sequence[int],
+        *fields: Sequence[int],
+        logical_offsets: Sequence[int] | None = None,
+        timestamp_ms: int = 0,
+    ) -> None:
+        """Many records of one fixed-size type, a column a field: what a sweep over thousands of chunks writes."""
+        kind, packed = payloads.PADDED[payload_type]
+        count = len(segment_ids)
+        body = b"".join(map(packed.pack, *fields))
+        offsets = array("Q", logical_offsets if logical_offsets is not None else bytes(8 * count))
+        if len(body) != count * packed.size or len(offsets) != count:
+            raise ValueError(f"{count} segments need {count} values in each column")
+        ids = array("Q", segment_ids)
+        self.types.extend(array("H", [kind]) * count)
+        self.segment_ids.extend(ids)
+        self.logical_offsets.extend(offsets)
+        self.timestamps_ms.extend(array("Q", [timestamp_ms]) * count)
+        self.lengths.extend(array("I", [packed.size]) * count)
+        self.payloads += body
 
     def add_event(self, batch_id: int, schema_id: int, body: bytes) -> None:
         for blob in split_event(batch_id, schema_id, body):

@@ -136,6 +136,10 @@ UPLOAD_FAILED: Final = Struct("<HI")
 CUSTOM_EVENT: Final = Struct("<IH")
 
 _PADS: Final = tuple(b"\0" * n for n in range(8))
+# The same structs with their padding, so that packing one gives the stored bytes.
+PADDED: Final[dict[type, tuple[RecordType, Struct]]] = {
+    cls: (kind, Struct(f"{fixed.format}{-fixed.size & 7}x")) for cls, (kind, fixed) in _FIXED.items()
+}
 
 
 def _padded(data: bytes) -> bytes:
@@ -152,9 +156,9 @@ def _key(text: str) -> bytes:
 def encode(payload: Payload) -> tuple[RecordType, bytes]:
     """The type and the padded payload bytes, as the log stores them."""
     kind = type(payload)
-    fixed = _FIXED.get(kind)
+    fixed = PADDED.get(kind)
     if fixed is not None:
-        return fixed[0], _padded(fixed[1].pack(*payload))
+        return fixed[0], fixed[1].pack(*payload)
     key_only = _KEY_ONLY.get(kind)
     if key_only is not None:
         key = _key(str(payload[0]))

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -209,16 +209,17 @@ def _damage(
     return error(f"record damaged ({scan.fault.name.lower().replace('_', ' ')})", scan.pos, segment_id)
 
 
-def read_file(path: Path, *, size_max: int = CHUNK_LEN_MAX) -> bytes:
-    """The whole file, read (not mapped: a writer may cut it) under the lock that header updates take."""
+def read_file(path: Path, *, start: int = 0, length: int | None = None) -> bytes:
+    """A file or a part of it, read (not mapped: a writer may cut it) under the lock that header updates take."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         size = os.fstat(fd).st_size
-        if size > size_max:
+        if length is None and size > CHUNK_LEN_MAX:
             raise ManifestIntegrityError(f"{size} bytes are more than a chunk can have", path=str(path))
         fcntl.flock(fd, fcntl.LOCK_SH)
         with open(fd, "rb", closefd=False) as f:
-            return f.read()
+            f.seek(start)
+            return f.read(-1 if length is None else length)
     finally:
         os.close(fd)
 
@@ -233,17 +234,18 @@ class ChunkFile:
     length: int | None = None
 
     def read(self) -> bytes:
-        data = read_file(self.path, size_max=1 << 62 if self.length is not None else CHUNK_LEN_MAX)
-        return data if self.length is None else data[self.start : self.start + self.length]
+        return read_file(self.path, start=self.start, length=self.length)
 
 
-def split_bundle(data: bytes | memoryview, *, path: str = "") -> Iterator[tuple[int, int, ChunkHeader]]:
-    """(start, length, header) of each chunk in a bundle. A bundle holds whole sealed chunks and nothing else."""
+def split_bundle(
+    size: int, header_at: Callable[[int], bytes], *, path: str = ""
+) -> Iterator[tuple[int, int, ChunkHeader]]:
+    """(start, length, header) of each chunk in a bundle of `size` bytes: whole sealed chunks and nothing else."""
     pos = 0
-    while pos < len(data):
-        header = unpack_chunk_header(memoryview(data)[pos : pos + CHUNK_HEADER_LEN], path=path)
+    while pos < size:
+        header = unpack_chunk_header(header_at(pos), path=path)
         length = header.committed_len
-        if not header.sealed or length < CHUNK_HEADER_LEN or pos + length > len(data):
+        if not header.sealed or length < CHUNK_HEADER_LEN or pos + length > size:
             raise ManifestIntegrityError(
                 "a bundle holds whole sealed chunks only", path=path, chunk_index=header.chunk_index, offset=pos
             )
@@ -311,19 +313,20 @@ class Stream:
 
 
 def _bundle_chunks(path: Path, first: int, last: int) -> Iterator[ChunkFile]:
-    data = read_file(path, size_max=1 << 62)
+    """Where each chunk of a bundle is; only the headers are read."""
     index = first
-    for start, length, header in split_bundle(data, path=str(path)):
-        if header.chunk_index != index:
-            raise ManifestIntegrityError(
-                f"holds chunk {header.chunk_index} where {index} belongs",
-                path=str(path),
-                chunk_index=index,
-                offset=start,
-            )
-        yield ChunkFile(index, path, start, length)
-        index += 1
+    with open(path, "rb") as f:
+        size = os.fstat(f.fileno()).st_size
+
+        def header_at(pos: int) -> bytes:
+            return os.pread(f.fileno(), CHUNK_HEADER_LEN, pos)
+
+        for start, length, header in split_bundle(size, header_at, path=str(path)):
+            if header.chunk_index != index:
+                what = f"holds chunk {header.chunk_index} where {index} belongs"
+                raise ManifestIntegrityError(what, path=str(path), chunk_index=index, offset=start)
+            yield ChunkFile(index, path, start, length)
+            index += 1
     if index != last + 1:
-        raise ManifestIntegrityError(
-            f"ends before chunk {last}, which its name promises", path=str(path), chunk_index=index, offset=len(data)
-        )
+        what = f"ends before chunk {last}, which its name promises"
+        raise ManifestIntegrityError(what, path=str(path), chunk_index=index, offset=size)

@@ -11,7 +11,7 @@ plan deletes: only the oldest go, so the rest has no holes.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -69,9 +69,16 @@ def read_headers(directory: Path) -> list[ChunkHeader]:
     return headers
 
 
-def apply(env: Env, directory: Path, covered: LogPosition | None) -> RetentionPlan:
-    """Deletes what may go, oldest first."""
+def apply(
+    env: Env, directory: Path, covered: LogPosition | None, *, uploaded: Callable[[int], bool] | None = None
+) -> RetentionPlan:
+    """Deletes what may go, oldest first. `uploaded` asks the log whether a chunk really is in the remote.
+
+    The flag in the chunk's header is under no checksum; where the log is folded, it has the last word.
+    """
     decided = plan(read_headers(directory), list_snapshots(directory), covered)
+    if uploaded is not None:
+        decided = decided._replace(chunks=list(itertools.takewhile(uploaded, decided.chunks)))
     for index in decided.chunks:
         env.files.unlink(directory / chunk_name(index))
         env.failpoint("manifest.retention.unlinked")

@@ -237,6 +237,10 @@ def _unpack_entry(row: tuple[int, ...], strings: bytes, path: str) -> ManifestEn
     if at + key_len + etag_len > len(strings):
         raise CorruptError(f"snapshot: entry of segment {row[0]} points outside the strings", path=path)
     cut = at + key_len
+    try:
+        key, etag = strings[at:cut].decode(), strings[cut : cut + etag_len].decode()
+    except UnicodeDecodeError:
+        raise CorruptError(f"snapshot: entry of segment {row[0]} has a key that is not UTF-8", path=path) from None
     return ManifestEntry(
         **{name: bool(state >> i & 1) for i, name in enumerate(_STATE_BITS)},
         base_offset=row[1],
@@ -257,8 +261,8 @@ def _unpack_entry(row: tuple[int, ...], strings: bytes, path: str) -> ManifestEn
         upload=row[20],
         hydration=row[21],
         residency=row[22],
-        key=strings[at:cut].decode(),
-        etag=strings[cut : cut + etag_len].decode(),
+        key=key,
+        etag=etag,
     )
 
 

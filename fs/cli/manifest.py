@@ -11,7 +11,8 @@ from typing import Any
 import click
 import msgspec
 
-from aof2.engine.manifest.check import CheckReport, Finding, Kind, check, examine, survey
+from aof2.engine.manifest.check import CheckReport, check
+from aof2.engine.manifest.examine import Finding, Kind, examine, survey
 from aof2.engine.manifest.format import (
     COMMIT_BLOB,
     COMMIT_SCHEMA_ID,

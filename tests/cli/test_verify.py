@@ -11,8 +11,9 @@ import pytest
 
 from aof2.engine.env import Env
 from aof2.engine.manifest import payloads as p
-from aof2.engine.manifest.check import CheckReport, Kind, check
+from aof2.engine.manifest.check import CheckReport, check
 from aof2.engine.manifest.chunk import mark_uploaded
+from aof2.engine.manifest.examine import Kind
 from aof2.engine.manifest.format import LogPosition, ManifestIntegrityError
 from aof2.engine.manifest.index import ManifestIndex
 from aof2.engine.manifest.quarantine import quarantine

@@ -99,6 +99,22 @@ def test_a_batch_and_single_appends_give_the_same_bytes(
     assert (one / "0.mlog").read_bytes() == (many / "0.mlog").read_bytes()
 
 
+def test_columns_give_the_same_records_as_rows(tmp_path: Path) -> None:
+    rows, columns = RecordBatch(), RecordBatch()
+    for i in range(50):
+        rows.add(p.CompressionDone(i * 10, i), segment_id=i, logical_offset=7 + i, timestamp_ms=5)
+    numbers = range(50)
+    columns.add_columns(
+        p.CompressionDone, numbers, [i * 10 for i in numbers], numbers, logical_offsets=range(7, 57), timestamp_ms=5
+    )
+    assert list(rows.rows()) == list(columns.rows())
+    columns.add_columns(p.LocalEvicted, [1, 2], [3, 4])
+    assert list(columns.rows())[-1] == (13, 2, 0, 0, (4).to_bytes(8, "little"))
+    for bad in ([1, 2, 3], [1]):
+        with pytest.raises(ValueError, match="column"):
+            RecordBatch().add_columns(p.LocalEvicted, bad, [3, 4])
+
+
 def test_rotation_by_size_stitches_ordinals(tmp_path: Path) -> None:
     with ManifestLogWriter.open(Env(), tmp_path, small()) as w:
         for i in range(2000):

@@ -85,7 +85,7 @@ def reheaded(data: bytes, at: int, value: int, size: int) -> bytes:
     """The snapshot with a header field changed and the header's checksum made right again."""
     bad = bytearray(data)
     bad[at : at + size] = value.to_bytes(size, "little")
-    sections = min(int.from_bytes(bad[76:80], "little"), (len(bad) - 96) // 56)
+    sections = min(int.from_bytes(bad[68:72], "little"), (len(bad) - 96) // 56)
     crc = native.crc64(bytes(bad[96 : 96 + 56 * sections]), native.crc64(bytes(bad[:88])))
     bad[88:96] = crc.to_bytes(8, "little")
     return bytes(bad)
@@ -99,17 +99,28 @@ def reheaded(data: bytes, at: int, value: int, size: int) -> bytes:
         (12, 104, 4, CorruptError),
         (16, 2**63, 8, CorruptError),
         (16, 0, 8, CorruptError),
-        (72, 64, 4, CorruptError),
-        (76, 2**32 - 1, 4, CorruptError),
-        (76, 0, 4, CorruptError),
-        (80, 2**62, 8, CorruptError),
+        (64, 64, 4, CorruptError),
+        (68, 2**32 - 1, 4, CorruptError),
+        (68, 0, 4, CorruptError),
+        (72, 2**62, 8, CorruptError),
         (96 + 32, 2**63, 8, CorruptError),
         (96 + 40, 2**63, 8, CorruptError),
     ],
 )
 def test_fields_that_lie_under_a_valid_checksum(at: int, value: int, size: int, error: type[Exception]) -> None:
-    with pytest.raises(error):
+    with pytest.raises(error) as e:
         decode_snapshot(reheaded(encoded(), at, value, size))
+    assert "checksum" not in str(e.value)
+
+
+def test_a_key_that_is_not_text_is_refused_under_valid_checksums() -> None:
+    data = bytearray(encoded(folded([(p.UploadDone("abcd", "e"), 1)])))
+    at = data.index(b"abcde")
+    data[at] = 0xFF
+    row = 96 + 56  # the table's second section, `strings`
+    data[row + 48 : row + 56] = native.crc64(bytes(data[at : at + 5])).to_bytes(8, "little")
+    with pytest.raises(CorruptError, match="UTF-8"):
+        decode_snapshot(reheaded(bytes(data), 80, 0, 8))
 
 
 def test_section_names_have_a_limit() -> None:

@@ -220,8 +220,9 @@ def test_what_retention_deletes_is_not_missed(tmp_path: Path) -> None:
     for _ in range(3):
         snapshot = take_snapshot(log.writer, replay(tmp_path))
     whole = replay(tmp_path)
+    assert retention.apply(log.writer.env, tmp_path, snapshot.position, uploaded=lambda i: i < 2) == ([0, 1], [1])
     decided = retention.apply(log.writer.env, tmp_path, snapshot.position)
-    assert decided == ([0, 1, 2, 3], [1])
+    assert decided == ([2, 3], [])
     assert replay(tmp_path).same_state(whole)
     assert retention.apply(log.writer.env, tmp_path, snapshot.position) == ([], [])
     found = retention.read_headers(tmp_path)
