@@ -1,0 +1,159 @@
+"""What a volume is set to: one frozen struct a section of mount.conf.
+
+The defaults here are the file's defaults. Field names carry units where the file's keys do not (`timeout` in the file
+is `timeout_s` here). Code that builds settings itself (tests) is trusted to keep them consistent; files are checked by
+`loader`.
+
+Owner: plain data, shared freely. Crash: nothing is written.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+from urllib.parse import unquote, urlsplit
+
+import msgspec
+
+from aof2.engine.units import MinFree
+
+_KIB, _MIB, _GIB = 1 << 10, 1 << 20, 1 << 30
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True):
+    """A table of the file."""
+
+
+class VolumeSettings(Section, frozen=True, kw_only=True):
+    """Where the mount appears and where its local state lives. The only section without defaults."""
+
+    mountpoint: Path
+    state_dir: Path
+
+
+class RemoteSettings(Section, frozen=True, kw_only=True):
+    """Tier 2. `url` is `file:///dir` or `s3://bucket/prefix`; keys come from the usual AWS chain, never from here."""
+
+    url: str = "file:///var/lib/aof2-remote"
+    endpoint_url: str = ""
+    region: str = ""
+    timeout_s: float = 30.0
+    retries: int = 5
+    parallel: int = 16
+
+    @property
+    def directory(self) -> Path | None:
+        """The folder of a `file://` remote."""
+        return Path(unquote(self.url.removeprefix("file://"))) if self.url.startswith("file://") else None
+
+    @property
+    def bucket(self) -> str:
+        return urlsplit(self.url).netloc if self.url.startswith("s3://") else ""
+
+    @property
+    def prefix(self) -> str:
+        """The key prefix in the bucket, without slashes at its ends."""
+        return urlsplit(self.url).path.strip("/") if self.url.startswith("s3://") else ""
+
+
+class CacheSettings(Section, frozen=True, kw_only=True):
+    """The bounded tiers on this machine, and how hard background readers may pull."""
+
+    hot_bytes: int = 20 * _GIB
+    warm_bytes: int = 5 * _GIB
+    page_cache_bytes: int = 512 * _MIB
+    low_water: float = 0.9
+    min_free: MinFree = MinFree(fraction=0.05)
+    cold_scan_bytes_per_s: int = 200 * _MIB
+    cold_scan_parallel: int = 4
+    scrub_every_s: float | None = 7 * 86_400.0
+
+
+class RetentionSettings(Section, frozen=True, kw_only=True):
+    """How long what is gone can be brought back."""
+
+    undelete_window_s: float = 7 * 86_400.0
+    checkpoints: int = 10
+    purge_after_s: float = 3_600.0
+
+
+class ManifestSettings(Section, frozen=True, kw_only=True):
+    """The manifest log. `enabled = false` mounts the volume read-only."""
+
+    chunk_capacity_bytes: int = 256 * _KIB
+    rotation_period_ms: int = 250
+    commit_period_ms: int = 100
+    durable: bool = True
+    enabled: bool = True
+
+
+class MetricsSettings(Section, frozen=True, kw_only=True):
+    """Where `/metrics` is served; "" serves it nowhere."""
+
+    listen: str = "127.0.0.1:9464"
+
+
+class TenantSettings(Section, frozen=True, kw_only=True):
+    """What tenants of every kind have. `quota_bytes` None: bounded by the volume alone."""
+
+    quota_bytes: int | None = None
+    compression: str = "zstd"
+
+    @property
+    def kind(self) -> str:
+        return next(kind for kind, cls in TENANT_KINDS.items() if cls is type(self))
+
+
+class FilesTenant(TenantSettings, frozen=True, kw_only=True):
+    """Ordinary files. `write_mode`: who answers WRITE (auto: the kernel while there is room)."""
+
+    write_mode: str = "auto"
+
+
+class AppendTenant(TenantSettings, frozen=True, kw_only=True):
+    """Record streams. `framing`: a record is a line, or what one write() brought."""
+
+    ext: str = "jsonl"
+    framing: str = "line"
+    segment_bytes: int = 64 * _MIB
+    seal_after_s: float = 10.0
+
+
+class PagedTenant(TenantSettings, frozen=True, kw_only=True):
+    """libsql-style files. Above `delta_threshold` of changed pages a chunk is rewritten instead of patched."""
+
+    page_bytes: int = 4096
+    delta_threshold: float = 0.25
+    checkpoint_every_s: float = 60.0
+
+
+class EngineSettings(Section, frozen=True, kw_only=True):
+    """Not in the file: sizes that are part of the format. Tests make them small with `msgspec.structs.replace`."""
+
+    chunk_bytes: int = 64 * _MIB
+    block_bytes: int = 1 * _MIB
+
+
+TENANT_KINDS: Final[dict[str, type[TenantSettings]]] = {
+    "files": FilesTenant,
+    "append": AppendTenant,
+    "paged": PagedTenant,
+}
+TENANTS_DEFAULT: Final[dict[str, TenantSettings]] = {
+    "default": FilesTenant(),
+    "events": AppendTenant(),
+    "db": PagedTenant(),
+}
+
+
+class Settings(Section, frozen=True, kw_only=True):
+    """One volume's settings."""
+
+    volume: VolumeSettings
+    remote: RemoteSettings = RemoteSettings()
+    cache: CacheSettings = CacheSettings()
+    retention: RetentionSettings = RetentionSettings()
+    manifest: ManifestSettings = ManifestSettings()
+    metrics: MetricsSettings = MetricsSettings()
+    tenants: dict[str, TenantSettings] = msgspec.field(default_factory=lambda: dict(TENANTS_DEFAULT))
+    engine: EngineSettings = EngineSettings()
