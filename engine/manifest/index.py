@@ -46,7 +46,7 @@ class Progress(IntEnum):
     FAILED = 3
 
 
-class ManifestEntry(msgspec.Struct, gc=False):
+class ManifestEntry(msgspec.Struct, gc=False, array_like=True):
     """What the log says about one segment."""
 
     opened: bool = False

@@ -206,6 +206,12 @@ class ManifestLogWriter:
             self.sync()
         return self.position
 
+    def rollback(self) -> None:
+        """Forgets what was appended since the last commit: whoever wanted it was told that it failed."""
+        if self._chunk is not None:
+            self._chunk.rollback()
+            self._uncommitted = 0
+
     def sync(self) -> None:
         """What is committed is durable when this returns. One fsync however much that is; none if there is nothing."""
         chunk = self._chunk

@@ -329,6 +329,20 @@ def test_a_quarantined_stream_is_readable_but_takes_no_writer(tmp_path: Path) ->
     ManifestLogWriter.open(Env(), tmp_path).close()
 
 
+def test_a_rollback_leaves_no_trace(tmp_path: Path) -> None:
+    plain_dir, rolled = tmp_path / "plain", tmp_path / "rolled"
+    for directory in (plain_dir, rolled):
+        with ManifestLogWriter.open(Env(now_ms=Clock()), directory, small()) as w:
+            for i in range(3):
+                if directory == rolled:
+                    w.append(p.LocalEvicted(99), segment_id=99)
+                    w.rollback()
+                w.append(p.LocalEvicted(i), segment_id=i)
+                w.commit()
+                w.rollback()
+    assert (plain_dir / "0.mlog").read_bytes() == (rolled / "0.mlog").read_bytes()
+
+
 def test_settings_out_of_range_name_the_value() -> None:
     for bad in (
         {"chunk_capacity": 1000},

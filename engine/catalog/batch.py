@@ -1,0 +1,106 @@
+"""One atomic change to a stream's rows, as the function that makes it sees it.
+
+`catalog.writer` calls the function with a Batch, on the writer thread, inside the write transaction: reads see every
+batch before it, so read-modify-write needs no lock. What it changes is kept here and reaches the transaction and the
+log only if the function returns; if it raises, nothing happened.
+
+Owner: the writer thread, for the length of one call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final, TypeVar
+
+import msgspec
+
+from aof2.engine.catalog import ops as o
+from aof2.engine.catalog import tables as t
+from aof2.engine.catalog.rows import ChangeRow
+from aof2.engine.catalog.store import View
+from aof2.engine.catalog.tables import Table
+from aof2.engine.manifest import payloads
+from aof2.engine.manifest.batch import RecordBatch
+
+R = TypeVar("R")
+K = TypeVar("K")
+
+EVENT_SCHEMA_ID: Final = 16  # written to disk: a commit's row changes
+Mutation = tuple[int, bytes, bytes | None]  # database number, key without its stream, row or None: deleted
+_mutations: Final = msgspec.msgpack.Decoder(list[Mutation])
+
+
+def decode_event(body: bytes) -> list[Mutation]:
+    return _mutations.decode(body)
+
+
+class Batch:
+    """Rows of one stream, read and changed; tier records and ManifestOps written along."""
+
+    def __init__(self, view: View, stream_id: int, now_ms: int) -> None:
+        self.stream_id = stream_id
+        self.now_ms = now_ms
+        self.view = view
+        self.records = RecordBatch()
+        self.ops: list[o.ManifestOp] = []
+        self.after_commit: list[Callable[[], None]] = []
+        self._prefix = t.STREAM.pack(stream_id)
+        self._changed: dict[tuple[int, bytes], bytes | None] = {}
+
+    def get(self, table: Table[K, R], key: K) -> R | None:
+        packed = table.key(key)
+        slot = (table.number, packed)
+        data = self._changed[slot] if slot in self._changed else self.view.raw(table.database, self._prefix + packed)
+        return None if data is None else table.decode(data)
+
+    def put(self, table: Table[K, R], key: K, row: R) -> None:
+        self._changed[table.number, table.key(key)] = t.encode(row)
+
+    def delete(self, table: Table[K, R], key: K) -> None:
+        self._changed[table.number, table.key(key)] = None
+
+    def scan(self, table: Table[K, R], *, prefix: bytes = b"") -> Iterator[tuple[K, R]]:
+        """Rows as they were before this batch."""
+        return self.view.scan(self.stream_id, table, prefix=prefix)
+
+    def next_id(self, counter: str, *, step: int = 1) -> int:
+        """The next value of a counter of this stream, from 1; `step` takes several, the first is returned."""
+        value = (self.get(t.COUNTERS, counter) or 0) + 1
+        self.put(t.COUNTERS, counter, value + step - 1)
+        return value
+
+    def record(self, payload: payloads.Payload, *, segment_id: int, logical_offset: int = 0) -> None:
+        """A tier record, committed with the rows."""
+        self.records.add(payload, segment_id=segment_id, logical_offset=logical_offset, timestamp_ms=self.now_ms)
+
+    def apply(self, op: o.ManifestOp) -> None:
+        """Changes a row that subscribers watch, and tells them."""
+        match op:
+            case o.UpsertChunk(chunk):
+                self.put(t.CHUNKS, chunk.chunk_id, chunk)
+            case o.DeleteChunk(chunk_id):
+                self.delete(t.CHUNKS, chunk_id)
+                self.delete(t.RESIDENCY, chunk_id)
+            case o.UpsertChunkDelta(db_id, chunk_id, generation, delta):
+                self.put(t.DELTAS, (db_id, chunk_id, generation), delta)
+            case o.DeleteChunkDelta(db_id, chunk_id, generation):
+                self.delete(t.DELTAS, (db_id, chunk_id, generation))
+            case o.UpsertWal(stream_ino, wal):
+                self.put(t.WALS, (stream_ino, wal.segment_id), wal)
+            case o.DeleteWal(stream_ino, segment_id):
+                self.delete(t.WALS, (stream_ino, segment_id))
+            case o.SetWatermark(component, generation):
+                if generation > (self.get(t.WATERMARKS, component) or 0):
+                    self.put(t.WATERMARKS, component, generation)
+        self.ops.append(op)
+
+    def finish(self, *, subscribed: bool) -> list[Mutation]:
+        """The row changes to log and apply, with the change record where somebody reads it."""
+        if self.ops:
+            sequence = self.next_id("change_sequence")
+            if subscribed:
+                watermarks = dict(self.view.scan(self.stream_id, t.WATERMARKS))
+                watermarks |= {op.component: op.generation for op in self.ops if isinstance(op, o.SetWatermark)}
+                packed = tuple(t.encode(op) for op in self.ops)
+                self.put(t.CHANGES, sequence, ChangeRow(sequence, self.now_ms, packed, watermarks))
+        return [(number, key, value) for (number, key), value in self._changed.items()]

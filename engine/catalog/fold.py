@@ -1,0 +1,156 @@
+"""The tier records of one stream, folded into the `segments` rows.
+
+ManifestIndex does the folding; here its dictionaries are LMDB's: entries are loaded when a record touches them and
+written back with the batch, so a stream of a million segments costs the memory of the few in hand. What is pending is
+kept in memory as well: it is short by nature.
+
+Owner: the catalog's writer thread. `flush` writes into its transaction; after an aborted one, `reload`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import msgspec
+
+from aof2.engine.catalog import tables as t
+from aof2.engine.catalog.store import View
+from aof2.engine.manifest.index import ManifestEntry, ManifestIndex
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+_entry_decoder = msgspec.msgpack.Decoder(ManifestEntry)
+_pair_decoder = msgspec.msgpack.Decoder(tuple[int, str])
+_pending_decoder = msgspec.msgpack.Decoder(tuple[int, str, int])
+
+
+class _Entries(dict[int, ManifestEntry]):
+    """Entries in hand; a missing one is looked up in the rows."""
+
+    def __init__(self, load: Callable[[int], ManifestEntry | None]) -> None:
+        super().__init__()
+        self._load = load
+
+    def get(self, segment_id: int, default: Any = None) -> Any:
+        entry = super().get(segment_id)
+        if entry is None:
+            entry = self._load(segment_id)
+            if entry is not None:
+                self[segment_id] = entry
+        return default if entry is None else entry
+
+
+class _Touched(dict[K, V]):
+    """A dictionary that remembers which keys changed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.touched: set[K] = set()
+
+    def __setitem__(self, key: K, value: V) -> None:
+        self.touched.add(key)
+        super().__setitem__(key, value)
+
+    def pop(self, key: K, *default: Any) -> Any:
+        self.touched.add(key)
+        return super().pop(key, *default)
+
+
+class _TouchedSet(set[K]):
+    def __init__(self) -> None:
+        super().__init__()
+        self.touched: set[K] = set()
+
+    def add(self, key: K) -> None:
+        self.touched.add(key)
+        super().add(key)
+
+    def discard(self, key: Any) -> None:
+        self.touched.add(key)
+        super().discard(key)
+
+
+Put = Callable[[bytes, bytes | None], None]
+
+
+class StreamFold(ManifestIndex):
+    """A ManifestIndex whose state is the `segments` rows of one stream."""
+
+    def __init__(self, stream_id: int) -> None:
+        super().__init__()
+        self.prefix = t.STREAM.pack(stream_id)
+        self.view: View | None = None
+        self._saved_snapshot: tuple[int, int, int] | None = None
+        self._reset()
+
+    def _reset(self) -> None:
+        self.entries = self._entries = _Entries(self._load)
+        self.pending_uploads = self._uploads = _Touched[tuple[int, str], int]()
+        self.pending_deletes = self._deletes = _TouchedSet[tuple[int, str]]()
+        self.log_objects = self._objects = _Touched[str, str]()
+
+    def _load(self, segment_id: int) -> ManifestEntry | None:
+        if self.view is None:
+            return None
+        data = self.view.raw("segments", self.prefix + t.SEGMENT_ENTRY + segment_id.to_bytes(8, "big"))
+        return None if data is None else _entry_decoder.decode(data)
+
+    def reload(self, view: View) -> None:
+        """What is pending, from the rows; entries follow when touched."""
+        self._reset()
+        at = len(self.prefix) + 1
+        for _, value in view.raw_scan("segments", self.prefix + t.SEGMENT_PENDING_UPLOAD):
+            segment_id, key, reason = _pending_decoder.decode(value)
+            dict.__setitem__(self._uploads, (segment_id, key), reason)
+        for _, value in view.raw_scan("segments", self.prefix + t.SEGMENT_PENDING_DELETE):
+            set.add(self._deletes, _pair_decoder.decode(value))
+        for name, value in view.raw_scan("segments", self.prefix + t.SEGMENT_LOG_OBJECT):
+            dict.__setitem__(self._objects, name[at:].decode(), value.decode())
+        last = view.raw("segments", self.prefix + t.SEGMENT_LAST_SNAPSHOT)
+        self.snapshot = None if last is None else msgspec.msgpack.decode(last, type=tuple[int, int, int])
+        self._saved_snapshot = self.snapshot
+
+    def flush(self, put: Put) -> None:
+        """Writes what the records since the last flush changed; `put(key, None)` deletes."""
+        encode = t.encode
+        for segment_id, entry in self._entries.items():
+            put(self.prefix + t.SEGMENT_ENTRY + segment_id.to_bytes(8, "big"), encode(entry))
+        self._entries.clear()
+        for pair in self._uploads.touched:
+            reason = dict.get(self._uploads, pair)
+            put(self._pair_key(t.SEGMENT_PENDING_UPLOAD, pair), None if reason is None else encode((*pair, reason)))
+        for pair in self._deletes.touched:
+            put(self._pair_key(t.SEGMENT_PENDING_DELETE, pair), encode(pair) if pair in self._deletes else None)
+        for name in self._objects.touched:
+            etag = dict.get(self._objects, name)
+            put(self.prefix + t.SEGMENT_LOG_OBJECT + name.encode(), None if etag is None else etag.encode())
+        for tracked in (self._uploads, self._deletes, self._objects):
+            tracked.touched.clear()
+        if self.snapshot != self._saved_snapshot:
+            put(self.prefix + t.SEGMENT_LAST_SNAPSHOT, encode(self.snapshot))
+            self._saved_snapshot = self.snapshot
+
+    def _pair_key(self, tag: bytes, pair: tuple[int, str]) -> bytes:
+        # Keys may be longer than LMDB allows (511 bytes): what does not fit is replaced by its hash.
+        name = pair[1].encode()
+        if len(name) > 400:
+            name = name[:300] + hashlib.sha256(name).digest()
+        return self.prefix + tag + pair[0].to_bytes(8, "big") + name
+
+
+def load_index(view: View, stream_id: int) -> ManifestIndex:
+    """The whole index of a stream in memory: for a snapshot, `verify` and tests."""
+    fold = StreamFold(stream_id)
+    fold.reload(view)
+    index = ManifestIndex()
+    index.pending_uploads = dict(fold.pending_uploads)
+    index.pending_deletes = set(fold.pending_deletes)
+    index.log_objects = dict(fold.log_objects)
+    index.snapshot = fold.snapshot
+    prefix = fold.prefix + t.SEGMENT_ENTRY
+    for key, value in view.raw_scan("segments", prefix):
+        index.entries[int.from_bytes(key[len(prefix) :], "big")] = _entry_decoder.decode(value)
+    return index

@@ -1,0 +1,203 @@
+"""Typed rows of the catalog. msgpack arrays: fields are positional, new ones are appended with a default.
+
+Rows are frozen: a change is a new row (`msgspec.structs.replace`). Ids: a tenant's id is its manifest stream's;
+inode numbers are `stream_id << 40 | n`, so they are unique in the volume without coordination; chunk ids are the
+manifest's segment ids, one counter a tenant.
+
+The fields are in snapshots and logs. Never reorder, never remove; retire a field by ignoring it.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Final
+
+import msgspec
+
+INO_STREAM_SHIFT: Final = 40
+ROOT_INO: Final = 1
+
+
+class Row(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=False):
+    """Base of all rows."""
+
+
+class TenantKind(IntEnum):
+    """Written to disk. Never renumber."""
+
+    FILES = 0
+    APPEND = 1
+    PAGED = 2
+
+
+class TenantRow(Row, frozen=True):
+    tenant_id: int
+    name: str
+    kind: TenantKind
+    created_ms: int
+
+
+class InodeRow(Row, frozen=True):
+    """One inode. `generation` names its content: the object row of that number; 0 is empty and never written."""
+
+    ino: int
+    mode: int
+    uid: int = 0
+    gid: int = 0
+    size: int = 0
+    nlink: int = 1
+    mtime_ns: int = 0
+    ctime_ns: int = 0
+    atime_ns: int = 0
+    rdev: int = 0
+    generation: int = 0
+    parent: int = 0
+    target: bytes = b""
+
+
+class DentryRow(Row, frozen=True):
+    ino: int
+    mode: int
+
+
+class ObjectState(IntEnum):
+    """Written to disk. Never renumber."""
+
+    DIRTY = 0  # being written, or written and not yet sealed
+    SEALED = 1  # hashed and synced on the local disk
+    PUBLISHED = 2  # all of it in the remote, manifest committed
+    TOMBSTONED = 3  # unlinked; kept until the undelete window is over
+
+
+class ObjectRow(Row, frozen=True):
+    """One file's bytes at one generation. `backing` is (inode, size, mtime_ns) of the file when last verified."""
+
+    ino: int
+    generation: int
+    state: ObjectState
+    size: int = 0
+    chunk_bytes: int = 64 << 20
+    chunks: tuple[int, ...] = ()
+    sha256: bytes = b""
+    backing: tuple[int, int, int] | None = None
+    checkpoint_id: int = 0
+    created_ms: int = 0
+    sealed_ms: int = 0
+    published_ms: int = 0
+    tombstoned_ms: int = 0
+
+
+class ChunkRow(Row, frozen=True):
+    """One chunk of an object. `block_crcs` is the crc64 of each block, 8 bytes little-endian each."""
+
+    chunk_id: int
+    ino: int
+    generation: int
+    index: int
+    length: int
+    sha256: bytes = b""
+    crc64: int = 0
+    block_crcs: bytes = b""
+    key: str = ""
+    compression: str = ""
+    superseded: bool = False
+    purge_at_ms: int = 0
+
+
+class ResidencyRow(Row, frozen=True):
+    """Where a chunk's bytes are on this machine: a bit a block in hot_cache, and the length of the warm blob."""
+
+    mask: int = 0
+    warm_bytes: int = 0
+
+
+class BlobRow(Row, frozen=True):
+    """One object in the remote that holds a chunk's content, shared by every chunk with that hash."""
+
+    key: str
+    stored_bytes: int
+    raw_bytes: int
+    refs: int
+    etag: str = ""
+    unreferenced_ms: int = 0
+    verified_ms: int = 0
+
+
+class DeltaRow(Row, frozen=True):
+    base_chunk_id: int
+    delta_id: int
+    file: str
+    residency: int
+    byte_size: int
+    key: str = ""
+
+
+class WalRow(Row, frozen=True):
+    """A WAL artifact or append segment with its local path and what a checkpoint absorbed of it."""
+
+    segment_id: int
+    path: str
+    first_offset: int
+    end_offset: int
+    sealed: bool = False
+    covered_by: int = 0
+
+
+class JobType(IntEnum):
+    """Written to disk. Never renumber."""
+
+    CREATE_CHECKPOINT = 0
+    VERIFY_MANIFEST = 1
+    DOWNLOAD_CHECKPOINT = 2
+    PRUNE_CHECKPOINT = 3
+    TRUNCATE_APPEND_ONLY = 4
+
+
+class JobState(IntEnum):
+    """Written to disk. Never renumber."""
+
+    QUEUED = 0
+    RUNNING = 1
+    DONE = 2
+    FAILED = 3
+    CANCELLED = 4
+
+
+class JobRow(Row, frozen=True):
+    job_id: int
+    type: JobType
+    tenant_id: int
+    token: str
+    state: JobState = JobState.QUEUED
+    payload: bytes = b""
+    done: int = 0
+    total: int = 0
+    attempts: int = 0
+    reason_code: int = 0
+    reason: str = ""
+    created_ms: int = 0
+    updated_ms: int = 0
+    not_before_ms: int = 0
+    lease_until_ms: int = 0
+
+
+class CursorRow(Row, frozen=True):
+    """A subscriber of the change feed: everything up to `acknowledged` it has processed."""
+
+    acknowledged: int
+    registered_ms: int
+    seen_ms: int
+
+
+class QuotaRow(Row, frozen=True):
+    limit_bytes: int
+    used_bytes: int = 0
+
+
+class ChangeRow(Row, frozen=True):
+    """A ManifestChangeRecord: what one commit changed, and the generation watermarks after it."""
+
+    sequence: int
+    timestamp_ms: int
+    ops: tuple[bytes, ...]
+    watermarks: dict[str, int]

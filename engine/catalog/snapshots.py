@@ -1,0 +1,137 @@
+"""Snapshots of the catalog: one stream's rows and folded records at one position of its log.
+
+A read transaction is a consistent picture that knows its own log position, so a snapshot is taken beside the writer,
+not by it: rows are dumped while others are written. Each database is a section `db:<name>`, zstd over
+{u32 key_len, u32 row_len, key without its stream, row}, keys in order.
+
+Invariants
+- The log is synced up to the snapshot's position before the snapshot gets its name.
+- The SnapshotMarker follows it in the log, and retention follows the marker.
+
+Owner: one snapshot at a time a stream; runs on a worker thread. A crash leaves a temporary file, or a whole snapshot
+with or without its marker: either is used.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from struct import Struct
+from typing import Any, Final, NamedTuple
+
+import zstandard
+
+from aof2.engine.catalog import tables as t
+from aof2.engine.catalog.fold import StreamFold, load_index
+from aof2.engine.catalog.store import Catalog, View
+from aof2.engine.catalog.writer import CatalogWriter, put_positions, putter
+from aof2.engine.env import Env
+from aof2.engine.errors import CorruptError
+from aof2.engine.manifest import retention
+from aof2.engine.manifest.format import LOG_SEGMENT_ID, LogPosition, chunk_key
+from aof2.engine.manifest.payloads import SnapshotMarker
+from aof2.engine.manifest.snapshot import Snapshot, encode_snapshot, list_snapshots, store_snapshot
+
+ROW_HEAD: Final = Struct("<II")
+SECTION_PREFIX: Final = "db:"
+ROW_LEN_MAX: Final = 64 << 20
+
+
+def dump(view: View, stream_id: int) -> dict[str, bytes]:
+    """Every database's rows of one stream, compressed."""
+    return {
+        SECTION_PREFIX + name: _dump_database(view, name, stream_id) for name in t.DATABASES if name not in t.DERIVED
+    }
+
+
+def _dump_database(view: View, name: str, stream_id: int) -> bytes:
+    prefix = t.STREAM.pack(stream_id)
+    out = io.BytesIO()
+    with zstandard.ZstdCompressor(level=1).stream_writer(out, closefd=False) as sink:
+        for key, value in view.raw_scan(name, prefix):
+            sink.write(ROW_HEAD.pack(len(key) - len(prefix), len(value)) + key[len(prefix) :] + value)
+    return out.getvalue()
+
+
+def rows_of(section: bytes, name: str) -> Iterator[tuple[bytes, bytes]]:
+    """(key without stream, row) of a section, read in bounded memory."""
+    try:
+        with zstandard.ZstdDecompressor().stream_reader(io.BytesIO(section)) as source:
+            while head := source.read(ROW_HEAD.size):
+                if len(head) < ROW_HEAD.size:
+                    raise CorruptError(f"snapshot section {name!r} ends inside a row")
+                key_len, row_len = ROW_HEAD.unpack(head)
+                if key_len > 511 or row_len > ROW_LEN_MAX:
+                    raise CorruptError(f"snapshot section {name!r} claims a row of {row_len} bytes")
+                body = source.read(key_len + row_len)
+                if len(body) < key_len + row_len:
+                    raise CorruptError(f"snapshot section {name!r} ends inside a row")
+                yield body[:key_len], body[key_len:]
+    except zstandard.ZstdError as e:
+        raise CorruptError(f"snapshot section {name!r} does not decompress ({e})") from e
+
+
+def load(txn: Any, catalog: Catalog, stream_id: int, snapshot: Snapshot) -> None:
+    """The snapshot's rows into an empty catalog, and the position they are at."""
+    prefix = t.STREAM.pack(stream_id)
+    for name, section in snapshot.sections.items():
+        database = name.removeprefix(SECTION_PREFIX)
+        if database not in t.DB_NUMBER:
+            continue  # a newer AOF2's: its rows come back when it does
+        db = catalog.db(database)
+        for key, value in rows_of(section, name):
+            txn.put(prefix + key, value, db=db)
+    fold = StreamFold(stream_id)
+    for segment_id, entry in snapshot.index.entries.items():
+        fold.entries[segment_id] = entry
+    for pair, reason in snapshot.index.pending_uploads.items():
+        fold.pending_uploads[pair] = reason
+    for pair in snapshot.index.pending_deletes:
+        fold.pending_deletes.add(pair)
+    for key_text, etag in snapshot.index.log_objects.items():
+        fold.log_objects[key_text] = etag
+    fold.snapshot = snapshot.index.snapshot
+    fold.flush(putter(txn, catalog.db("segments")))
+    put_positions(txn, catalog, {stream_id: snapshot.position})
+
+
+class SnapshotInfo(NamedTuple):
+    snapshot_id: int
+    position: LogPosition
+
+
+def take(env: Env, catalog: Catalog, writer: CatalogWriter, directory: Path, stream_id: int) -> SnapshotInfo | None:
+    """Stores a snapshot of the stream and marks it in its log; None when nothing was ever written. Blocks."""
+    with catalog.view() as view:
+        position = view.position(stream_id)
+        if position is None:
+            return None
+        index = load_index(view, stream_id)
+        sections = dump(view, stream_id)
+    existing = list_snapshots(directory)
+    snapshot_id = existing[-1] + 1 if existing else 1
+    data = encode_snapshot(
+        index, snapshot_id=snapshot_id, position=position, created_ms=env.now_ms(), sections=sections
+    )
+    writer.flush()
+    store_snapshot(env, directory, data, snapshot_id)
+    catalog.sync()
+    marker = SnapshotMarker(position.chunk_index, position.chunk_offset, snapshot_id)
+    writer.call(
+        stream_id,
+        lambda b: b.record(marker, segment_id=LOG_SEGMENT_ID, logical_offset=position.ordinal),
+        sync=True,
+    )
+    return SnapshotInfo(snapshot_id, position)
+
+
+def retain(
+    env: Env, catalog: Catalog, directory: Path, stream_id: int, covered: LogPosition
+) -> retention.RetentionPlan:
+    """Deletes the chunks and snapshots of the stream that retention lets go, by what the log says is uploaded."""
+    with catalog.view() as view:
+        fold = StreamFold(stream_id)
+        fold.reload(view)
+    uploaded = fold.log_objects
+    return retention.apply(env, directory, covered, uploaded=lambda index: chunk_key(stream_id, index) in uploaded)

@@ -1,0 +1,185 @@
+"""The LMDB environment: open it, read it, know whether it may be trusted.
+
+LMDB is opened without sync: it is only an index of the logs. Its files are right after a clean stop and after the end
+of the process (the page cache has everything), and not to be trusted after anything else. `trust.json` beside them
+says which boot wrote them and whether they were closed cleanly; it is read before LMDB is opened, because a torn LMDB
+file can take the process down.
+
+Invariants
+- One process opens the environment, once, and never across fork. The state folder's lock sees to that.
+- Read transactions are short: nobody awaits, sleeps or does I/O inside `view()`.
+- `clean` is durable only after LMDB itself is, and is withdrawn, durably, before the first write.
+
+Owner: opened by recovery; write transactions belong to the writer thread, read transactions to whoever reads.
+A crash leaves rows that a replay from their recorded positions completes, or files that are thrown away and rebuilt.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import lmdb
+import msgspec
+
+from aof2.engine.catalog.tables import DATABASES, POSITION_PREFIX, STREAM, Table
+from aof2.engine.env import Env
+from aof2.engine.errors import CorruptError
+from aof2.engine.manifest.format import LogPosition
+
+R = TypeVar("R")
+K = TypeVar("K")
+
+TRUST_NAME: Final = "trust.json"
+FORMAT_VERSION: Final = 1
+# Address space, not memory or disk: the file grows with the rows.
+MAP_BYTES: Final = 1 << 40
+CRASH_POINTS: Final = ("catalog.trust.withdrawn", "catalog.trust.synced")
+
+
+class Trust(msgspec.Struct, frozen=True, kw_only=True):
+    boot_id: str
+    clean: bool
+    format_version: int = FORMAT_VERSION
+
+
+def current_boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+class View:
+    """A consistent picture of the rows: one read transaction."""
+
+    __slots__ = ("_dbs", "_txn")
+
+    def __init__(self, txn: Any, dbs: Mapping[str, Any]) -> None:
+        self._txn = txn
+        self._dbs = dbs
+
+    def get(self, stream_id: int, table: Table[K, R], key: K) -> R | None:
+        data = self.raw(table.database, STREAM.pack(stream_id) + table.key(key))
+        return None if data is None else table.decode(data)
+
+    def raw(self, database: str, key: bytes) -> bytes | None:
+        value: bytes | None = self._txn.get(key, db=self._dbs[database])
+        return value
+
+    def scan(
+        self, stream_id: int, table: Table[K, R], *, prefix: bytes = b"", after: bytes | None = None
+    ) -> Iterator[tuple[K, R]]:
+        """Rows in key order. `prefix` narrows by packed key; `after` resumes behind a packed key."""
+        lead = STREAM.pack(stream_id) + table.tag
+        start = lead + (prefix if after is None else after)
+        for key, value in self.raw_scan(table.database, lead + prefix, start):
+            if after is not None and key == start:
+                continue
+            yield table.unpack_key(key[len(lead) :]), table.decode(value)
+
+    def raw_scan(self, database: str, prefix: bytes, start: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
+        with self._txn.cursor(db=self._dbs[database]) as cursor:
+            if not cursor.set_range(start or prefix):
+                return
+            for key, value in cursor:
+                if not key.startswith(prefix):
+                    return
+                yield key, value
+
+    def position(self, stream_id: int) -> LogPosition | None:
+        """How far into the stream's log these rows are."""
+        data = self.raw("meta", POSITION_PREFIX + STREAM.pack(stream_id))
+        return None if data is None else LogPosition(*msgspec.msgpack.decode(data, type=tuple[int, int, int]))
+
+    def streams(self) -> list[int]:
+        keys = (key for key, _ in self.raw_scan("meta", POSITION_PREFIX))
+        return [int(STREAM.unpack(key[len(POSITION_PREFIX) :])[0]) for key in keys]
+
+
+class Catalog:
+    """The open environment. `view` to read; only the writer thread calls `begin_write`."""
+
+    def __init__(self, env: Env, directory: Path, lmdb_env: lmdb.Environment) -> None:
+        self.directory = directory
+        self._env = env
+        self._lmdb = lmdb_env
+        self._dbs = {name: lmdb_env.open_db(name.encode()) for name in DATABASES}
+        self._page_bytes = lmdb_env.stat()["psize"]
+
+    @classmethod
+    def open(cls, env: Env, directory: Path, *, map_bytes: int = MAP_BYTES) -> Catalog:
+        """Opens or creates it, and withdraws the trust in it until `close`."""
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            lmdb_env = lmdb.open(
+                str(directory),
+                map_size=map_bytes,
+                max_dbs=len(DATABASES),
+                sync=False,
+                metasync=False,
+                mode=0o600,
+                max_readers=512,
+            )
+        except lmdb.Error as e:
+            raise CorruptError(f"catalog does not open ({e})", path=str(directory)) from e
+        catalog = cls(env, directory, lmdb_env)
+        catalog._write_trust(clean=False)
+        env.failpoint("catalog.trust.withdrawn")
+        return catalog
+
+    @contextlib.contextmanager
+    def view(self) -> Iterator[View]:
+        with self._lmdb.begin(buffers=False) as txn:
+            yield View(txn, self._dbs)
+
+    def begin_write(self) -> Any:
+        return self._lmdb.begin(write=True)
+
+    def db(self, name: str) -> Any:
+        return self._dbs[name]
+
+    def view_of(self, txn: Any) -> View:
+        return View(txn, self._dbs)
+
+    def sync(self) -> None:
+        """LMDB's own files are durable when this returns; done at snapshots and at the end."""
+        self._lmdb.sync(True)
+
+    def close(self) -> None:
+        """A clean stop: the next open needs no replay beyond the recorded positions."""
+        self._lmdb.sync(True)
+        self._env.failpoint("catalog.trust.synced")
+        self._write_trust(clean=True)
+        self._lmdb.close()
+
+    def abandon(self) -> None:
+        """Lets go without a clean mark: after a failure, or when a test ends the process."""
+        self._lmdb.close()
+
+    def nearly_full(self) -> bool:
+        """Whether a group might not fit any more. The margin is wide: LMDB needs pages to commit, too."""
+        info = self._lmdb.info()
+        used = (info["last_pgno"] + 1) * self._page_bytes
+        return bool(used * 8 > info["map_size"] * 7)
+
+    def _write_trust(self, *, clean: bool) -> None:
+        trust = Trust(boot_id=current_boot_id(), clean=clean)
+        self._env.replace_file(self.directory / TRUST_NAME, msgspec.json.encode(trust))
+
+
+def trusted(directory: Path) -> bool:
+    """Whether the rows on disk may be used: closed cleanly, or written under this boot."""
+    try:
+        trust = msgspec.json.decode((directory / TRUST_NAME).read_bytes(), type=Trust)
+    except (FileNotFoundError, msgspec.DecodeError):
+        return False
+    return trust.format_version == FORMAT_VERSION and (trust.clean or trust.boot_id == current_boot_id())
+
+
+def discard(directory: Path) -> None:
+    """Throws the rows away; the logs are the truth."""
+    if directory.exists():
+        shutil.rmtree(directory)
+    os.makedirs(directory, mode=0o700)  # noqa: PTH103

@@ -1,0 +1,152 @@
+"""Where rows live: named tables inside LMDB databases, keyed so that one stream's rows are one range.
+
+A key is u32 stream id (big-endian), one tag byte of the table, then the table's own key, also big-endian: rows sort by
+their numbers, and everything that belongs to a stream can be dumped, compared or deleted by prefix. The databases are
+the specification's five plus namespace, jobs and quota, plus `segments` (the folded tier records), `blobs` and `meta`.
+
+Tags and database numbers are in logs and snapshots. Never renumber.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from struct import Struct
+from typing import Final, Generic, TypeVar
+
+import msgspec
+
+from aof2.engine.catalog import rows
+
+R = TypeVar("R")
+K = TypeVar("K")
+
+DATABASES: Final = (
+    "chunk_catalog",
+    "chunk_delta_index",
+    "wal_catalog",
+    "change_log",
+    "change_cursors",
+    "namespace",
+    "jobs",
+    "quota",
+    "segments",
+    "blobs",
+    "meta",
+)
+DB_NUMBER: Final = {name: number for number, name in enumerate(DATABASES)}
+# Rebuilt from the tier records themselves, so their rows are not in the log's events nor in `db:` sections.
+DERIVED: Final = frozenset(("segments",))
+
+STREAM: Final = Struct(">I")
+_U64: Final = Struct(">Q")
+_U64X2: Final = Struct(">QQ")
+_U64X3: Final = Struct(">QQQ")
+NAME_LEN_MAX: Final = 255
+
+
+def _u64(key: int) -> bytes:
+    return _U64.pack(key)
+
+
+def _pair(key: tuple[int, int]) -> bytes:
+    return _U64X2.pack(*key)
+
+
+def _triple(key: tuple[int, int, int]) -> bytes:
+    return _U64X3.pack(*key)
+
+
+def _dentry(key: tuple[int, bytes]) -> bytes:
+    return _U64.pack(key[0]) + key[1]
+
+
+def _text(key: str) -> bytes:
+    return key.encode()
+
+
+def _raw(key: bytes) -> bytes:
+    return key
+
+
+class Table(Generic[K, R]):
+    """A typed slice of a database."""
+
+    __slots__ = ("_decoder", "database", "name", "number", "pack_key", "tag", "unpack_key")
+
+    def __init__(
+        self,
+        database: str,
+        tag: bytes,
+        name: str,
+        row: type[R],
+        pack_key: Callable[[K], bytes],
+        unpack_key: Callable[[bytes], K],
+    ) -> None:
+        self.database = database
+        self.number = DB_NUMBER[database]
+        self.tag = tag
+        self.name = name
+        self.pack_key = pack_key
+        self.unpack_key = unpack_key
+        self._decoder = msgspec.msgpack.Decoder(row)
+
+    def decode(self, data: bytes) -> R:
+        return self._decoder.decode(data)
+
+    def key(self, key: K) -> bytes:
+        """The key without its stream."""
+        return self.tag + self.pack_key(key)
+
+
+_encoder: Final = msgspec.msgpack.Encoder()
+
+
+def encode(row: object) -> bytes:
+    return _encoder.encode(row)
+
+
+def _un_u64(key: bytes) -> int:
+    return int(_U64.unpack(key)[0])
+
+
+def _un_pair(key: bytes) -> tuple[int, int]:
+    a, b = _U64X2.unpack(key)
+    return a, b
+
+
+def _un_triple(key: bytes) -> tuple[int, int, int]:
+    a, b, c = _U64X3.unpack(key)
+    return a, b, c
+
+
+def _un_dentry(key: bytes) -> tuple[int, bytes]:
+    return _un_u64(key[:8]), key[8:]
+
+
+CHUNKS: Final = Table("chunk_catalog", b"c", "chunks", rows.ChunkRow, _u64, _un_u64)
+RESIDENCY: Final = Table("chunk_catalog", b"r", "residency", rows.ResidencyRow, _u64, _un_u64)
+DELTAS: Final = Table("chunk_delta_index", b"d", "deltas", rows.DeltaRow, _triple, _un_triple)
+WALS: Final = Table("wal_catalog", b"w", "wals", rows.WalRow, _pair, _un_pair)
+CHANGES: Final = Table("change_log", b"l", "changes", rows.ChangeRow, _u64, _un_u64)
+CURSORS: Final = Table("change_cursors", b"u", "cursors", rows.CursorRow, _text, bytes.decode)
+TENANTS: Final = Table("namespace", b"t", "tenants", rows.TenantRow, _u64, _un_u64)
+INODES: Final = Table("namespace", b"i", "inodes", rows.InodeRow, _u64, _un_u64)
+DENTRIES: Final = Table("namespace", b"e", "dentries", rows.DentryRow, _dentry, _un_dentry)
+XATTRS: Final = Table("namespace", b"x", "xattrs", bytes, _dentry, _un_dentry)
+OBJECTS: Final = Table("namespace", b"o", "objects", rows.ObjectRow, _pair, _un_pair)
+JOBS: Final = Table("jobs", b"j", "jobs", rows.JobRow, _u64, _un_u64)
+JOB_TOKENS: Final = Table("jobs", b"k", "job_tokens", int, _text, bytes.decode)
+QUOTAS: Final = Table("quota", b"q", "quotas", rows.QuotaRow, _text, bytes.decode)
+BLOBS: Final = Table("blobs", b"b", "blobs", rows.BlobRow, _raw, _raw)
+COUNTERS: Final = Table("meta", b"n", "counters", int, _text, bytes.decode)
+WATERMARKS: Final = Table("meta", b"g", "watermarks", int, _text, bytes.decode)
+
+# Tags inside `segments`, which holds the folded tier records as they are in ManifestIndex.
+SEGMENT_ENTRY: Final = b"s"
+SEGMENT_PENDING_UPLOAD: Final = b"p"
+SEGMENT_PENDING_DELETE: Final = b"d"
+SEGMENT_LOG_OBJECT: Final = b"o"
+SEGMENT_LAST_SNAPSHOT: Final = b"m"
+
+# In `meta`, outside any stream: where each stream's log had got to when the rows were written.
+POSITION_PREFIX: Final = b"\xff\xff\xff\xffp"

@@ -1,0 +1,304 @@
+"""The one writer: every change of every stream goes through here, log first, then rows.
+
+Callers submit a function and a stream; the thread of `engine/group.py` runs the functions of a group one after the
+other inside one LMDB write transaction, appends what they changed to the streams' logs, commits the logs, commits the
+transaction with the new log positions, syncs the logs if anybody asked, and answers.
+
+Invariants
+- A row change is in the log before it is in LMDB, and in LMDB before anybody is answered.
+- A function that raises changes nothing. A group that cannot be logged (no room) changes nothing either: the
+  transaction is aborted and the logs are rolled back.
+- If LMDB cannot commit what is logged already, the catalog takes no more until it is opened again: replay from the
+  recorded positions brings the rows back.
+- The rows of stream S change only by what stream S's log says.
+
+Owner: the group thread. A crash leaves logs that are ahead of the rows by at most one group.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
+from typing import Any, Final, NamedTuple, Protocol, TypeVar, cast
+
+import lmdb
+
+from aof2.engine.catalog import tables as t
+from aof2.engine.catalog.batch import EVENT_SCHEMA_ID, Batch, Mutation
+from aof2.engine.catalog.fold import StreamFold
+from aof2.engine.catalog.store import Catalog, View
+from aof2.engine.env import Env
+from aof2.engine.errors import FatalIOError, LimitError, ReadOnlyError
+from aof2.engine.group import GroupThread
+from aof2.engine.manifest.batch import RecordBatch
+from aof2.engine.manifest.format import LogPosition
+from aof2.engine.manifest.writer import ManifestLogWriter, SealedChunk
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Work = Callable[[Batch], T]
+
+GROUP_BYTES_MAX: Final = 4 << 20
+SNAPSHOT_EVERY_BYTES: Final = 16 << 20
+CRASH_POINTS: Final = (
+    "catalog.commit.appended",
+    "catalog.commit.logged",
+    "catalog.commit.applied",
+    "catalog.commit.synced",
+)
+
+
+class WriterEvents(Protocol):
+    """What the writer tells the engine. Called on the writer thread: hand it on, do not work there."""
+
+    def sealed(self, stream_id: int, chunk: SealedChunk) -> None: ...
+
+    def snapshot_due(self, stream_id: int) -> None: ...
+
+
+class _Submission(NamedTuple):
+    stream_id: int
+    work: Callable[[Batch], object]
+
+
+class StreamState:
+    """A stream as the writer holds it: its log, its fold, what the group has staged for it."""
+
+    def __init__(self, stream_id: int, log_writer: ManifestLogWriter, fold: StreamFold) -> None:
+        self.stream_id = stream_id
+        self.log = log_writer
+        self.fold = fold
+        self.staged = RecordBatch()
+        self.subscribed: bool | None = None
+        self.logged_bytes = 0  # since the last snapshot was asked for
+
+
+class CatalogTarget:
+    """Logs and LMDB as the group thread sees them."""
+
+    def __init__(
+        self, env: Env, catalog: Catalog, streams: Mapping[int, StreamState], events: WriterEvents | None
+    ) -> None:
+        self.env = env
+        self.catalog = catalog
+        self.streams = dict(streams)
+        self.events = events
+        self.enabled = True
+        self._txn: Any = None
+        self._poison: Exception | None = None
+        self._failed = ""
+        self._touched: dict[int, StreamState] = {}
+        self._after: list[Callable[[], None]] = []
+
+    def append(self, item: _Submission) -> Callable[[], object]:
+        self._refuse()
+        stream = self.streams.get(item.stream_id)
+        if stream is None:
+            raise LimitError(f"there is no stream {item.stream_id}")
+        if self._txn is None:
+            if self.catalog.nearly_full():
+                raise LimitError(_MAP_FULL)
+            self._txn = self.catalog.begin_write()
+        batch = Batch(self.catalog.view_of(self._txn), item.stream_id, self.env.now_ms())
+        value = item.work(batch)
+        self._stage(stream, batch, batch.finish(subscribed=self._subscribed(stream, batch.view)))
+        self._after += batch.after_commit
+        return lambda: value
+
+    @staticmethod
+    def _subscribed(stream: StreamState, view: View) -> bool:
+        """Whether anybody reads the stream's change feed; looked up again when a cursor came or went."""
+        if stream.subscribed is None:
+            stream.subscribed = next(view.scan(stream.stream_id, t.CURSORS), None) is not None
+        return stream.subscribed
+
+    def _stage(self, stream: StreamState, batch: Batch, mutations: list[Mutation]) -> None:
+        if not mutations and not batch.records:
+            return
+        self._touched[stream.stream_id] = stream
+        try:
+            apply_mutations(self._txn, self.catalog, stream.stream_id, mutations)
+            self._fold(stream, batch.records)
+        except lmdb.Error as e:
+            # The transaction may hold half of it: nobody in this group gets through.
+            self._poison = _explain(e)
+            raise self._poison from e
+        stream.staged.extend(batch.records)
+        if mutations:
+            batch_id = stream.log.position.ordinal + len(stream.staged)
+            stream.staged.add_event(batch_id, EVENT_SCHEMA_ID, t.encode(mutations))
+        if any(number == _CURSORS for number, _, _ in mutations):
+            stream.subscribed = None
+
+    def _fold(self, stream: StreamState, records: RecordBatch) -> None:
+        if not records:
+            return
+        stream.fold.view = self.catalog.view_of(self._txn)
+        for kind, segment_id, logical_offset, stamp, payload in records.rows():
+            stream.fold.apply(kind, segment_id, logical_offset, stamp, payload)
+        stream.fold.flush(putter(self._txn, self.catalog.db("segments")))
+
+    def full(self) -> bool:
+        return sum(s.staged.encoded_len for s in self._touched.values()) >= GROUP_BYTES_MAX
+
+    def commit(self, *, sync: bool) -> None:
+        if self._poison is not None:
+            poison = self._poison
+            self._abort()
+            raise poison
+        self._refuse()
+        if self._txn is not None:
+            self._log_and_apply()
+        if sync:
+            self.sync()
+            self.env.failpoint("catalog.commit.synced")
+        after, self._after = self._after, []
+        for call in after:
+            call()
+
+    def _log_and_apply(self) -> None:
+        touched = list(self._touched.values())
+        try:
+            for stream in touched:
+                stream.log.append_batch(stream.staged)
+                stream.logged_bytes += stream.staged.encoded_len
+        except BaseException:
+            for stream in touched:
+                stream.log.rollback()
+            self._abort()
+            raise
+        self.env.failpoint("catalog.commit.appended")
+        for stream in touched:
+            stream.log.commit(sync=False)
+        self.env.failpoint("catalog.commit.logged")
+        try:
+            put_positions(self._txn, self.catalog, {s.stream_id: s.log.position for s in touched})
+            self._txn.commit()
+        except lmdb.Error as e:
+            self._fail(f"the catalog could not take what is already in its log ({e})")
+            self._reset()
+            raise FatalIOError(self._failed) from e
+        self.env.failpoint("catalog.commit.applied")
+        self._reset()
+
+    def _abort(self) -> None:
+        if self._txn is not None:
+            self._txn.abort()
+        touched = list(self._touched.values())
+        self._reset()
+        with self.catalog.view() as view:
+            for stream in touched:
+                stream.fold.reload(view)
+
+    def _reset(self) -> None:
+        for stream in self._touched.values():
+            stream.staged = RecordBatch()
+        self._txn, self._poison, self._touched = None, None, {}
+
+    def _refuse(self) -> None:
+        if self._failed:
+            raise ReadOnlyError(f"{self._failed}; open the volume again")
+        if self._poison is not None:
+            raise self._poison
+        if not self.enabled:
+            raise ReadOnlyError("the manifest log is turned off ([manifest] enabled = false): the volume is read-only")
+
+    def _fail(self, why: str) -> None:
+        self._failed = why
+        log.critical("catalog failed", extra={"error": why})
+
+    def sync(self) -> None:
+        for stream in self.streams.values():
+            stream.log.sync()
+
+    def due_s(self) -> float | None:
+        due = [d for s in self.streams.values() if (d := s.log.rotation_due_ms()) is not None]
+        return None if not due else (min(due) - self.env.now_ms()) / 1000
+
+    def housekeep(self) -> None:
+        for stream in self.streams.values():
+            if stream.log.needs_rotation():
+                sealed = stream.log.rotate()
+                if sealed is not None and self.events is not None:
+                    self.events.sealed(stream.stream_id, sealed)
+            if stream.logged_bytes >= SNAPSHOT_EVERY_BYTES:
+                stream.logged_bytes = 0
+                if self.events is not None:
+                    self.events.snapshot_due(stream.stream_id)
+
+    def close(self) -> None:
+        if self._txn is not None:
+            self._abort()
+        for stream in self.streams.values():
+            stream.log.close()
+
+
+class CatalogWriter:
+    """The way in: `submit` from any thread."""
+
+    def __init__(self, target: CatalogTarget, *, commit_period_ms: int = 100) -> None:
+        self.target = target
+        self._thread: GroupThread[_Submission] = GroupThread(
+            target.env, target, name="aof2-catalog", commit_period_ms=commit_period_ms
+        )
+
+    def start(self) -> CatalogWriter:
+        self._thread.start()
+        return self
+
+    def submit(self, stream_id: int, work: Work[T], *, sync: bool = False) -> Future[T]:
+        """Runs `work` on the writer thread; the future gives what it returned, once committed."""
+        return cast("Future[T]", self._thread.submit(_Submission(stream_id, work), sync=sync))
+
+    def call(self, stream_id: int, work: Work[T], *, sync: bool = False) -> T:
+        """`submit`, waited for. Not on the trio thread."""
+        return self.submit(stream_id, work, sync=sync).result()
+
+    def flush(self) -> None:
+        """Everything submitted before is durable when this returns."""
+        self._thread.flush().result()
+
+    @property
+    def groups(self) -> int:
+        return self._thread.groups
+
+    def close(self) -> None:
+        self._thread.close()
+
+
+_MAP_FULL: Final = "the catalog's map is full; open the volume with a larger one"
+_CURSORS: Final = t.DB_NUMBER["change_cursors"]
+
+
+def apply_mutations(txn: Any, catalog: Catalog, stream_id: int, mutations: Iterable[Mutation]) -> None:
+    """Row changes into the transaction; the same at run time and at replay."""
+    prefix = t.STREAM.pack(stream_id)
+    for number, key, value in mutations:
+        db = catalog.db(t.DATABASES[number])
+        if value is None:
+            txn.delete(prefix + key, db=db)
+        else:
+            txn.put(prefix + key, value, db=db)
+
+
+def putter(txn: Any, db: Any) -> Callable[[bytes, bytes | None], None]:
+    def put(key: bytes, value: bytes | None) -> None:
+        if value is None:
+            txn.delete(key, db=db)
+        else:
+            txn.put(key, value, db=db)
+
+    return put
+
+
+def put_positions(txn: Any, catalog: Catalog, positions: Mapping[int, LogPosition]) -> None:
+    for stream_id, position in positions.items():
+        txn.put(t.POSITION_PREFIX + t.STREAM.pack(stream_id), t.encode(tuple(position)), db=catalog.db("meta"))
+
+
+def _explain(e: lmdb.Error) -> Exception:
+    if isinstance(e, lmdb.MapFullError):
+        return LimitError(_MAP_FULL)
+    return FatalIOError(f"the catalog failed ({e})")
