@@ -40,7 +40,7 @@ def test_sizes(text: object, size: int) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "MiB", "64MB", "64mib", "64M", "-1", "-1MiB", -1, 1.5, True, None, [], "1.5B", "0.3KiB", "1e3", "١KiB", 
+    ["", "MiB", "64MB", "64mib", "64M", "-1", "-1MiB", -1, 1.5, True, None, [], "1.5B", "0.3KiB", "1e3", "١KiB",
      "1MiB ", " 1MiB", "1\n", "99999999999999999999", "8388608TiB", 2**63, "0x10", "1,5MiB", "1_000"],
 )  # fmt: skip
 def test_what_is_no_size(text: object) -> None:

@@ -1,0 +1,25 @@
+"""StorageQuota: no byte lands on the local disk without room set aside for it first. `storage` says how."""
+
+from aof2.engine.quota.accounts import (
+    DiskSpace,
+    Level,
+    QuotaExceededError,
+    QuotaRow,
+    ReservationExpiredError,
+    Usage,
+    disk_space,
+)
+from aof2.engine.quota.storage import EvictHint, Reservation, StorageQuota
+
+__all__ = [
+    "DiskSpace",
+    "EvictHint",
+    "Level",
+    "QuotaExceededError",
+    "QuotaRow",
+    "Reservation",
+    "ReservationExpiredError",
+    "StorageQuota",
+    "Usage",
+    "disk_space",
+]
