@@ -1,0 +1,471 @@
+"""DirectoryStore: the remote tier in a folder (`file:///path`), with S3's semantics and no server.
+
+    <root>/<key>                      the object's bytes, nothing else
+    <root>/.aof2-meta/<key>.json      size, mtime, crc64, metadata: about the object that has this size and mtime
+    <root>/<folder>/.aof2-tmp-…       a put under way
+    <root>/.aof2-lock                 flock of replace_if_match
+
+`cp -a` and `rsync -a` copy a volume: the note beside an object names its mtime, not its inode. A note that is about
+other bytes, or is missing, costs a reading of the object to learn its crc64, never a wrong answer.
+
+Invariants
+- An object appears by link(2) or rename(2) of a synced file, then its folder is synced: old or new, whole.
+- Keys never leave the root: `check_key` refuses dots and NULs, and no symbolic link below the root is followed.
+- The root is the folder that was opened. When it is gone or another one (an unmounted disk), calls fail as unavailable
+  instead of finding nothing, and nothing is written into the empty mount point.
+
+Owner: any thread, any process. A crash leaves `.aof2-tmp-…` files, which abort_stale_uploads removes, and at worst an
+object without its note.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import itertools
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Final, TypeVar
+
+from aof2.engine.env import Env
+from aof2.engine.errors import CorruptError
+from aof2.engine.remote.directory_files import (
+    META_FOLDER,
+    TEMP_PREFIX,
+    Note,
+    make_folders,
+    open_object,
+    read_note,
+    translate,
+    walk,
+    write_note,
+)
+from aof2.engine.remote.errors import FencedError, RemoteCorruptError, RemoteMissingError, RemoteUnavailableError
+from aof2.engine.remote.keys import RESERVED_PREFIX, check_key, check_prefix
+from aof2.engine.remote.resilience import Deadline, RemoteStats, Resilience
+from aof2.engine.remote.settings import RemoteSettings, parse_url
+from aof2.engine.remote.source import ChunksSource, Source, Writer, crc64_of, pieces
+from aof2.engine.remote.store import (
+    BlobInfo,
+    check_metadata,
+    combined_crc64,
+    default_timeout_s,
+    split_checksums,
+    with_checksums,
+)
+from aof2.native import crc64 as crc64_of_bytes
+
+T = TypeVar("T")
+
+PIECE_BYTES: Final = 1 << 20
+LOCK_NAME: Final = f"{RESERVED_PREFIX}lock"
+
+CRASH_POINTS: Final = (
+    "remote.dir.temp",
+    "remote.dir.synced",
+    "remote.dir.named",
+    "remote.dir.note.temp",
+    "remote.dir.note.synced",
+    "remote.dir.note.renamed",
+)
+
+_temps = itertools.count()
+link = os.link
+"""Beside Env.files, which has no link(2) yet; the crash tests replace it by one that keeps their journal."""
+
+
+class DirectoryStore:
+    """See the module's text."""
+
+    def __init__(self, env: Env, settings: RemoteSettings, *, sleep_s: Callable[[float], object] | None = None) -> None:
+        self._env = env
+        self._root = parse_url(settings.url).path
+        self._timeout_s = settings.timeout_s
+        self._weather = Resilience(env, f"file://{self._root}", retries=settings.retries, sleep_s=sleep_s)
+        try:
+            self._root.mkdir(parents=True, exist_ok=True)
+            self._identity = self._root_identity()
+        except OSError as e:
+            raise translate(e, f"opening {self._root}") from None
+
+    # Puts
+
+    def put_blob(
+        self,
+        key: str,
+        source: Source,
+        size: int,
+        *,
+        crc64: int | None = None,
+        sha256: bytes | None = None,
+        metadata: Mapping[str, str] | None = None,
+        if_absent: bool = False,
+        timeout_s: float | None = None,
+    ) -> str:
+        path, meta = self._path(key), check_metadata(metadata)
+        deadline = self._deadline(timeout_s, size)
+        crc = crc64_of(source, size) if crc64 is None else crc64
+        meta = with_checksums(meta, crc, sha256)
+
+        def attempt() -> str:
+            found = self._info(key)
+            if found is not None and (found.size, found.crc64) == (size, crc):
+                self._weather.skipped_put()
+                return self._noted(key, path, crc, meta)
+            if found is not None and if_absent:
+                raise _fenced(key)
+            with self._temp(path, source, size, crc, deadline) as temp:
+                if not if_absent:
+                    self._env.files.rename(temp, path)
+                    return self._named(key, path, crc, meta)
+                if self._link(temp, path):
+                    return self._named(key, path, crc, meta)
+            raise RemoteUnavailableError(f"put of {key}: another put came first")  # the next try finds what it put
+
+        return self._run(f"put of {key}", attempt, deadline)
+
+    def put_if_absent(
+        self, key: str, data: bytes, metadata: Mapping[str, str] | None = None, *, timeout_s: float | None = None
+    ) -> str:
+        path, crc = self._path(key), crc64_of_bytes(data)
+        meta = with_checksums(check_metadata(metadata), crc, None)
+        deadline = self._deadline(timeout_s, len(data))
+
+        def attempt() -> str:
+            with self._temp(path, data, len(data), crc, deadline) as temp:
+                if self._link(temp, path):
+                    return self._named(key, path, crc, meta)
+            if self._content(key) != data:
+                raise _fenced(key)
+            return self._noted(key, path, crc, meta)
+
+        return self._run(f"put of {key}", attempt, deadline)
+
+    def replace_if_match(self, key: str, data: bytes, etag: str | None, *, timeout_s: float | None = None) -> str:
+        path, crc = self._path(key), crc64_of_bytes(data)
+        meta = with_checksums({}, crc, None)
+        deadline = self._deadline(timeout_s, len(data))
+
+        def attempt() -> str:
+            with self._lock(deadline):
+                now = self._content(key)
+                if now == data:
+                    return self._noted(key, path, crc, meta)
+                if etag != (None if now is None else _etag(len(now), crc64_of_bytes(now))):
+                    raise _fenced(key)
+                with self._temp(path, data, len(data), crc, deadline) as temp:
+                    self._env.files.rename(temp, path)
+                return self._named(key, path, crc, meta)
+
+        return self._run(f"replacement of {key}", attempt, deadline)
+
+    @contextmanager
+    def _temp(self, path: Path, source: Source, size: int, crc64: int, deadline: Deadline) -> Iterator[Path]:
+        """A synced file of these bytes in the folder of `path`; gone afterwards unless it was renamed."""
+        env = self._env
+        make_folders(env, self._root, path.parent)
+        temp = path.with_name(f"{TEMP_PREFIX}{os.getpid()}-{next(_temps)}-{env.rng.getrandbits(64):016x}")
+        fd = env.files.create(temp, 0o644)
+        try:
+            try:
+                at = crc = 0
+                for piece in pieces(source, size, PIECE_BYTES):
+                    deadline.check(f"put of {path.name}")
+                    crc = crc64_of_bytes(piece, crc)
+                    env.files.pwrite(fd, piece, at)
+                    at += len(piece)
+                if crc != crc64:
+                    raise CorruptError(f"the source of {path.name} has changed: crc64 {crc:016x}, not {crc64:016x}")
+                env.failpoint("remote.dir.temp")
+                now_ns = _unlike(env.now_ms(), env.rng.getrandbits(20))
+                os.utime(fd, ns=(now_ns, now_ns))
+                env.files.fsync(fd)
+            finally:
+                env.files.close(fd)
+            self._weather.sent(size)
+            env.failpoint("remote.dir.synced")
+            yield temp
+        finally:
+            with suppress(FileNotFoundError):
+                env.files.unlink(temp)
+
+    def _link(self, temp: Path, path: Path) -> bool:
+        try:
+            link(temp, path)
+        except FileExistsError:
+            return False
+        return True
+
+    def _named(self, key: str, path: Path, crc64: int, meta: dict[str, str]) -> str:
+        """The object has its name: make that durable, then leave the note."""
+        self._env.failpoint("remote.dir.named")
+        self._env.files.fsync_dir(path.parent)
+        return self._noted(key, path, crc64, meta, sync=False)
+
+    def _noted(self, key: str, path: Path, crc64: int, meta: dict[str, str], *, sync: bool = True) -> str:
+        """Leaves the note unless there is one; the etag. An object found there was perhaps not durable yet: `sync`."""
+        if sync:
+            self._env.files.fsync_dir(path.parent)
+        found = path.stat()
+        if read_note(self._root, key, found) is None:
+            note = Note(size=found.st_size, mtime_ns=found.st_mtime_ns, crc64=crc64, metadata=meta)
+            write_note(self._env, self._root, key, note)
+        return _etag(found.st_size, crc64)
+
+    # Gets
+
+    def get_blob(
+        self,
+        key: str,
+        writer: Writer,
+        *,
+        crc64: int | None = None,
+        sha256: bytes | None = None,
+        timeout_s: float | None = None,
+    ) -> BlobInfo:
+        self._path(key)
+
+        def attempt() -> BlobInfo:
+            for _ in range(2):
+                fd, found = self._open(key)
+                try:
+                    note = read_note(self._root, key, found)
+                    limit = self._deadline(timeout_s, found.st_size)
+                    crc, sha = self._stream(fd, found.st_size, writer, f"get of {key}", limit, sha256 is not None)
+                finally:
+                    os.close(fd)
+                expected = (note.crc64 if note else None) if crc64 is None else crc64
+                if expected in (None, crc) and sha256 in (None, sha):
+                    return self._info_of(key, found, note or Note.bare(found, crc))
+            raise RemoteCorruptError("the object's bytes fail their checksum, read twice", path=key)
+
+        return self._run(f"get of {key}", attempt, self._deadline(timeout_s, 0))
+
+    def _stream(
+        self, fd: int, size: int, writer: Writer, what: str, deadline: Deadline, hashing: bool
+    ) -> tuple[int, bytes]:
+        digest, crc = hashlib.sha256(), 0
+        if not size:
+            writer(0, b"")
+        for at in range(0, size, PIECE_BYTES):
+            deadline.check(what)
+            data = os.pread(fd, min(PIECE_BYTES, size - at), at)
+            crc = crc64_of_bytes(data, crc)
+            if hashing:
+                digest.update(data)
+            writer(at, data)
+        self._weather.received(size)
+        return crc, digest.digest()
+
+    def get_range(self, key: str, offset: int, length: int, *, timeout_s: float | None = None) -> bytes:
+        return self.get_ranges(key, [(offset, length)], timeout_s=timeout_s)[0]
+
+    def get_ranges(
+        self, key: str, ranges: Sequence[tuple[int, int]], *, timeout_s: float | None = None
+    ) -> Sequence[bytes]:
+        self._path(key)
+        for offset, length in ranges:
+            if offset < 0 or length < 0:
+                raise ValueError(f"range {offset}+{length}")
+        deadline = self._deadline(timeout_s, sum(length for _, length in ranges))
+
+        def attempt() -> Sequence[bytes]:
+            fd, found = self._open(key)
+            try:
+                return [self._exact(key, fd, found.st_size, offset, length) for offset, length in ranges]
+            finally:
+                os.close(fd)
+
+        return self._run(f"get of {key}", attempt, deadline)
+
+    def _exact(self, key: str, fd: int, size: int, offset: int, length: int) -> bytes:
+        if offset + length > size:
+            raise RemoteCorruptError(f"the object has {size} bytes, {length} at {offset} were expected", path=key)
+        data = os.pread(fd, length, offset)
+        if len(data) != length:
+            raise RemoteUnavailableError(f"get of {key}: {len(data)} bytes came of {length}")
+        self._weather.received(length)
+        return data
+
+    def head_blob(self, key: str, *, timeout_s: float | None = None) -> BlobInfo | None:
+        self._path(key)
+        return self._run(f"head of {key}", lambda: self._info(key), self._deadline(timeout_s, 0))
+
+    # Listing and deleting
+
+    def list(
+        self, prefix: str = "", *, start_after: str | None = None, timeout_s: float | None = None
+    ) -> Iterator[BlobInfo]:
+        check_prefix(prefix)
+        self._run(f"list of {prefix}", lambda: None, self._deadline(timeout_s, 0))
+        try:
+            for key, found in walk(self._root, prefix, start_after):
+                note = read_note(self._root, key, found)
+                etag = _etag(found.st_size, note.crc64) if note else ""
+                yield BlobInfo(key=key, size=found.st_size, etag=etag, modified_ms=found.st_mtime_ns // 1_000_000)
+        except OSError as e:
+            raise translate(e, f"list of {prefix}") from None
+
+    def delete(self, keys: Iterable[str], *, timeout_s: float | None = None) -> None:
+        for key in [check_key(key) for key in keys]:
+            self._run(f"delete of {key}", partial(self._delete, key), self._deadline(timeout_s, 0))
+
+    def _delete(self, key: str) -> None:
+        path = self._path(key)
+        if self._info_stat(key) is not None:
+            with suppress(FileNotFoundError):
+                self._env.files.unlink(path)
+                self._env.files.fsync_dir(path.parent)
+        with suppress(FileNotFoundError, NotADirectoryError):
+            self._env.files.unlink(self._root / META_FOLDER / f"{key}.json")
+
+    # Composing
+
+    def compose(
+        self, key: str, sources: Sequence[str], *, if_absent: bool = False, timeout_s: float | None = None
+    ) -> str:
+        self._path(key)
+        infos = [self._source_info(source, timeout_s) for source in sources]
+        whole_of = ChunksSource(lambda: self._concatenated(infos))
+        size, crc = sum(info.size for info in infos), combined_crc64(infos)
+        return self.put_blob(key, whole_of, size, crc64=crc, if_absent=if_absent, timeout_s=timeout_s)
+
+    def _source_info(self, key: str, timeout_s: float | None) -> BlobInfo:
+        info = self.head_blob(key, timeout_s=timeout_s)
+        if info is None:
+            raise RemoteMissingError(f"compose: {key} is not there")
+        return info
+
+    def _concatenated(self, infos: Sequence[BlobInfo]) -> Iterator[bytes]:
+        for info in infos:
+            for at in range(0, info.size, PIECE_BYTES):
+                yield self.get_range(info.key, at, min(PIECE_BYTES, info.size - at))
+
+    # Upkeep
+
+    def abort_stale_uploads(self, older_than_s: float, *, timeout_s: float | None = None) -> int:
+        before_ns = (self._env.now_ms() - int(older_than_s * 1000)) * 1_000_000
+
+        def attempt() -> int:
+            removed = 0
+            for folder, _, files in os.walk(self._root):
+                for name in files:
+                    path = Path(folder) / name
+                    with suppress(FileNotFoundError):
+                        if name.startswith(TEMP_PREFIX) and path.lstat().st_mtime_ns <= before_ns:
+                            self._env.files.unlink(path)
+                            removed += 1
+            return removed
+
+        return self._run("list of uploads", attempt, self._deadline(timeout_s, 0))
+
+    def stats(self) -> RemoteStats:
+        return self._weather.stats()
+
+    def close(self) -> None:
+        self._weather.close()
+
+    # Inside
+
+    def _run(self, what: str, attempt: Callable[[], T], deadline: Deadline) -> T:
+        def checked() -> T:
+            try:
+                if self._root_identity() != self._identity:
+                    raise RemoteUnavailableError(f"{what}: another folder is at {self._root}; is its disk mounted?")
+                return attempt()
+            except OSError as e:
+                raise translate(e, what) from None
+
+        return self._weather.run(what, checked, deadline)
+
+    def _root_identity(self) -> tuple[int, int]:
+        found = self._root.stat()
+        return found.st_dev, found.st_ino
+
+    def _open(self, key: str) -> tuple[int, os.stat_result]:
+        fd = open_object(self._root, key)
+        if fd is None:
+            raise RemoteMissingError(f"{key}: no such object")
+        return fd, os.fstat(fd)
+
+    def _content(self, key: str) -> bytes | None:
+        fd = open_object(self._root, key)
+        if fd is None:
+            return None
+        with open(fd, "rb") as f:
+            return f.read()
+
+    def _info_stat(self, key: str) -> os.stat_result | None:
+        fd = open_object(self._root, key)
+        if fd is None:
+            return None
+        try:
+            return os.fstat(fd)
+        finally:
+            os.close(fd)
+
+    def _info(self, key: str) -> BlobInfo | None:
+        fd = open_object(self._root, key)
+        if fd is None:
+            return None
+        try:
+            found = os.fstat(fd)
+            note = read_note(self._root, key, found)
+            if note is None:
+                crc = 0
+                for at in range(0, found.st_size, PIECE_BYTES):
+                    crc = crc64_of_bytes(os.pread(fd, PIECE_BYTES, at), crc)
+                note = Note.bare(found, crc)
+            return self._info_of(key, found, note)
+        finally:
+            os.close(fd)
+
+    def _info_of(self, key: str, found: os.stat_result, note: Note) -> BlobInfo:
+        metadata, _, sha = split_checksums(note.metadata)
+        return BlobInfo(
+            key=key,
+            size=found.st_size,
+            etag=_etag(found.st_size, note.crc64),
+            modified_ms=found.st_mtime_ns // 1_000_000,
+            crc64=note.crc64,
+            sha256=sha,
+            metadata=metadata,
+        )
+
+    @contextmanager
+    def _lock(self, deadline: Deadline) -> Iterator[None]:
+        """One replacement at a time, in any process; waits for its turn without holding anything."""
+        fd = os.open(self._root / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        try:
+            while True:
+                try:
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    deadline.check("waiting for another writer's lock")
+                    self._weather.pause("waiting for another writer's lock", 0.005)
+            yield
+        finally:
+            os.close(fd)
+
+    def _path(self, key: str) -> Path:
+        return self._root / check_key(key)
+
+    def _deadline(self, timeout_s: float | None, size: int) -> Deadline:
+        return Deadline(self._env, default_timeout_s(self._timeout_s, size) if timeout_s is None else timeout_s)
+
+
+def _etag(size: int, crc64: int) -> str:
+    return f'"{size:x}-{crc64:016x}"'
+
+
+def _unlike(now_ms: int, noise: int) -> int:
+    """An mtime that no other put shares: the clock's tick is too coarse to tell two puts apart."""
+    return now_ms * 1_000_000 + noise % 1_000_000
+
+
+def _fenced(key: str) -> FencedError:
+    return FencedError(f"{key}: holds other bytes, put there by another writer")

@@ -1,0 +1,165 @@
+"""One writer a volume: `volume.json` says who. A second one takes over by raising the epoch; the first one then stops.
+
+    {"format_version": 1, "volume_uuid": "…", "writer_epoch": 7, "writer_id": "…", "claimed_at_ms": …}
+
+The object is created with If-None-Match:* and replaced with If-Match only, so of two claims of one epoch one fails.
+`writer_id` is random in each claim: two writers never send equal bytes, and one whose answer got lost knows its own.
+
+Invariants
+- A fence that saw another's claim, or another's bytes under a manifest key, is latched: every later write is refused
+  without asking the remote. Only a new claim, by a new mount, ends that.
+- Manifest objects are never replaced, whatever the epoch (put_if_absent). So a stale writer that has not noticed yet
+  can add an object at most, never change one; what it adds makes the put of the next owner fail, not pass unseen.
+- Nothing is deleted or composed before the epoch was read again.
+
+Owner: any thread; the latch only ever goes one way. A crash leaves the epoch claimed; the next mount takes
+a higher one.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from aof2.engine.env import Env
+from aof2.engine.errors import CorruptError, UnsupportedError
+from aof2.engine.remote.errors import FencedError, RemoteMissingError
+from aof2.engine.remote.keys import VOLUME_KEY
+from aof2.engine.remote.source import BytesWriter
+from aof2.engine.remote.store import RemoteStore
+
+log = logging.getLogger(__name__)
+
+FORMAT_VERSION: Final = 1
+EPOCH_META: Final = "writer_epoch"
+
+
+class VolumeRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of volume.json. Fields a newer minor writer added are kept out of our way by format_version."""
+
+    format_version: int
+    volume_uuid: str
+    writer_epoch: int
+    writer_id: str
+    claimed_at_ms: int = 0
+
+
+def read_volume(store: RemoteStore) -> tuple[VolumeRecord, str] | None:
+    """The record and its etag, or None when the remote holds no volume."""
+    out = BytesWriter()
+    try:
+        info = store.get_blob(VOLUME_KEY, out)
+    except RemoteMissingError:
+        return None
+    data = out.getvalue()
+    try:
+        version = msgspec.json.decode(data, type=_VersionOnly).format_version
+        if version > FORMAT_VERSION:
+            raise UnsupportedError(f"volume format {version}, this program knows {FORMAT_VERSION}", path=VOLUME_KEY)
+        record = msgspec.json.decode(data, type=VolumeRecord)
+    except msgspec.MsgspecError as e:
+        raise CorruptError(f"not a volume record ({e})", path=VOLUME_KEY) from None
+    if version < 1 or record.writer_epoch < 1:
+        raise CorruptError(f"volume format {version}, epoch {record.writer_epoch}", path=VOLUME_KEY)
+    return record, info.etag
+
+
+class _VersionOnly(msgspec.Struct):
+    format_version: int
+
+
+def claim(env: Env, store: RemoteStore, *, expected_uuid: str | None = None, create: bool = True) -> Fence:
+    """Makes this process the volume's writer; a volume that is not there yet is created.
+
+    FencedError: the remote holds another volume than `expected_uuid`, or another writer claimed at the same moment.
+    RemoteMissingError: no volume there, and `create` is off or a particular one is expected.
+    """
+    found = read_volume(store)
+    if found is None:
+        if expected_uuid is not None or not create:
+            wanted = f"volume {expected_uuid}" if expected_uuid else "volume"
+            raise RemoteMissingError(f"{VOLUME_KEY}: the remote holds no {wanted}; is it the right url?")
+        volume_uuid, epoch, etag = str(uuid.uuid4()), 1, None
+    else:
+        old, etag = found
+        if expected_uuid is not None and old.volume_uuid != expected_uuid:
+            raise FencedError(
+                f"{VOLUME_KEY}: the remote holds volume {old.volume_uuid}, this state_dir belongs to {expected_uuid}"
+            )
+        volume_uuid, epoch = old.volume_uuid, old.writer_epoch + 1
+    record = VolumeRecord(
+        format_version=FORMAT_VERSION,
+        volume_uuid=volume_uuid,
+        writer_epoch=epoch,
+        writer_id=secrets.token_hex(16),
+        claimed_at_ms=env.now_ms(),
+    )
+    store.replace_if_match(VOLUME_KEY, msgspec.json.encode(record), etag)
+    return Fence(store, record)
+
+
+class Fence:
+    """The right to write, as long as nobody else claimed it."""
+
+    def __init__(self, store: RemoteStore, record: VolumeRecord) -> None:
+        self.record = record
+        self._store = store
+        self._latched: str | None = None
+
+    @property
+    def epoch(self) -> int:
+        return self.record.writer_epoch
+
+    @property
+    def read_only(self) -> bool:
+        return self._latched is not None
+
+    def require(self) -> None:
+        """FencedError when latched; asks nobody."""
+        if self._latched is not None:
+            raise FencedError(self._latched)
+
+    def check(self) -> None:
+        """Reads volume.json again: FencedError, and the latch, when it is no longer ours."""
+        self.require()
+        found = read_volume(self._store)
+        if found is None:
+            self._latch(f"{VOLUME_KEY} is gone from the remote")
+        else:
+            now = found[0]
+            if (now.volume_uuid, now.writer_id) != (self.record.volume_uuid, self.record.writer_id):
+                self._latch(f"another writer took the volume over (epoch {now.writer_epoch}, ours {self.epoch})")
+        self.require()
+
+    def put_manifest(self, key: str, data: bytes, metadata: Mapping[str, str] | None = None) -> str:
+        """Stores a manifest object under a key that nobody else used; its etag."""
+        self.check()
+        try:
+            return self._store.put_if_absent(key, data, {**(metadata or {}), EPOCH_META: str(self.epoch)})
+        except FencedError:
+            self._latch(f"{key} holds another writer's bytes")
+            raise
+
+    def compose_manifest(self, key: str, sources: Sequence[str]) -> str:
+        """Stores a bundle of manifest objects; its etag."""
+        self.check()
+        try:
+            return self._store.compose(key, sources, if_absent=True)
+        except FencedError:
+            self._latch(f"{key} holds another writer's bytes")
+            raise
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """Deletes objects, after making sure that they are still ours to delete."""
+        self.check()
+        self._store.delete(keys)
+
+    def _latch(self, why: str) -> None:
+        if self._latched is None:
+            self._latched = f"this writer is fenced and read-only: {why}; unmount, then mount again"
+            log.error("remote: %s", self._latched)

@@ -1,0 +1,285 @@
+"""Bad weather in one place: deadlines, jittered retries, slowing down, a circuit breaker, and the counters of all that.
+
+One `Resilience` a remote, shared by its callers. `run` tries an attempt until it works, the deadline comes, the retries
+are used up, or an error says that trying again is no use.
+
+- **Retries** wait between half and all of a ceiling that doubles (50 ms to 5 s).
+- **Throttling** sets a common interval between the starts of requests: doubled (from 10 ms to 2 s) by each throttled
+  request that started after the last doubling, so that a burst counts once; shortened by a tenth with each success.
+- **The breaker** opens after 8 unavailable attempts in a row: new calls fail at once and say since when. After a
+  cool-down (1 s, doubling to 30 s, jittered) one call is let through as a probe, with one attempt; its success closes
+  the breaker, its failure opens it for longer. Calls that were under way go on with their retries, and close it when
+  they get through. Only RemoteUnavailableError counts: an answer, be it "denied" or "no such key", is a living remote.
+
+Owner: any thread; a lock guards the few numbers and is never held while waiting. A crash leaves nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Final, TypeVar
+
+import msgspec
+
+from aof2.engine.env import Env
+from aof2.engine.errors import Aof2Error
+from aof2.engine.remote.errors import RemoteThrottledError, RemoteUnavailableError
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+BACKOFF_S: Final = 0.05
+BACKOFF_S_MAX: Final = 5.0
+INTERVAL_S_MIN: Final = 0.01
+INTERVAL_S_MAX: Final = 2.0
+BREAKER_FAILURES: Final = 8
+COOL_DOWN_S: Final = 1.0
+COOL_DOWN_S_MAX: Final = 30.0
+
+
+class Deadline:
+    """A point on the monotonic clock. Waiting past it is refused."""
+
+    def __init__(self, env: Env, timeout_s: float) -> None:
+        self._env = env
+        self.timeout_s = timeout_s
+        self.at_s = env.monotonic_s() + timeout_s
+
+    def left_s(self) -> float:
+        return self.at_s - self._env.monotonic_s()
+
+    def check(self, what: str) -> None:
+        if self.left_s() <= 0:
+            raise self.passed(what)
+
+    def passed(self, what: str) -> RemoteUnavailableError:
+        return RemoteUnavailableError(f"{what}: not done within {self.timeout_s:g} s", retryable=False)
+
+
+class BreakerState(StrEnum):
+    CLOSED = "closed"
+    OPEN = "open"
+    HALF_OPEN = "half-open"
+
+
+class RemoteStats(msgspec.Struct, frozen=True, kw_only=True):
+    """A snapshot of the counters; seconds are on the monotonic clock."""
+
+    requests: int
+    retries: int
+    throttled: int
+    unavailable: int
+    bytes_sent: int
+    bytes_received: int
+    puts_skipped: int
+    interval_s: float
+    breaker: BreakerState
+    breaker_opened: int
+
+
+class Resilience:
+    """The weather of one remote. `sleep_s` defaults to a wait that `close` ends."""
+
+    def __init__(
+        self, env: Env, name: str, *, retries: int = 5, sleep_s: Callable[[float], object] | None = None
+    ) -> None:
+        self.requests = 0
+        self.retries = 0
+        self.throttled = 0
+        self.unavailable = 0
+        self.bytes_sent = 0
+        self.bytes_received = 0
+        self.puts_skipped = 0
+        self.breaker_opened = 0
+        self._env = env
+        self._name = name
+        self._retries_max = retries
+        self._closing = threading.Event()
+        self._sleep_s = sleep_s or self._closing.wait
+        self._lock = threading.Lock()
+        self._interval_s = 0.0
+        self._next_start_s = 0.0
+        self._slowed_at_s = -1.0
+        self._failures = 0
+        self._state = BreakerState.CLOSED
+        self._opened_at_s = 0.0
+        self._opened_at_ms = 0
+        self._probe_at_s = 0.0
+        self._cool_down_s = COOL_DOWN_S
+        self._last_error = ""
+
+    def run(self, what: str, attempt: Callable[[], T], deadline: Deadline, *, retry: bool = True) -> T:
+        """The attempt's result, or the last error."""
+        probe = self._admit(what)
+        try:
+            return self._tries(what, attempt, deadline, 0 if probe or not retry else self._retries_max)
+        finally:
+            if probe:
+                self._end_probe()
+
+    def _tries(self, what: str, attempt: Callable[[], T], deadline: Deadline, retries: int) -> T:
+        number = 0
+        while True:
+            started_s = self._start(what, deadline)
+            try:
+                result = attempt()
+            except RemoteThrottledError as e:
+                self._on_throttled(started_s)
+                error: Aof2Error = e
+            except RemoteUnavailableError as e:
+                self._on_unavailable(e)
+                if not e.retryable:
+                    raise
+                error = e
+            except Aof2Error:
+                self._on_answer()
+                raise
+            else:
+                self._on_answer(success=True)
+                return result
+            if number >= retries:
+                raise error
+            ceiling = min(BACKOFF_S_MAX, BACKOFF_S * 2**number)
+            pause_s = self._env.rng.uniform(ceiling / 2, ceiling)
+            if pause_s >= deadline.left_s():
+                raise error
+            number += 1
+            with self._lock:
+                self.retries += 1
+            log.info("remote: trying again", extra={"what": what, "error": str(error), "attempt": number})
+            self.pause(what, pause_s)
+
+    def _start(self, what: str, deadline: Deadline) -> float:
+        """Waits for this request's turn while the remote asks for fewer."""
+        with self._lock:
+            now = self._env.monotonic_s()
+            turn = max(now, self._next_start_s) if self._interval_s else now
+            if turn >= deadline.at_s:
+                raise deadline.passed(what)
+            if self._interval_s:
+                self._next_start_s = turn + self._interval_s
+            self.requests += 1
+        if turn > now:
+            self.pause(what, turn - now)
+        if self._closing.is_set():
+            raise closed(what)
+        return turn
+
+    def pause(self, what: str, seconds: float) -> None:
+        """Sleeps, unless the store is closed meanwhile."""
+        self._sleep_s(seconds)
+        if self._closing.is_set():
+            raise closed(what)
+
+    def _admit(self, what: str) -> bool:
+        """False: go on. True: go on as the probe."""
+        with self._lock:
+            if self._closing.is_set():
+                raise closed(what)
+            if self._state is BreakerState.CLOSED:
+                return False
+            now = self._env.monotonic_s()
+            if self._state is BreakerState.OPEN and now >= self._probe_at_s:
+                self._state = BreakerState.HALF_OPEN
+                return True
+            since_s = now - self._opened_at_s
+            wait_s = max(0.0, self._probe_at_s - now)
+            raise RemoteUnavailableError(
+                f"{what}: {self._name} has been unavailable for {since_s:.1f} s ({self._last_error}); "
+                f"asked again in {wait_s:.1f} s",
+                retryable=False,
+            )
+
+    def _end_probe(self) -> None:
+        """A probe that neither succeeded nor failed (its caller was stopped) leaves the question open."""
+        with self._lock:
+            if self._state is BreakerState.HALF_OPEN:
+                self._state = BreakerState.OPEN
+
+    def _on_answer(self, *, success: bool = False) -> None:
+        with self._lock:
+            if success and self._interval_s:
+                self._interval_s *= 0.9
+                if self._interval_s < INTERVAL_S_MIN / 2:
+                    self._interval_s = 0.0
+            self._alive()
+
+    def _on_throttled(self, started_s: float) -> None:
+        with self._lock:
+            self.throttled += 1
+            if started_s >= self._slowed_at_s:
+                self._interval_s = min(INTERVAL_S_MAX, max(INTERVAL_S_MIN, self._interval_s * 2))
+                self._slowed_at_s = self._env.monotonic_s()
+                self._next_start_s = self._slowed_at_s + self._interval_s
+            self._alive()
+
+    def _alive(self) -> None:
+        """The remote answered. Under the lock."""
+        self._failures = 0
+        if self._state is not BreakerState.CLOSED:
+            self._state = BreakerState.CLOSED
+            self._cool_down_s = COOL_DOWN_S
+            lasted_s = self._env.monotonic_s() - self._opened_at_s
+            log.info("remote: available again", extra={"remote": self._name, "after_s": round(lasted_s, 1)})
+
+    def _on_unavailable(self, error: RemoteUnavailableError) -> None:
+        with self._lock:
+            self.unavailable += 1
+            self._failures += 1
+            now = self._env.monotonic_s()
+            if self._state is BreakerState.CLOSED and self._failures >= BREAKER_FAILURES:
+                self._opened_at_s = now
+                self.breaker_opened += 1
+                self._last_error = str(error)
+                self._open(now)
+                log.warning("remote: %s is unavailable: %s", self._name, error)
+            elif self._state is BreakerState.HALF_OPEN:
+                self._cool_down_s = min(COOL_DOWN_S_MAX, self._cool_down_s * 2)
+                self._last_error = str(error)
+                self._open(now)
+
+    def _open(self, now: float) -> None:
+        self._state = BreakerState.OPEN
+        self._probe_at_s = now + self._env.rng.uniform(self._cool_down_s / 2, self._cool_down_s)
+
+    def sent(self, count: int) -> None:
+        with self._lock:
+            self.bytes_sent += count
+
+    def received(self, count: int) -> None:
+        with self._lock:
+            self.bytes_received += count
+
+    def skipped_put(self) -> None:
+        with self._lock:
+            self.puts_skipped += 1
+
+    @property
+    def breaker(self) -> BreakerState:
+        return self._state
+
+    def stats(self) -> RemoteStats:
+        with self._lock:
+            return RemoteStats(
+                requests=self.requests,
+                retries=self.retries,
+                throttled=self.throttled,
+                unavailable=self.unavailable,
+                bytes_sent=self.bytes_sent,
+                bytes_received=self.bytes_received,
+                puts_skipped=self.puts_skipped,
+                interval_s=self._interval_s,
+                breaker=self._state,
+                breaker_opened=self.breaker_opened,
+            )
+
+    def close(self) -> None:
+        self._closing.set()
+
+
+def closed(what: str) -> RemoteUnavailableError:
+    return RemoteUnavailableError(f"{what}: the remote is closed", retryable=False)

@@ -1,0 +1,167 @@
+"""The boto3 client of a store, and the one function that turns what it raises into errors.py.
+
+The SDK's own retries are off (resilience.py has them), its own checksums too (every body carries our crc64, and with an
+endpoint of unknown make the payload is signed as well: any S3 must verify that SHA-256).
+
+Owner: the client is shared by all threads of a store. A crash leaves nothing.
+"""
+
+from __future__ import annotations
+
+import http.client
+from typing import Any, Final
+
+import boto3
+import urllib3.exceptions
+from botocore import exceptions as sdk
+from botocore.config import Config
+
+from aof2.engine.errors import Aof2Error
+from aof2.engine.remote.errors import (
+    RemoteAuthError,
+    RemoteMissingError,
+    RemoteRefusedError,
+    RemoteThrottledError,
+    RemoteUnavailableError,
+)
+from aof2.engine.remote.settings import RemoteSettings
+
+CONNECT_TIMEOUT_S_MAX: Final = 5.0
+READ_TIMEOUT_S_MIN: Final = 1.0
+SPARE_CONNECTIONS: Final = 4
+
+SDK_ERRORS: Final = (
+    sdk.BotoCoreError,
+    sdk.ClientError,
+    urllib3.exceptions.HTTPError,
+    http.client.HTTPException,
+    OSError,
+)
+
+_THROTTLED: Final = frozenset(
+    [
+        "SlowDown",
+        "Throttling",
+        "ThrottlingException",
+        "ThrottledException",
+        "RequestLimitExceeded",
+        "TooManyRequests",
+        "TooManyRequestsException",
+        "BandwidthLimitExceeded",
+        "RequestThrottled",
+        "ReduceYourRequestRate",
+        "ConditionalRequestConflict",
+        "OperationAborted",
+    ]
+)
+_AUTH: Final = frozenset(
+    [
+        "AccessDenied",
+        "AccountProblem",
+        "AllAccessDisabled",
+        "AuthorizationHeaderMalformed",
+        "ExpiredToken",
+        "Forbidden",
+        "IllegalLocationConstraintException",
+        "InvalidAccessKeyId",
+        "InvalidSecurity",
+        "InvalidToken",
+        "NotSignedUp",
+        "PermanentRedirect",
+        "RequestTimeTooSkewed",
+        "SignatureDoesNotMatch",
+        "TokenRefreshRequired",
+        "UnauthorizedAccess",
+    ]
+)
+_DAMAGED_ON_THE_WAY: Final = frozenset(["BadDigest", "InvalidDigest", "XAmzContentSHA256Mismatch", "IncompleteBody"])
+_NO_CREDENTIALS: Final = (
+    sdk.NoCredentialsError,
+    sdk.PartialCredentialsError,
+    sdk.CredentialRetrievalError,
+    sdk.TokenRetrievalError,
+    sdk.SSOError,
+    sdk.ProfileNotFound,
+    sdk.NoAuthTokenError,
+)
+
+
+class PreconditionFailedError(Aof2Error):
+    """412: the object is there, or is not the one expected. Never leaves s3.py."""
+
+
+class RangeError(Aof2Error):
+    """416: the object ends before the range starts. Never leaves s3.py."""
+
+
+class UploadGoneError(RemoteUnavailableError):
+    """The multipart upload was completed or aborted by someone."""
+
+
+def make_client(settings: RemoteSettings, *, connections: int) -> Any:
+    """Credentials come from the standard chain: environment, profile, container, instance."""
+    config = Config(
+        region_name=settings.region or None,
+        retries={"total_max_attempts": 1},
+        max_pool_connections=connections + SPARE_CONNECTIONS,
+        connect_timeout=min(CONNECT_TIMEOUT_S_MAX, settings.timeout_s),
+        # A connection that has gone silent is given up while there is time for another.
+        read_timeout=max(READ_TIMEOUT_S_MIN, settings.timeout_s / 3),
+        tcp_keepalive=True,
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+        user_agent_appid="aof2",
+        s3={
+            "addressing_style": "path" if settings.endpoint_url else "auto",
+            "payload_signing_enabled": True if settings.endpoint_url else None,
+        },
+    )
+    try:
+        return boto3.session.Session().client("s3", endpoint_url=settings.endpoint_url or None, config=config)
+    except sdk.NoRegionError:
+        raise ValueError('remote.region = "": S3 needs one; set it here or in AWS_DEFAULT_REGION') from None
+    except _NO_CREDENTIALS as e:
+        raise RemoteAuthError(f"opening the remote: {type(e).__name__}") from None
+
+
+def translate(error: Exception, what: str) -> Aof2Error:
+    """What the caller has to do about an exception of the SDK, the connection or the socket."""
+    if isinstance(error, sdk.ClientError):
+        return _from_answer(error, what)
+    name = type(error).__name__
+    if isinstance(error, _NO_CREDENTIALS):
+        return RemoteAuthError(f"{what}: no usable AWS credentials ({name})")
+    if isinstance(error, sdk.ParamValidationError):
+        return RemoteRefusedError(f"{what}: the SDK refuses the request")
+    if isinstance(error, sdk.SSLError):
+        return RemoteUnavailableError(f"{what}: TLS failed ({name})")
+    if isinstance(error, sdk.EndpointConnectionError):
+        return RemoteUnavailableError(f"{what}: cannot connect to the remote")
+    if isinstance(
+        error, (sdk.ConnectTimeoutError, sdk.ReadTimeoutError, urllib3.exceptions.TimeoutError, TimeoutError)
+    ):
+        return RemoteUnavailableError(f"{what}: the remote does not answer ({name})")
+    return RemoteUnavailableError(f"{what}: the connection failed ({name})")
+
+
+def _from_answer(error: sdk.ClientError, what: str) -> Aof2Error:
+    code = str(error.response.get("Error", {}).get("Code", ""))
+    status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+    said = f"{what}: {code if code and not code.isdigit() else f'HTTP {status}'}"
+    if code in _THROTTLED or status == 429:
+        return RemoteThrottledError(said)
+    if code == "NoSuchBucket":
+        return RemoteUnavailableError(f"{said}: the bucket does not exist", retryable=False)
+    if code == "NoSuchUpload":
+        return UploadGoneError(said, retryable=False)
+    if code in _AUTH or status in (401, 403, 301, 307):
+        return RemoteAuthError(f"{said}: check keys, rights, region and clock")
+    if status == 404:
+        return RemoteMissingError(said)
+    if status == 412:
+        return PreconditionFailedError(said)
+    if status == 416:
+        return RangeError(said)
+    if code in _DAMAGED_ON_THE_WAY or code in ("RequestTimeout", "InternalError") or status >= 500 or status == 408:
+        return RemoteUnavailableError(said)
+    return RemoteRefusedError(said)

@@ -1,0 +1,181 @@
+"""Multipart uploads: parts in parallel, each with its crc64, the whole with its own, aborted when anything fails.
+
+Invariants
+- At most `window` parts are in memory. The source is read once a pass, in order, by the caller's thread.
+- The parts' crc64s must combine to the crc64 announced before the upload is completed: bytes that changed under way are
+  CorruptError, and no object.
+- `completed` asks the object itself when the answer to the completion got lost.
+
+Owner: the calling thread. A crash leaves an unfinished upload on the server, no object; abort_stale_uploads ends it.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, wait
+from contextlib import contextmanager
+from typing import Any, Final
+
+from aof2.engine.errors import Aof2Error, CorruptError
+from aof2.engine.remote.resilience import Deadline
+from aof2.engine.remote.s3_calls import S3Calls
+from aof2.engine.remote.source import Buffer, Source, pieces
+from aof2.native import crc64 as crc64_of_bytes
+from aof2.native import crc64_combine
+
+PART_BYTES: Final = 8 << 20
+PARTS_MAX: Final = 10_000
+COPY_PART_BYTES_MIN: Final = 5 << 20
+COPY_PART_BYTES_MAX: Final = 5 << 30
+ABORT_TIMEOUT_S: Final = 10.0
+
+Part = dict[str, Any]
+
+
+def as_header(crc: int) -> str:
+    return base64.b64encode(crc.to_bytes(8, "big")).decode()
+
+
+def from_header(text: str | None) -> int | None:
+    return int.from_bytes(base64.b64decode(text), "big") if text else None
+
+
+def part_bytes_for(size: int) -> int:
+    """8 MiB, more when there would be over 10,000 parts."""
+    return max(PART_BYTES, -(-size // PARTS_MAX))
+
+
+class MultipartUpload:
+    """One upload to `key`, its name in the bucket. Use as `with upload.started(metadata): …`."""
+
+    def __init__(self, calls: S3Calls, active: set[str], key: str, deadline: Deadline) -> None:
+        self._calls = calls
+        self._active = active
+        self._key = key
+        self._deadline = deadline
+        self._id = ""
+        self._flying: deque[Future[Part]] = deque()
+
+    @contextmanager
+    def started(self, metadata: Mapping[str, str]) -> Iterator[MultipartUpload]:
+        calls = self._calls
+        what = f"start of the upload of {self._key}"
+        answer = calls.write(
+            what,
+            lambda: calls.client.create_multipart_upload(
+                Bucket=calls.bucket,
+                Key=self._key,
+                Metadata=dict(metadata),
+                ChecksumAlgorithm="CRC64NVME",
+                ChecksumType="FULL_OBJECT",
+            ),
+            self._deadline,
+        )
+        self._id = answer["UploadId"]
+        self._active.add(self._id)
+        try:
+            yield self
+        except BaseException:
+            self._abort()
+            raise
+        finally:
+            self._active.discard(self._id)
+
+    def send(self, source: Source, size: int, crc64: int, *, window: int) -> list[Part]:
+        """Uploads the parts; what `complete` needs."""
+        parts: list[Part] = []
+        combined = 0
+        for number, piece in enumerate(pieces(source, size, part_bytes_for(size)), 1):
+            if len(self._flying) >= window:
+                parts.append(self._landed())
+            crc = crc64_of_bytes(piece)
+            combined = crc64_combine(combined, crc, len(piece))
+            self._flying.append(self._start_part(number, piece, crc))
+        while self._flying:
+            parts.append(self._landed())
+        if combined != crc64:
+            raise CorruptError(f"the source of {self._key} has changed: crc64 {combined:016x}, not {crc64:016x}")
+        return parts
+
+    def _start_part(self, number: int, piece: Buffer, crc: int) -> Future[Part]:
+        calls = self._calls
+        body = bytes(piece) if isinstance(piece, memoryview) else piece
+
+        def attempt() -> Part:
+            answer = calls.client.upload_part(
+                Bucket=calls.bucket,
+                Key=self._key,
+                UploadId=self._id,
+                PartNumber=number,
+                Body=body,
+                ChecksumCRC64NVME=as_header(crc),
+            )
+            calls.weather.sent(len(body))
+            return {"PartNumber": number, "ETag": answer["ETag"], "ChecksumCRC64NVME": as_header(crc)}
+
+        return calls.start_write(f"part {number} of {self._key}", attempt, self._deadline)
+
+    def copy(self, sources: list[tuple[str, str]]) -> list[Part]:
+        """Parts copied on the server from (key, etag)."""
+        for number, (key, etag) in enumerate(sources, 1):
+            attempt = self._copier(number, key, etag)
+            self._flying.append(self._calls.start_write(f"copy of {key}", attempt, self._deadline))
+        return [self._landed() for _ in range(len(self._flying))]
+
+    def _copier(self, number: int, key: str, etag: str) -> Callable[[], Part]:
+        calls = self._calls
+
+        def attempt() -> Part:
+            answer = calls.client.upload_part_copy(
+                Bucket=calls.bucket,
+                Key=self._key,
+                UploadId=self._id,
+                PartNumber=number,
+                CopySource={"Bucket": calls.bucket, "Key": key},
+                CopySourceIfMatch=etag,
+            )["CopyPartResult"]
+            part: Part = {"PartNumber": number, "ETag": answer["ETag"]}
+            if "ChecksumCRC64NVME" in answer:
+                part["ChecksumCRC64NVME"] = answer["ChecksumCRC64NVME"]
+            return part
+
+        return attempt
+
+    def complete(self, parts: list[Part], crc64: int | None, *, if_absent: bool) -> str:
+        """Makes the object; its etag."""
+        calls = self._calls
+        conditions: dict[str, Any] = {"IfNoneMatch": "*"} if if_absent else {}
+        if crc64 is not None:
+            conditions |= {"ChecksumCRC64NVME": as_header(crc64), "ChecksumType": "FULL_OBJECT"}
+        answer = calls.write(
+            f"end of the upload of {self._key}",
+            lambda: calls.client.complete_multipart_upload(
+                Bucket=calls.bucket,
+                Key=self._key,
+                UploadId=self._id,
+                MultipartUpload={"Parts": parts},
+                **conditions,
+            ),
+            self._deadline,
+        )
+        return str(answer["ETag"])
+
+    def _landed(self) -> Part:
+        return self._calls.wait(self._flying.popleft(), f"upload of {self._key}", self._deadline)
+
+    def _abort(self) -> None:
+        """In the background: the caller has its error, and an outage would make it wait for nothing."""
+        for future in self._flying:
+            future.cancel()
+        wait(self._flying, timeout=max(0.0, min(1.0, self._deadline.left_s())))
+        calls = self._calls
+        try:
+            calls.start_write(
+                f"abort of the upload of {self._key}",
+                lambda: calls.client.abort_multipart_upload(Bucket=calls.bucket, Key=self._key, UploadId=self._id),
+                Deadline(calls.env, ABORT_TIMEOUT_S),
+            )
+        except Aof2Error:
+            return  # closed: abort_stale_uploads ends it

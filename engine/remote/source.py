@@ -1,0 +1,131 @@
+"""What a put reads from and a get writes to. A source can be read again from the start: that is what a retry needs.
+
+Owner: the thread that transfers; sources keep no state between passes. A crash leaves nothing.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from aof2.engine.errors import CorruptError
+from aof2.native import crc64
+
+Buffer = bytes | bytearray | memoryview
+
+
+class FileSource(NamedTuple):
+    """Bytes of a file from `offset` on."""
+
+    path: Path
+    offset: int = 0
+
+
+class ChunksSource(NamedTuple):
+    """Bytes that are made on the way: `chunks()` starts them anew and gives the same ones each time."""
+
+    chunks: Callable[[], Iterable[Buffer]]
+
+
+Source = bytes | bytearray | memoryview | mmap.mmap | FileSource | ChunksSource
+
+
+class Writer(Protocol):
+    """Where a get's bytes go. Called in order of offset by one thread; a second reading starts again at 0."""
+
+    def __call__(self, offset: int, data: Buffer) -> object: ...
+
+
+def fd_writer(fd: int, base: int = 0) -> Writer:
+    """Writes at `base` of an open file."""
+
+    def write(offset: int, data: Buffer) -> None:
+        view, at = memoryview(data), base + offset
+        while view:
+            done = os.pwrite(fd, view, at)
+            view, at = view[done:], at + done
+
+    return write
+
+
+class BytesWriter:
+    """Gathers an object in memory."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    def __call__(self, offset: int, data: Buffer) -> None:
+        del self._data[offset:]
+        self._data += data
+
+    def getvalue(self) -> bytes:
+        return bytes(self._data)
+
+
+def pieces(source: Source, size: int, piece_bytes: int) -> Iterator[Buffer]:
+    """The first `size` bytes in pieces of `piece_bytes`, the last one shorter. CorruptError when there are fewer."""
+    if isinstance(source, FileSource):
+        yield from _file_pieces(source, size, piece_bytes)
+    elif isinstance(source, ChunksSource):
+        yield from _cut(source.chunks(), size, piece_bytes)
+    else:
+        with memoryview(source) as whole, whole.cast("B") as view:
+            if len(view) < size:
+                raise CorruptError(f"the source has {len(view)} bytes, {size} were to be sent")
+            for start in range(0, size, piece_bytes):
+                yield view[start : min(start + piece_bytes, size)]
+
+
+def whole(source: Source, size: int) -> Buffer:
+    """All of it in one piece."""
+    return next(pieces(source, size, max(size, 1)), b"")
+
+
+def crc64_of(source: Source, size: int) -> int:
+    crc = 0
+    for piece in pieces(source, size, 1 << 20):
+        crc = crc64(piece, crc)
+    return crc
+
+
+def _file_pieces(source: FileSource, size: int, piece_bytes: int) -> Iterator[Buffer]:
+    fd = os.open(source.path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        for start in range(0, size, piece_bytes):
+            length = min(piece_bytes, size - start)
+            piece = bytearray(length)
+            view = memoryview(piece)
+            got = 0
+            while got < length:
+                n = os.preadv(fd, [view[got:]], source.offset + start + got)
+                if n == 0:
+                    raise CorruptError(
+                        f"the file ends {size - start - got} bytes early", path=str(source.path), offset=start + got
+                    )
+                got += n
+            yield piece
+    finally:
+        os.close(fd)
+
+
+def _cut(chunks: Iterable[Buffer], size: int, piece_bytes: int) -> Iterator[Buffer]:
+    left, held = size, bytearray()
+    for chunk in chunks:
+        view = memoryview(chunk).cast("B")
+        if len(view) > left:
+            raise CorruptError(f"the source gives more than the {size} bytes that were to be sent")
+        left -= len(view)
+        while view:
+            take = min(piece_bytes - len(held), len(view))
+            held += view[:take]
+            view = view[take:]
+            if len(held) == piece_bytes:
+                yield held
+                held = bytearray()
+    if left:
+        raise CorruptError(f"the source has {size - left} bytes, {size} were to be sent")
+    if held:
+        yield held

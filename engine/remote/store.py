@@ -1,0 +1,178 @@
+"""RemoteStore: the one interface of the remote tier. S3 (s3.py) and a directory (directory.py) behave alike behind it.
+
+Calls block, may come from any thread, and end within their deadline: `timeout_s` if given, else the setting's timeout
+plus one second per MiB to be moved. Failures are those of errors.py. Every object carries its size and crc64.
+
+Invariants
+- An object is seen whole or not at all, whatever fails; never half of it, never a mix of two puts.
+- What a put stores has the crc64 it was told to have, or nothing is stored.
+- A put of bytes that are already there under that key moves none of them.
+- Listing is in byte order of the keys.
+- Missing objects count as deleted. A missing bucket or folder is never taken for missing objects.
+
+Owner: shared by all threads; make it after the fork. A crash leaves whole objects, and unfinished uploads that
+`abort_stale_uploads` clears away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final, Protocol
+
+import msgspec
+
+from aof2.engine.remote.resilience import RemoteStats
+from aof2.engine.remote.source import Source, Writer
+from aof2.native import crc64_combine
+
+CRC64_META: Final = "aof2-crc64"
+SHA256_META: Final = "aof2-sha256"
+"""Kept beside the caller's metadata: the checksum is known whatever the server supports."""
+META_BYTES_MAX: Final = 2048
+RATE_MIN_BYTES_PER_S: Final = 1 << 20
+
+
+class BlobInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What a remote says of an object. From a listing, `crc64` and `metadata` are not known."""
+
+    key: str
+    size: int
+    etag: str
+    modified_ms: int = 0
+    crc64: int | None = None
+    sha256: bytes | None = None
+    metadata: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+class RemoteStore(Protocol):
+    """See the module's text."""
+
+    def put_blob(
+        self,
+        key: str,
+        source: Source,
+        size: int,
+        *,
+        crc64: int | None = None,
+        sha256: bytes | None = None,
+        metadata: Mapping[str, str] | None = None,
+        if_absent: bool = False,
+        timeout_s: float | None = None,
+    ) -> str:
+        """Stores the source's first `size` bytes; the etag. CorruptError when they do not have `crc64`.
+
+        `sha256` is noted with the object. With `if_absent`, other bytes under that key are FencedError; without, they
+        are replaced.
+        """
+
+    def put_if_absent(
+        self, key: str, data: bytes, metadata: Mapping[str, str] | None = None, *, timeout_s: float | None = None
+    ) -> str:
+        """Stores `data` unless the key is taken; the etag. Taken by equal bytes is success, by others FencedError."""
+
+    def replace_if_match(self, key: str, data: bytes, etag: str | None, *, timeout_s: float | None = None) -> str:
+        """Replaces the object that has `etag` (None: there must be none). The new etag, or FencedError.
+
+        When the answer to the first try is lost, the second finds its own bytes: that is success. So two writers must
+        never send equal bytes.
+        """
+
+    def get_blob(
+        self,
+        key: str,
+        writer: Writer,
+        *,
+        crc64: int | None = None,
+        sha256: bytes | None = None,
+        timeout_s: float | None = None,
+    ) -> BlobInfo:
+        """Streams the object to `writer`, checked against what is expected, else against what it was stored with.
+
+        Bytes that fail are read once more, from offset 0, then RemoteCorruptError. After any error drop what came.
+        """
+
+    def get_range(self, key: str, offset: int, length: int, *, timeout_s: float | None = None) -> bytes:
+        """Exactly these bytes; RemoteCorruptError when the object ends before. They are not checked here."""
+
+    def get_ranges(
+        self, key: str, ranges: Sequence[tuple[int, int]], *, timeout_s: float | None = None
+    ) -> Sequence[bytes]:
+        """Several (offset, length) at once, in parallel where that helps."""
+
+    def head_blob(self, key: str, *, timeout_s: float | None = None) -> BlobInfo | None:
+        """What there is under the key, or None."""
+
+    def list(
+        self, prefix: str = "", *, start_after: str | None = None, timeout_s: float | None = None
+    ) -> Iterator[BlobInfo]:
+        """Objects whose key starts with `prefix` and is greater than `start_after`. The deadline is for each page."""
+
+    def delete(self, keys: Iterable[str], *, timeout_s: float | None = None) -> None:
+        """The objects are gone afterwards, whether or not they were there."""
+
+    def compose(
+        self, key: str, sources: Sequence[str], *, if_absent: bool = False, timeout_s: float | None = None
+    ) -> str:
+        """Stores the concatenation of the sources under `key`; its etag."""
+
+    def abort_stale_uploads(self, older_than_s: float, *, timeout_s: float | None = None) -> int:
+        """Clears away uploads that crashed more than so long ago; how many."""
+
+    def stats(self) -> RemoteStats:
+        """Counters since the store was opened."""
+
+    def close(self) -> None:
+        """Ends calls under way with RemoteUnavailableError, and lets go of connections."""
+
+
+def default_timeout_s(timeout_s: float, size: int) -> float:
+    return timeout_s + size / RATE_MIN_BYTES_PER_S
+
+
+def check_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
+    """Names as S3 gives them back (lowercase); ValueError for what a header cannot carry."""
+    out: dict[str, str] = {}
+    for name, value in (metadata or {}).items():
+        if not name or not all(c.isascii() and (c.isalnum() or c in "-_") for c in name):
+            raise ValueError(f"metadata name {name!r}: letters, digits, - and _ only")
+        if not all(0x20 <= ord(c) < 0x7F for c in value) or value != value.strip():
+            raise ValueError(f"metadata {name}: printable ASCII only")
+        out[name.lower()] = value
+    for reserved in (CRC64_META, SHA256_META):
+        if reserved in out:
+            raise ValueError(f"metadata {reserved} is the store's own")
+    if sum(len(k) + len(v) for k, v in out.items()) > META_BYTES_MAX - 200:
+        raise ValueError(f"metadata over {META_BYTES_MAX - 200} bytes")
+    return out
+
+
+def combined_crc64(parts: Iterable[BlobInfo]) -> int | None:
+    """The crc64 of the objects one after the other, when all of theirs are known."""
+    crc = 0
+    for part in parts:
+        if part.crc64 is None:
+            return None
+        crc = crc64_combine(crc, part.crc64, part.size)
+    return crc
+
+
+def with_checksums(metadata: Mapping[str, str], crc64: int, sha256: bytes | None) -> dict[str, str]:
+    out = {**metadata, CRC64_META: f"{crc64:016x}"}
+    if sha256 is not None:
+        out[SHA256_META] = sha256.hex()
+    return out
+
+
+def split_checksums(metadata: Mapping[str, str]) -> tuple[dict[str, str], int | None, bytes | None]:
+    """The caller's metadata, and the store's own checksums out of it. Damaged ones count as unknown."""
+    rest = dict(metadata)
+    crc_text, sha_text = rest.pop(CRC64_META, ""), rest.pop(SHA256_META, "")
+    try:
+        crc = int(crc_text, 16) if len(crc_text) == 16 else None
+    except ValueError:
+        crc = None
+    try:
+        sha = bytes.fromhex(sha_text) if len(sha_text) == 64 else None
+    except ValueError:
+        sha = None
+    return rest, crc, sha
