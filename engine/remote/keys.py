@@ -203,6 +203,8 @@ def check_key(key: str) -> str:
         problem = "it is empty"
     elif any(ord(c) < 0x20 or ord(c) == 0x7F or 0xD800 <= ord(c) <= 0xDFFF for c in key):
         problem = "it has control characters"
+    elif "\\" in key:
+        problem = "it has a backslash, which some servers take for a slash"
     elif len(key.encode()) > KEY_BYTES_MAX:
         problem = f"it is longer than {KEY_BYTES_MAX} bytes"
     elif any(part in ("", ".", "..") for part in key.split("/")):

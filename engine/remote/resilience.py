@@ -122,36 +122,31 @@ class Resilience:
                 self._end_probe()
 
     def _tries(self, what: str, attempt: Callable[[], T], deadline: Deadline, retries: int) -> T:
-        number = 0
-        while True:
+        for number in range(retries + 1):
             started_s = self._start(what, deadline)
             try:
                 result = attempt()
-            except RemoteThrottledError as e:
-                self._on_throttled(started_s)
-                error: Aof2Error = e
-            except RemoteUnavailableError as e:
-                self._on_unavailable(e)
-                if not e.retryable:
+            except (RemoteThrottledError, RemoteUnavailableError) as e:
+                if isinstance(e, RemoteUnavailableError):
+                    self._on_unavailable(e)
+                else:
+                    self._on_throttled(started_s)
+                ceiling = min(BACKOFF_S_MAX, BACKOFF_S * 2**number)
+                pause_s = self._env.rng.uniform(ceiling / 2, ceiling)
+                final = number == retries or not getattr(e, "retryable", True)
+                if final or pause_s >= deadline.left_s():
                     raise
-                error = e
+                log.info("remote: trying again", extra={"what": what, "error": str(e), "attempt": number + 1})
             except Aof2Error:
                 self._on_answer()
                 raise
             else:
                 self._on_answer(success=True)
                 return result
-            if number >= retries:
-                raise error
-            ceiling = min(BACKOFF_S_MAX, BACKOFF_S * 2**number)
-            pause_s = self._env.rng.uniform(ceiling / 2, ceiling)
-            if pause_s >= deadline.left_s():
-                raise error
-            number += 1
             with self._lock:
                 self.retries += 1
-            log.info("remote: trying again", extra={"what": what, "error": str(error), "attempt": number})
             self.pause(what, pause_s)
+        raise AssertionError("unreachable: the last attempt returns or raises")
 
     def _start(self, what: str, deadline: Deadline) -> float:
         """Waits for this request's turn while the remote asks for fewer."""
@@ -237,10 +232,11 @@ class Resilience:
                 self._last_error = str(error)
                 self._open(now)
                 log.warning("remote: %s is unavailable: %s", self._name, error)
-            elif self._state is BreakerState.HALF_OPEN:
-                self._cool_down_s = min(COOL_DOWN_S_MAX, self._cool_down_s * 2)
+            elif self._state is not BreakerState.CLOSED:
+                if self._state is BreakerState.HALF_OPEN:
+                    self._cool_down_s = min(COOL_DOWN_S_MAX, self._cool_down_s * 2)
                 self._last_error = str(error)
-                self._open(now)
+                self._open(now)  # a call still under way failed: as good as a probe
 
     def _open(self, now: float) -> None:
         self._state = BreakerState.OPEN

@@ -67,6 +67,9 @@ class S3Calls:
             raise deadline.passed(what) from None
         except CancelledError:
             raise closed(what) from None
+        finally:
+            # Its exception knows this frame: without this, the caller's buffers live until the next collection.
+            del future
 
     def _translated(self, what: str, attempt: Callable[[], T]) -> T:
         try:

@@ -81,7 +81,8 @@ def pieces(source: Source, size: int, piece_bytes: int) -> Iterator[Buffer]:
 
 def whole(source: Source, size: int) -> Buffer:
     """All of it in one piece."""
-    return next(pieces(source, size, max(size, 1)), b"")
+    all_of_it = list(pieces(source, size, max(size, 1)))  # to its end: a source that has more to give is found out
+    return all_of_it[0] if all_of_it else b""
 
 
 def crc64_of(source: Source, size: int) -> int:
