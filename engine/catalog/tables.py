@@ -135,6 +135,7 @@ DENTRIES: Final = Table("namespace", b"e", "dentries", rows.DentryRow, _dentry, 
 XATTRS: Final = Table("namespace", b"x", "xattrs", bytes, _dentry, _un_dentry)
 OBJECTS: Final = Table("namespace", b"o", "objects", rows.ObjectRow, _pair, _un_pair)
 JOBS: Final = Table("jobs", b"j", "jobs", rows.JobRow, _u64, _un_u64)
+UNPUBLISHED: Final = Table("jobs", b"o", "unpublished", int, _pair, _un_pair)  # sealed objects → their bytes
 JOB_TOKENS: Final = Table("jobs", b"k", "job_tokens", int, _text, bytes.decode)
 QUOTAS: Final = Table("quota", b"q", "quotas", rows.QuotaRow, _text, bytes.decode)
 BLOBS: Final = Table("blobs", b"b", "blobs", rows.BlobRow, _raw, _raw)

@@ -1,0 +1,208 @@
+"""Objects in use: their rows in memory, their backing file open, which of their blocks may be read from it.
+
+A block may be read when it is resident and trusted. It is trusted when the backing file is the one (inode, size,
+mtime) that was recorded when its bytes were last known to be right, when this process wrote it, or after its crc64 was
+checked.
+
+Invariants
+- `masks` is what can be read now; `added` is the part of it that the catalog does not know yet (its bytes may not be
+  synced). Losing `added` in a crash means fetching again, nothing else.
+- A handle with users or pins is not evicted. A handle is dropped from the table only when nobody uses it and nothing is
+  added.
+
+Owner: the trio thread. Blocking file work happens on worker threads through the functions of `hot`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import trio
+
+from aof2.engine.catalog import tables as t
+from aof2.engine.catalog.rows import ChunkRow, ObjectRow, ResidencyRow
+from aof2.engine.catalog.store import View
+from aof2.engine.local.hot import HotCache, Identity
+from aof2.engine.objects import ObjectGoneError, full_mask, mask_bytes
+
+Key = tuple[int, int, int]  # stream id, inode, generation
+
+
+class ObjectHandle:
+    """One generation of one object."""
+
+    def __init__(
+        self,
+        key: Key,
+        tenant: str,
+        path: Path,
+        row: ObjectRow,
+        chunks: list[ChunkRow],
+        masks: list[int],
+        block_bytes: int,
+    ) -> None:
+        self.key = key
+        self.tenant = tenant
+        self.path = path
+        self.row = row
+        self.chunks = chunks
+        self.masks = masks
+        self.block_bytes = block_bytes
+        self.blocks_per_chunk = row.chunk_bytes // block_bytes
+        self.trusted = [0] * len(chunks)
+        self.added: dict[int, int] = {}  # chunk index → bits the catalog does not know yet
+        self.fd = -1
+        self.users = 0
+        self.pins = 0
+        self.next_offset = 0  # where a sequential reader would go on
+        self.window_blocks = 1
+
+    @property
+    def size(self) -> int:
+        return self.row.size
+
+    def locate(self, block: int) -> tuple[int, int]:
+        """(chunk index, block in it) of a block of the object."""
+        return divmod(block, self.blocks_per_chunk)
+
+    def block_len(self, block: int) -> int:
+        return min(self.block_bytes, self.size - block * self.block_bytes)
+
+    @property
+    def block_count(self) -> int:
+        return -(-self.size // self.block_bytes)
+
+    def is_ready(self, block: int) -> bool:
+        chunk, bit = self.locate(block)
+        return bool(self.masks[chunk] & self.trusted[chunk] & 1 << bit)
+
+    def not_ready(self, first: int, last: int) -> list[int]:
+        """Blocks of first..last (inclusive) that cannot simply be read."""
+        return [block for block in range(first, last + 1) if not self.is_ready(block)]
+
+    def is_resident(self, block: int) -> bool:
+        chunk, bit = self.locate(block)
+        return bool(self.masks[chunk] >> bit & 1)
+
+    def trust(self, block: int) -> None:
+        chunk, bit = self.locate(block)
+        self.trusted[chunk] |= 1 << bit
+
+    def trust_all(self) -> None:
+        self.trusted = list(self.masks)
+
+    def add(self, blocks: Iterable[int]) -> None:
+        """This process just wrote these blocks, verified, into the file."""
+        for block in blocks:
+            chunk, bit = self.locate(block)
+            self.masks[chunk] |= 1 << bit
+            self.trusted[chunk] |= 1 << bit
+            self.added[chunk] = self.added.get(chunk, 0) | 1 << bit
+
+    def remove(self, block: int) -> None:
+        chunk, bit = self.locate(block)
+        keep = ~(1 << bit)
+        self.masks[chunk] &= keep
+        self.trusted[chunk] &= keep
+        if chunk in self.added:
+            self.added[chunk] &= keep
+
+    def clear(self) -> None:
+        """Everything local was given up."""
+        self.masks = [0] * len(self.chunks)
+        self.trusted = [0] * len(self.chunks)
+        self.added = {}
+
+    def close_file(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    @property
+    def resident_bytes(self) -> int:
+        return sum(mask_bytes(m, c.length, self.block_bytes) for m, c in zip(self.masks, self.chunks, strict=True))
+
+    @property
+    def fully_resident(self) -> bool:
+        pairs = zip(self.masks, self.chunks, strict=True)
+        return all(m == full_mask(c.length, self.block_bytes) for m, c in pairs)
+
+    def accept(self, identity: Identity) -> bool:
+        """Whether the file is the one the catalog knows; if so everything resident may be read."""
+        if self.row.backing is not None and tuple(identity) == tuple(self.row.backing):
+            self.trust_all()
+            return True
+        return False
+
+
+def load_handle(view: View, hot: HotCache, key: Key, tenant: str, block_bytes: int) -> ObjectHandle:
+    """A handle from the rows; its file is not looked at yet."""
+    stream_id, ino, generation = key
+    row = view.get(stream_id, t.OBJECTS, (ino, generation))
+    if row is None:
+        raise ObjectGoneError(f"object {ino}.{generation} is gone")
+    chunks: list[ChunkRow] = []
+    masks: list[int] = []
+    for chunk_id in row.chunks:
+        chunk = view.get(stream_id, t.CHUNKS, chunk_id)
+        if chunk is None:
+            raise ObjectGoneError(f"chunk {chunk_id} of object {ino}.{generation} is gone")
+        chunks.append(chunk)
+        masks.append((view.get(stream_id, t.RESIDENCY, chunk_id) or ResidencyRow()).mask)
+    return ObjectHandle(key, tenant, hot.path(tenant, ino, generation), row, chunks, masks, block_bytes)
+
+
+class HandleTable:
+    """Handles by key, most recently used last. Unused ones are kept for a while: their masks and file are warm."""
+
+    def __init__(self, idle_max: int = 1024) -> None:
+        self.evicting: dict[Key, trio.Event] = {}  # being given up: whoever wants one waits, then starts afresh
+        self._idle_max = idle_max
+        self._table: OrderedDict[Key, ObjectHandle] = OrderedDict()
+
+    def get(self, key: Key) -> ObjectHandle | None:
+        handle = self._table.get(key)
+        if handle is not None:
+            self._table.move_to_end(key)
+        return handle
+
+    def put(self, handle: ObjectHandle) -> None:
+        self._table[handle.key] = handle
+        self._shrink()
+
+    def peek(self, key: Key) -> ObjectHandle | None:
+        """Without counting as a use."""
+        return self._table.get(key)
+
+    def forget(self, key: Key) -> None:
+        """The object is gone or its local bytes are: closes its file; the next user starts from the catalog."""
+        handle = self._table.pop(key, None)
+        if handle is not None:
+            handle.close_file()
+
+    def close_all(self) -> None:
+        for key in list(self._table):
+            self.forget(key)
+
+    def oldest(self) -> Iterator[ObjectHandle]:
+        """Least recently used first."""
+        return iter(list(self._table.values()))
+
+    def dirty(self) -> list[ObjectHandle]:
+        return [h for h in self._table.values() if h.added]
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._table
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def _shrink(self) -> None:
+        for handle in list(self._table.values()):
+            if len(self._table) <= self._idle_max:
+                return
+            if handle.users == 0 and handle.pins == 0 and not handle.added:
+                self.forget(handle.key)

@@ -1,0 +1,131 @@
+"""hot_cache: one backing file an object, `hot_cache/<tenant>/<object>.<generation>`.
+
+Chunk k of an object is the range [k · chunk_bytes, (k + 1) · chunk_bytes) of its file. A file that is only partly here
+is sparse. Which blocks are here is the catalog's to say, never the file's.
+
+Invariants
+- Nothing is punched or unlinked while somebody could see it behind the engine's back: `exclusive` takes a write lease,
+  which the kernel refuses while another descriptor or a mapping is open.
+- The log says "evicted" durably before a byte is given up. So a crash can leave a file the catalog does not know: an
+  orphan, removed when met; never the other way round.
+
+Owner: blocking calls, made on worker threads; safe from several at once for different objects.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from aof2.engine.env import Env
+from aof2.engine.errors import CorruptError
+
+# Python has posix_fallocate only.
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+FALLOC_KEEP_SIZE: Final = 1
+FALLOC_PUNCH_HOLE: Final = 2
+
+
+class Identity(NamedTuple):
+    """What a backing file looked like when its bytes were last known to be right."""
+
+    inode: int
+    size: int
+    mtime_ns: int
+
+
+class HotCache:
+    """The folder of backing files."""
+
+    def __init__(self, env: Env, root: Path) -> None:
+        self.env = env
+        self.root = root
+
+    def path(self, tenant: str, ino: int, generation: int) -> Path:
+        return self.root / tenant / f"{ino}.{generation}"
+
+    def create(self, path: Path, size: int = 0) -> int:
+        """A new backing file, sparse, of `size` bytes. A leftover of the same name is an orphan and goes."""
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            self.env.files.unlink(path)
+        fd = self.env.files.create(path)
+        if size:
+            self.env.files.truncate(fd, size)
+        return fd
+
+    def open(self, path: Path) -> int:
+        return self.env.files.open_rw(path)
+
+    @staticmethod
+    def identity(fd: int) -> Identity:
+        s = os.fstat(fd)
+        return Identity(s.st_ino, s.st_size, s.st_mtime_ns)
+
+    @contextlib.contextmanager
+    def exclusive(self, path: Path) -> Iterator[bool]:
+        """Whether nobody else has the file open or mapped; holds newcomers off until the block ends."""
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            try:
+                fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+            except OSError as e:
+                if e.errno not in (errno.EAGAIN, errno.EACCES, errno.EINVAL):
+                    raise
+                yield False
+                return
+            try:
+                yield True
+            finally:
+                fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+        finally:
+            os.close(fd)
+
+    def unlink(self, path: Path) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self.env.files.unlink(path)
+
+    def punch(self, path: Path, offset: int, length: int) -> None:
+        """Gives a range back to the disk; it reads as zeros, which nobody may look at."""
+        fd = self.open(path)
+        try:
+            _fallocate(fd, FALLOC_PUNCH_HOLE | FALLOC_KEEP_SIZE, offset, length)
+        finally:
+            self.env.files.close(fd)
+
+
+def read_exactly(fd: int, offset: int, length: int, *, path: str = "") -> bytes:
+    """`length` bytes at `offset`, or CorruptError: a backing file shorter than its object lost something."""
+    parts: list[bytes] = []
+    left, at = length, offset
+    while left:
+        part = os.pread(fd, left, at)
+        if not part:
+            raise CorruptError(f"backing file ends {left} bytes early", path=path, offset=at)
+        parts.append(part)
+        left, at = left - len(part), at + len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def read_cached(fd: int, offset: int, length: int) -> bytes | None:
+    """The bytes if the kernel has them all in memory, without waiting for the disk; None otherwise."""
+    buffer = bytearray(length)
+    try:
+        done = os.preadv(fd, [buffer], offset, os.RWF_NOWAIT)
+    except OSError as e:
+        if e.errno in (errno.EAGAIN, errno.EOPNOTSUPP, errno.EINVAL):
+            return None
+        raise
+    return bytes(buffer) if done == length else None
+
+
+def _fallocate(fd: int, mode: int, offset: int, length: int) -> None:
+    if _libc.fallocate(fd, mode, ctypes.c_int64(offset), ctypes.c_int64(length)) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))

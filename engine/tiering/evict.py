@@ -1,0 +1,247 @@
+"""Making room: the least recently used clean data goes first, down to the low-water mark.
+
+What was used since start-up is ordered in memory; what was not is older than all of it and is found by a hand that goes
+round the residency rows, so start-up never walks the cache. Objects are evicted whole, by unlink; of an object larger
+than the room wanted, single chunks are punched out.
+
+Invariants
+- Only chunks whose content is in the remote are given up (`objects.evicted` refuses others inside the commit).
+- Nobody has the file open or mapped: no users, no pins, and the kernel grants a write lease on it. New users wait until
+  the eviction is over, so the lease is asked for once and need not be held.
+- LocalEvicted is durable before the first byte goes. A crash in between leaves a file without rows: an orphan.
+
+Owner: the trio thread; one eviction at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import trio
+
+from aof2.engine import objects
+from aof2.engine.catalog import tables as t
+from aof2.engine.catalog.rows import ObjectState
+from aof2.engine.catalog.store import Catalog
+from aof2.engine.catalog.writer import CatalogWriter
+from aof2.engine.local.handles import HandleTable, Key
+from aof2.engine.local.hot import HotCache
+from aof2.engine.quota import QuotaExceededError, Reservation, StorageQuota
+
+log = logging.getLogger(__name__)
+
+CRASH_POINTS: Final = ("evict.recorded", "evict.unlinked")
+VICTIMS_MAX: Final = 64
+
+
+class Victim(NamedTuple):
+    key: Key
+    tenant: str
+    path: Path
+    chunk_ids: tuple[int, ...]
+
+
+class Evictor:
+    """Gives local bytes up, and is the Room that fetched blocks ask for."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        writer: CatalogWriter,
+        hot: HotCache,
+        handles: HandleTable,
+        quota: StorageQuota,
+        tenants: Callable[[], dict[int, str]],
+        *,
+        limit_bytes: int,
+        low_water: float,
+        block_bytes: int,
+    ) -> None:
+        self.catalog = catalog
+        self.writer = writer
+        self.hot = hot
+        self.handles = handles
+        self.quota = quota
+        self.evicted_bytes = 0
+        self.evictions = 0
+        self._tenants = tenants
+        self._limit_bytes = limit_bytes
+        self._low_water = low_water
+        self._block_bytes = block_bytes
+        self._lock = trio.Lock()
+        self._hand: tuple[int, bytes] | None = None
+
+    # -- Room --------------------------------------------------------------------------------------------------
+
+    async def take(self, tenant: str, size_bytes: int) -> Reservation | None:
+        """Room for so many bytes, made by eviction if need be; None when there is none to be had."""
+        reservation = self.quota.try_reserve(tenant, size_bytes)
+        if reservation is not None:
+            return reservation
+        if size_bytes > self._limit_bytes:
+            return None
+        await self.make_room(size_bytes)
+        try:
+            return self.quota.try_reserve(tenant, size_bytes)
+        except QuotaExceededError:
+            return None
+
+    async def make_room(self, size_bytes: int) -> int:
+        """Evicts until so much would fit below the low-water mark; how much was freed."""
+        async with self._lock:
+            usage = self.quota.usage
+            target = int(self._limit_bytes * self._low_water) - size_bytes
+            wanted = usage.used_bytes + usage.reserved_bytes - max(0, target)
+            freed = 0
+            for victims in self._batches(wanted):
+                freed += await self._evict(victims)
+                if freed >= wanted:
+                    break
+            return freed
+
+    # -- by name -----------------------------------------------------------------------------------------------
+
+    async def evict(self, keys: Sequence[Key]) -> tuple[int, list[Key]]:
+        """Drops these objects' local bytes: how many, and which objects were in use or not durable yet."""
+        async with self._lock:
+            freed, skipped = 0, []
+            for key in keys:
+                victim = self._victim(key)
+                got = await self._evict([victim]) if victim is not None else 0
+                freed += got
+                if victim is None or (victim.chunk_ids and not got and self.hot_bytes_of(key)):
+                    skipped.append(key)
+            return freed, skipped
+
+    def hot_bytes_of(self, key: Key) -> int:
+        stream_id, ino, generation = key
+        with self.catalog.view() as view:
+            row = view.get(stream_id, t.OBJECTS, (ino, generation))
+            if row is None:
+                return 0
+            masks = (view.get(stream_id, t.RESIDENCY, chunk_id) for chunk_id in row.chunks)
+            return sum(r.mask.bit_count() for r in masks if r is not None)
+
+    # -- choosing ----------------------------------------------------------------------------------------------
+
+    def _batches(self, wanted: int) -> Iterator[list[Victim]]:
+        batch: list[Victim] = []
+        for victim in self._candidates():
+            batch.append(victim)
+            if len(batch) == VICTIMS_MAX or wanted <= self._block_bytes * VICTIMS_MAX:
+                yield batch
+                batch = []
+        if batch:
+            yield batch
+
+    def _candidates(self) -> Iterator[Victim]:
+        """Never used since start-up first, by the hand; then least recently used."""
+        seen: set[Key] = set()
+        for key in self._sweep():
+            if key not in self.handles and key not in seen:
+                seen.add(key)
+                victim = self._victim(key)
+                if victim is not None:
+                    yield victim
+        for handle in self.handles.oldest():
+            victim = self._victim(handle.key)
+            if victim is not None and any(handle.masks):
+                yield victim
+
+    def _sweep(self) -> Iterator[Key]:
+        """Objects with local bytes, once round, from where the hand stopped last time."""
+        start = self._hand
+        for stream_id, after in self._laps(start):
+            while True:
+                keys, after_next = self._resident_after(stream_id, after)
+                if after_next is None:
+                    break
+                self._hand = (stream_id, after_next)
+                yield from keys
+                after = after_next
+
+    def _laps(self, start: tuple[int, bytes] | None) -> Iterator[tuple[int, bytes | None]]:
+        streams = sorted(self._tenants())
+        if start is None:
+            yield from ((stream_id, None) for stream_id in streams)
+            return
+        yield start
+        yield from ((s, None) for s in streams if s > start[0])
+        yield from ((s, None) for s in streams if s <= start[0])
+
+    def _resident_after(self, stream_id: int, after: bytes | None) -> tuple[list[Key], bytes | None]:
+        """A page of resident objects behind a residency key, and where the page ended (None: there was nothing)."""
+        keys: list[Key] = []
+        last: bytes | None = None
+        with self.catalog.view() as view:
+            for chunk_id, row in view.scan(stream_id, t.RESIDENCY, after=after):
+                last = t.RESIDENCY.pack_key(chunk_id)
+                chunk = view.get(stream_id, t.CHUNKS, chunk_id) if row.mask else None
+                if chunk is not None:
+                    keys.append((stream_id, chunk.ino, chunk.generation))
+                if len(keys) >= 256:
+                    break
+        return keys, last
+
+    def _victim(self, key: Key) -> Victim | None:
+        """The object as something to evict, or None: in use, pinned, or not durable."""
+        stream_id, ino, generation = key
+        tenant = self._tenants().get(stream_id)
+        handle = self.handles.peek(key)
+        if tenant is None or (handle is not None and (handle.users or handle.pins or handle.added)):
+            return None
+        with self.catalog.view() as view:
+            row = view.get(stream_id, t.OBJECTS, (ino, generation))
+        if row is None or row.state not in (ObjectState.PUBLISHED, ObjectState.TOMBSTONED):
+            return None
+        return Victim(key, tenant, self.hot.path(tenant, ino, generation), row.chunks)
+
+    # -- doing -------------------------------------------------------------------------------------------------
+
+    async def _evict(self, victims: Sequence[Victim]) -> int:
+        freed = 0
+        by_stream: dict[int, list[Victim]] = {}
+        over = trio.Event()
+        for victim in victims:
+            self.handles.evicting[victim.key] = over
+            self.handles.forget(victim.key)
+            by_stream.setdefault(victim.key[0], []).append(victim)
+        try:
+            for stream_id, group in by_stream.items():
+                freed += await trio.to_thread.run_sync(self._evict_group, stream_id, group)
+        finally:
+            for victim in victims:
+                del self.handles.evicting[victim.key]
+            over.set()
+        return freed
+
+    def _evict_group(self, stream_id: int, group: Sequence[Victim]) -> int:
+        """Leases, one durable commit, unlinks. On a worker thread; returns the bytes freed."""
+        free = [v for v in group if self._exclusive(v.path)]
+        if not free:
+            return 0
+        chunk_ids = [chunk_id for v in free for chunk_id in v.chunk_ids]
+        work = partial(objects.evicted, chunk_ids=chunk_ids, block_bytes=self._block_bytes)
+        freed = self.writer.call(stream_id, work, sync=True)
+        self.hot.env.failpoint("evict.recorded")
+        for victim in free:
+            self.hot.unlink(victim.path)
+            self.hot.env.failpoint("evict.unlinked")
+        trio.from_thread.run_sync(self._note_freed, free[0].tenant, freed, len(free))
+        return freed
+
+    def _exclusive(self, path: Path) -> bool:
+        try:
+            with self.hot.exclusive(path) as alone:
+                return alone
+        except FileNotFoundError:
+            return True  # only its rows are left
+
+    def _note_freed(self, tenant: str, freed: int, count: int) -> None:
+        self.quota.release_used(tenant, min(freed, self.quota.tenant_usage(tenant).used_bytes))
+        self.evicted_bytes += freed
+        self.evictions += count

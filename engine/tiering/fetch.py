@@ -1,0 +1,66 @@
+"""Getting blocks of a chunk out of its remote blob, verified. Blocking; made for worker threads.
+
+A block is checked twice over: against the blob's footer and against the crc64 recorded when the object was sealed, so a
+blob that belongs to another chunk, or to another volume, is never served.
+
+Owner: stateless but for a bounded cache of footers, which any thread may use.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from typing import Final
+
+from aof2.engine.blob.format import BlobFooter
+from aof2.engine.blob.reader import check_identity, decode_frame, read_footer
+from aof2.engine.catalog.rows import BlobRow, ChunkRow
+from aof2.engine.errors import CorruptError
+from aof2.engine.remote.store import RemoteStore
+from aof2.engine.tiering.hashing import block_crc
+
+FOOTERS_MAX: Final = 1024
+
+
+class BlobFetcher:
+    """Reads blocks of blobs."""
+
+    def __init__(self, remote: RemoteStore) -> None:
+        self.remote = remote
+        self._footers: OrderedDict[str, BlobFooter] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def blocks(self, chunk: ChunkRow, blob: BlobRow, first: int, count: int) -> list[bytes]:
+        """Blocks first … first + count − 1 of the chunk, by one range request; each verified."""
+        footer = self._footer(chunk, blob)
+        start, length = footer.frames_range(first, first + count - 1)
+        stored = memoryview(self.remote.get_range(blob.key, start, length))
+        out: list[bytes] = []
+        for index in range(first, first + count):
+            offset, frame_len = footer.frame_range(index)
+            if footer.frames[index].raw_crc64 != block_crc(chunk.block_crcs, index):
+                raise CorruptError(f"block {index} is not what was sealed as chunk {chunk.chunk_id}", path=blob.key)
+            piece = stored[offset - start : offset - start + frame_len]
+            out.append(decode_frame(footer, index, piece, path=blob.key))
+        return out
+
+    def _footer(self, chunk: ChunkRow, blob: BlobRow) -> BlobFooter:
+        with self._lock:
+            footer = self._footers.get(blob.key)
+        if footer is None:
+
+            def pread(offset: int, length: int) -> bytes:
+                return self.remote.get_range(blob.key, offset, length)
+
+            footer = read_footer(pread, blob.stored_bytes, path=blob.key)
+            # Content may be shared by many chunks: it is the hash that identifies it.
+            check_identity(footer, sha256=chunk.sha256, path=blob.key)
+            with self._lock:
+                self._footers[blob.key] = footer
+                while len(self._footers) > FOOTERS_MAX:
+                    self._footers.popitem(last=False)
+        return footer
+
+    def forget(self, key: str) -> None:
+        with self._lock:
+            self._footers.pop(key, None)

@@ -1,0 +1,391 @@
+"""Reading objects: from the backing file where the blocks are here, from the remote where they are not.
+
+    PageCache → hot_cache → remote
+
+Single flight a block: whoever comes second waits for the first. Sequential reading grows the window up to a whole
+chunk, random reading fetches just the blocks asked for. Blocks that find room land in the backing file; those that do
+not are served from the PageCache alone, so a read never fails for lack of room.
+
+Invariants
+- Nothing unverified is returned: a fetched block matches the crc64 of its seal, a local one is trusted (see `handles`)
+  or checked now. A local block that fails is given up, in the catalog first, and fetched again.
+- A residency bit is recorded only after fdatasync of its bytes, by `settle`.
+- A fetch that fails leaves no bit, no reservation and nobody waiting.
+
+Owner: the trio thread; downloads and file work on worker threads.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Final, NamedTuple, Protocol
+
+import msgspec
+import trio
+
+from aof2 import native
+from aof2.engine import objects
+from aof2.engine.aio import open_nursery, result_of
+from aof2.engine.catalog import tables as t
+from aof2.engine.catalog.rows import BlobRow, ChunkRow
+from aof2.engine.catalog.store import Catalog
+from aof2.engine.catalog.writer import CatalogWriter
+from aof2.engine.errors import CorruptError, TransientError
+from aof2.engine.local.handles import HandleTable, Key, ObjectHandle, load_handle
+from aof2.engine.local.hot import HotCache, read_cached, read_exactly
+from aof2.engine.manifest import payloads as p
+from aof2.engine.manifest.format import ReasonCode
+from aof2.engine.pagecache import PageCache, PageKey
+from aof2.engine.quota import Reservation
+from aof2.engine.remote.errors import RemoteMissingError
+from aof2.engine.tiering.fetch import BlobFetcher
+from aof2.engine.tiering.hashing import block_crc
+
+log = logging.getLogger(__name__)
+
+REQUEST_BYTES: Final = 8 << 20
+SETTLE_PERIOD_S: Final = 0.1
+ATTEMPTS: Final = 2
+
+CRASH_POINTS: Final = ("hydrate.written", "hydrate.synced", "hydrate.recorded")
+
+
+class Room(Protocol):
+    """Where fetched blocks may land."""
+
+    async def take(self, tenant: str, size_bytes: int) -> Reservation | None:
+        """Room for so many bytes, made by eviction if need be; None when there is none to be had."""
+
+
+class NotAvailableError(CorruptError):
+    """The bytes are neither here nor in the remote. `NeedsRepair` in the log; other copies may still have them."""
+
+
+class _Run(NamedTuple):
+    """Neighbouring blocks of one chunk, fetched by one request."""
+
+    chunk: int
+    first: int  # block of the object
+    length: int
+
+
+class Hydrator:
+    """Reads and hydrates."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        writer: CatalogWriter,
+        hot: HotCache,
+        handles: HandleTable,
+        fetcher: BlobFetcher,
+        room: Room,
+        pages: PageCache,
+        *,
+        block_bytes: int,
+        parallel: int = 16,
+        on_fetched: Callable[[int], None] | None = None,
+    ) -> None:
+        self.catalog = catalog
+        self.writer = writer
+        self.hot = hot
+        self.fetcher = fetcher
+        self.room = room
+        self.pages = pages
+        self.handles = handles
+        self.block_bytes = block_bytes
+        self.fetched_bytes = 0
+        self._on_fetched = on_fetched
+        self._limiter = trio.CapacityLimiter(parallel)
+        self._in_flight: dict[tuple[Key, int], trio.Event] = {}
+        self._settle_wanted = trio.Event()
+
+    # -- handles -----------------------------------------------------------------------------------------------
+
+    async def open(self, key: Key, tenant: str) -> ObjectHandle:
+        """The object in use; `close` it. Its backing file is compared with what the catalog knows of it."""
+        while (event := self.handles.evicting.get(key)) is not None:
+            await event.wait()
+        handle = self.handles.get(key)
+        if handle is None:
+            with self.catalog.view() as view:
+                handle = load_handle(view, self.hot, key, tenant, self.block_bytes)
+            self.handles.put(handle)
+        handle.users += 1
+        return handle
+
+    def close(self, handle: ObjectHandle) -> None:
+        handle.users -= 1
+
+    # -- reading -----------------------------------------------------------------------------------------------
+
+    async def read(self, handle: ObjectHandle, offset: int, length: int) -> bytes:
+        """The bytes, verified, from wherever they are; short only at the end of the object."""
+        end = min(offset + length, handle.size)
+        if offset >= end:
+            return b""
+        await self._attach(handle)
+        first, last = offset // self.block_bytes, (end - 1) // self.block_bytes
+        for _ in range(8):
+            absent = handle.not_ready(first, last)
+            if not absent:
+                self._note_sequential(handle, offset, end)
+                data = await self._read_local(handle, offset, end - offset)
+                if data is not None:
+                    return data
+                continue
+            pages = await self._obtain(handle, self._widen(handle, absent, offset, end))
+            if any(block in pages for block in absent):
+                self._note_sequential(handle, offset, end)
+                return await self._assemble(handle, offset, end, pages)
+        raise CorruptError("local copies keep failing their checksums", path=str(handle.path), offset=offset)
+
+    async def _attach(self, handle: ObjectHandle) -> None:
+        """Opens the backing file if there should be one, and decides what of it may be trusted."""
+        if handle.fd >= 0 or not any(handle.masks):
+            return
+        try:
+            fd = self.hot.open(handle.path)
+        except FileNotFoundError:
+            log.warning("backing file is missing", extra={"path": str(handle.path)})
+            await self._give_up(handle, [b for b in range(handle.block_count) if handle.is_resident(b)])
+            return
+        handle.fd = fd
+        handle.accept(self.hot.identity(fd))
+
+    async def _read_local(self, handle: ObjectHandle, offset: int, length: int) -> bytes | None:
+        data = read_cached(handle.fd, offset, length)
+        if data is not None:
+            return data
+        try:
+            return await trio.to_thread.run_sync(read_exactly, handle.fd, offset, length)
+        except CorruptError:
+            # Shorter than it was: whatever is left of it must prove itself again.
+            handle.trusted = [0] * len(handle.chunks)
+            return None
+
+    async def _assemble(self, handle: ObjectHandle, offset: int, end: int, pages: dict[int, bytes]) -> bytes:
+        parts: list[bytes] = []
+        for block in range(offset // self.block_bytes, (end - 1) // self.block_bytes + 1):
+            start = block * self.block_bytes
+            low, high = max(offset, start), min(end, start + self.block_bytes)
+            page = pages.get(block)
+            if page is None:
+                page_part = await self.read(handle, low, high - low)
+            else:
+                page_part = page[low - start : high - start]
+            parts.append(page_part)
+        return b"".join(parts)
+
+    # -- what to fetch -----------------------------------------------------------------------------------------
+
+    def _note_sequential(self, handle: ObjectHandle, offset: int, end: int) -> None:
+        handle.next_offset = end
+
+    def _widen(self, handle: ObjectHandle, absent: list[int], offset: int, end: int) -> list[int]:
+        """Adds what a sequential reader will want next: twice as much each time, up to a chunk."""
+        near = handle.next_offset - self.block_bytes <= offset <= handle.next_offset + self.block_bytes
+        sequential = near and (offset > 0 or handle.next_offset == 0)
+        handle.window_blocks = min(handle.window_blocks * 2, handle.blocks_per_chunk) if sequential else 1
+        stop = min(absent[-1] + handle.window_blocks, handle.block_count)
+        ahead = [b for b in range(absent[-1] + 1, stop) if not handle.is_ready(b)]
+        return absent + ahead
+
+    def _runs(self, blocks: list[int], handle: ObjectHandle) -> list[_Run]:
+        runs: list[_Run] = []
+        most = max(1, REQUEST_BYTES // self.block_bytes)
+        for block in blocks:
+            chunk = handle.locate(block)[0]
+            if (
+                runs
+                and runs[-1].chunk == chunk
+                and runs[-1].first + runs[-1].length == block
+                and runs[-1].length < most
+            ):
+                runs[-1] = runs[-1]._replace(length=runs[-1].length + 1)
+            else:
+                runs.append(_Run(chunk, block, 1))
+        return runs
+
+    # -- fetching ----------------------------------------------------------------------------------------------
+
+    async def _obtain(self, handle: ObjectHandle, blocks: list[int]) -> dict[int, bytes]:
+        """Makes the blocks ready; those that found no room on disk are returned."""
+        blocks = await self._recheck(handle, blocks)
+        pages: dict[int, bytes] = {}
+        missing: list[int] = []
+        for block in blocks:
+            page = self.pages.peek(PageKey(handle.key[1], handle.key[2], block))
+            if page is not None:
+                pages[block] = page
+            else:
+                missing.append(block)
+        waiting = [event for b in missing if (event := self._in_flight.get((handle.key, b)))]
+        mine = [b for b in missing if (handle.key, b) not in self._in_flight]
+        done = trio.Event()
+        for block in mine:
+            self._in_flight[handle.key, block] = done
+        try:
+            async with open_nursery() as nursery:
+                for run in self._runs(mine, handle):
+                    nursery.start_soon(self._fetch_run, handle, run, pages)
+        finally:
+            for block in mine:
+                del self._in_flight[handle.key, block]
+            done.set()
+        for event in waiting:
+            await event.wait()
+        return pages
+
+    async def _recheck(self, handle: ObjectHandle, blocks: list[int]) -> list[int]:
+        """Resident but untrusted blocks prove themselves; those that fail are given up."""
+        suspects = [b for b in blocks if handle.is_resident(b) and not handle.is_ready(b)]
+        bad: list[int] = []
+        for block in suspects:
+            if await trio.to_thread.run_sync(self._check_block, handle, block):
+                handle.trust(block)
+            else:
+                bad.append(block)
+        if bad:
+            log.warning("local copy is damaged and fetched again", extra={"path": str(handle.path), "blocks": bad})
+            await self._give_up(handle, bad)
+        return [b for b in blocks if not handle.is_ready(b)]
+
+    def _check_block(self, handle: ObjectHandle, block: int) -> bool:
+        chunk, index = handle.locate(block)
+        try:
+            data = read_exactly(handle.fd, block * self.block_bytes, handle.block_len(block))
+        except CorruptError:
+            return False
+        return native.crc64(data) == block_crc(handle.chunks[chunk].block_crcs, index)
+
+    async def _give_up(self, handle: ObjectHandle, blocks: list[int]) -> None:
+        by_chunk: dict[int, int] = {}
+        for block in blocks:
+            chunk, bit = handle.locate(block)
+            by_chunk[chunk] = by_chunk.get(chunk, 0) | 1 << bit
+            handle.remove(block)
+        for chunk, bits in by_chunk.items():
+            chunk_id = handle.chunks[chunk].chunk_id
+            work = partial(objects.lost, chunk_id=chunk_id, bad=bits, block_bytes=self.block_bytes)
+            await result_of(self.writer.submit(handle.key[0], work))
+
+    async def _fetch_run(self, handle: ObjectHandle, run: _Run, pages: dict[int, bytes]) -> None:
+        chunk = handle.chunks[run.chunk]
+        first = run.first - run.chunk * handle.blocks_per_chunk
+        size = sum(handle.block_len(b) for b in range(run.first, run.first + run.length))
+        reservation = await self.room.take(handle.tenant, size)
+        try:
+            blocks = await self._download(handle, chunk, first, run.length)
+            if reservation is None:
+                for i, data in enumerate(blocks):
+                    self.pages.put(PageKey(handle.key[1], handle.key[2], run.first + i), data)
+                    pages[run.first + i] = data
+                return
+            await self._land(handle, run, blocks)
+            reservation.commit(size)
+        finally:
+            if reservation is not None:
+                reservation.release()
+
+    async def _land(self, handle: ObjectHandle, run: _Run, blocks: list[bytes]) -> None:
+        if handle.fd < 0:
+            handle.fd = self.hot.create(handle.path, handle.size)
+        await trio.to_thread.run_sync(self._write_blocks, handle.fd, run.first, blocks)
+        handle.add(range(run.first, run.first + run.length))
+        self._settle_wanted.set()
+
+    def _write_blocks(self, fd: int, first: int, blocks: list[bytes]) -> None:
+        for i, data in enumerate(blocks):
+            self.hot.env.files.pwrite(fd, data, (first + i) * self.block_bytes)
+        self.hot.env.failpoint("hydrate.written")
+
+    async def _download(self, handle: ObjectHandle, chunk: ChunkRow, first: int, count: int) -> list[bytes]:
+        stream_id = handle.key[0]
+        with self.catalog.view() as view:
+            blob = view.get(stream_id, t.BLOBS, chunk.sha256)
+        if blob is None:
+            raise NotAvailableError(f"chunk {chunk.chunk_id} has no copy anywhere", path=str(handle.path))
+        started = p.HydrationStarted(2)
+        self.writer.submit(stream_id, lambda b: b.record(started, segment_id=chunk.chunk_id))
+        try:
+            blocks = await self._download_verified(chunk, blob, first, count)
+        except RemoteMissingError as e:
+            await self._failed(stream_id, chunk, ReasonCode.OBJECT_MISSING)
+            raise NotAvailableError(f"chunk {chunk.chunk_id} is missing in the remote", path=blob.key) from e
+        except CorruptError:
+            await self._failed(stream_id, chunk, ReasonCode.OBJECT_MISSING)
+            raise
+        except TransientError:
+            await self._failed(stream_id, chunk, ReasonCode.TRANSIENT)
+            raise
+        size = sum(map(len, blocks))
+        self.fetched_bytes += size
+        if self._on_fetched is not None:
+            self._on_fetched(size)
+        return blocks
+
+    async def _download_verified(self, chunk: ChunkRow, blob: BlobRow, first: int, count: int) -> list[bytes]:
+        """Bytes can be damaged on the way: they are asked for once more before the remote copy is called damaged."""
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                return await trio.to_thread.run_sync(
+                    self.fetcher.blocks, chunk, blob, first, count, limiter=self._limiter
+                )
+            except CorruptError:
+                self.fetcher.forget(blob.key)
+                if attempt == ATTEMPTS:
+                    raise
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    async def _failed(self, stream_id: int, chunk: ChunkRow, reason: ReasonCode) -> None:
+        await result_of(
+            self.writer.submit(stream_id, lambda b: objects.hydration_failed(b, chunk.chunk_id, int(reason)))
+        )
+
+    # -- recording ---------------------------------------------------------------------------------------------
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Records what came in, a little later and for many blocks at once."""
+        task_status.started()
+        while True:
+            await self._settle_wanted.wait()
+            await trio.sleep(SETTLE_PERIOD_S)
+            self._settle_wanted = trio.Event()
+            await self.settle()
+
+    async def settle(self) -> None:
+        """Makes the blocks that came in durable and known to the catalog."""
+        for handle in self.handles.dirty():
+            handle.users += 1  # not to be evicted under the sync
+            try:
+                await self._settle_one(handle)
+            finally:
+                handle.users -= 1
+
+    async def _settle_one(self, handle: ObjectHandle) -> None:
+        added, handle.added = handle.added, {}
+        identity = await trio.to_thread.run_sync(self._sync_file, handle.fd)
+        masks = {handle.chunks[c].chunk_id: bits for c, bits in added.items() if bits}
+        # Blocks that landed while we synced make the identity stale: the next settle records it.
+        backing = None if handle.added else identity
+        stream_id, ino, generation = handle.key
+        work = partial(
+            objects.resident,
+            ino=ino,
+            generation=generation,
+            masks=masks,
+            backing=backing,
+            block_bytes=self.block_bytes,
+        )
+        await result_of(self.writer.submit(stream_id, work))
+        if backing is not None:
+            handle.row = msgspec.structs.replace(handle.row, backing=backing)
+        self.hot.env.failpoint("hydrate.recorded")
+
+    def _sync_file(self, fd: int) -> tuple[int, int, int]:
+        self.hot.env.files.fsync(fd)
+        self.hot.env.failpoint("hydrate.synced")
+        return self.hot.identity(fd)

@@ -1,0 +1,469 @@
+"""The volume: every part of the engine, opened in the right order, and what users of the engine call.
+
+    fence → catalog → streams → tiers → background tasks        (open)
+    tasks stopped → settled → snapshot → clean catalog          (close)
+
+Invariants
+- One process a state folder (flock on it); one writer a remote (the fence). A fenced volume is read-only.
+- Nothing is opened before the settings are checked, and nothing across fork.
+- A remote that is away does not keep a volume from opening: what is here is served, uploads wait.
+
+Owner: the trio task that entered `open_volume`; its nursery owns every background task.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import logging
+import os
+import shutil
+import signal
+import stat
+import threading
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+
+import trio
+
+from aof2.engine import objects
+from aof2.engine.aio import open_nursery, result_of
+from aof2.engine.catalog import snapshots
+from aof2.engine.catalog import tables as t
+from aof2.engine.catalog.batch import Batch
+from aof2.engine.catalog.recovery import Opened, open_catalog, open_stream
+from aof2.engine.catalog.rows import (
+    INO_STREAM_SHIFT,
+    ROOT_INO,
+    DentryRow,
+    InodeRow,
+    ObjectRow,
+    ObjectState,
+    TenantKind,
+    TenantRow,
+)
+from aof2.engine.catalog.writer import CatalogTarget, CatalogWriter
+from aof2.engine.env import Env
+from aof2.engine.errors import ReadOnlyError
+from aof2.engine.local.handles import HandleTable, Key, ObjectHandle
+from aof2.engine.local.hot import HotCache
+from aof2.engine.manifest.writer import LogSettings, SealedChunk
+from aof2.engine.pagecache import PageCache
+from aof2.engine.quota import DiskSpace, QuotaRow, StorageQuota
+from aof2.engine.remote.open import open_remote
+from aof2.engine.remote.settings import RemoteSettings
+from aof2.engine.remote.store import RemoteStore
+from aof2.engine.settings import Settings
+from aof2.engine.tiering.evict import Evictor
+from aof2.engine.tiering.fetch import BlobFetcher
+from aof2.engine.tiering.hashing import ObjectDigest, digest_file
+from aof2.engine.tiering.hydrate import Hydrator
+from aof2.engine.tiering.publish import Publisher, Target, sweep_scratch
+
+log = logging.getLogger(__name__)
+
+VOLUME_STREAM = 0
+KINDS = {"files": TenantKind.FILES, "append": TenantKind.APPEND, "paged": TenantKind.PAGED}
+
+
+class _Events:
+    """What the writer thread tells, on its way to the trio thread."""
+
+    def __init__(self, token: trio.lowlevel.TrioToken) -> None:
+        self._token = token
+        self.volume: Volume | None = None
+
+    def sealed(self, stream_id: int, chunk: SealedChunk) -> None:
+        if self.volume is not None:
+            self._soon(partial(self.volume.on_sealed, stream_id, chunk))
+
+    def snapshot_due(self, stream_id: int) -> None:
+        if self.volume is not None:
+            self._soon(partial(self.volume.on_snapshot_due, stream_id))
+
+    def _soon(self, call: partial[None]) -> None:
+        with contextlib.suppress(trio.RunFinishedError):
+            self._token.run_sync_soon(call)
+
+
+class Volume:
+    """An open volume. Made by `open_volume`."""
+
+    def __init__(self, env: Env, settings: Settings, opened: Opened, events: _Events, remote: RemoteStore) -> None:
+        cache, engine = settings.cache, settings.engine
+        state_dir = settings.volume.state_dir
+        self.env = env
+        self.settings = settings
+        self.state_dir = state_dir
+        self.opened = opened
+        self.catalog = opened.catalog
+        self.remote = remote
+        self.manifest_dir = state_dir / "manifest"
+        self.target = CatalogTarget(env, opened.catalog, opened.streams, events)
+        self.target.enabled = settings.manifest.enabled
+        self.writer = CatalogWriter(self.target, commit_period_ms=settings.manifest.commit_period_ms)
+        self.hot = HotCache(env, state_dir / "hot_cache")
+        self.pages = PageCache(cache.page_cache_bytes)
+        self.quota = StorageQuota(
+            cache.hot_bytes,
+            tenants={name: s.quota_bytes for name, s in settings.tenants.items()},
+            min_free=cache.min_free,
+            disk=partial(_disk_space, state_dir),
+        )
+        self.handles = HandleTable()
+        self.evictor = Evictor(
+            self.catalog,
+            self.writer,
+            self.hot,
+            self.handles,
+            self.quota,
+            self.tenant_names,
+            limit_bytes=cache.hot_bytes,
+            low_water=cache.low_water,
+            block_bytes=engine.block_bytes,
+        )
+        self.hydrator = Hydrator(
+            self.catalog,
+            self.writer,
+            self.hot,
+            self.handles,
+            BlobFetcher(remote),
+            self.evictor,
+            self.pages,
+            block_bytes=engine.block_bytes,
+            parallel=settings.remote.parallel,
+        )
+        self.publisher = Publisher(
+            self.catalog,
+            self.writer,
+            self.hot,
+            remote,
+            self.quota,
+            state_dir / "checkpoint_scratch",
+            block_bytes=engine.block_bytes,
+        )
+        self._tenants: dict[int, TenantRow] = {}
+        self._snapshots_wanted: dict[int, None] = {}
+        self._snapshot_wake = trio.Event()
+
+    # -- tenants -----------------------------------------------------------------------------------------------
+
+    def tenant_names(self) -> dict[int, str]:
+        return {tenant_id: row.name for tenant_id, row in self._tenants.items()}
+
+    def tenant(self, name: str) -> TenantRow:
+        for row in self._tenants.values():
+            if row.name == name:
+                return row
+        raise objects.ObjectGoneError(f"there is no tenant {name!r}; tenants are made in mount.conf")
+
+    def load_tenants(self) -> None:
+        with self.catalog.view() as view:
+            self._tenants = dict(view.scan(VOLUME_STREAM, t.TENANTS))
+
+    def ensure_tenants(self) -> None:
+        """A stream and a root directory for every tenant of the settings. Blocks; before the tasks start."""
+        self.load_tenants()
+        known = {row.name for row in self._tenants.values()}
+        for name, wanted in self.settings.tenants.items():
+            if name not in known:
+                kind = KINDS[_kind_of(wanted)]
+                self.writer.call(VOLUME_STREAM, partial(_make_tenant, name=name, kind=kind), sync=True)
+        self.load_tenants()
+        for tenant_id in self._tenants:
+            if tenant_id not in self.target.streams and tenant_id not in self.opened.quarantined:
+                settings = log_settings(self.settings)
+                stream = open_stream(self.env, self.catalog, self.manifest_dir, settings, tenant_id)
+                self.target.streams[tenant_id] = stream
+                self.writer.call(tenant_id, partial(_make_root, tenant_id=tenant_id), sync=True)
+
+    def restore_quota(self) -> None:
+        """Used bytes as the catalog counts them: no walk of the cache."""
+        rows = []
+        with self.catalog.view() as view:
+            for tenant_id, row in self._tenants.items():
+                used = view.get(tenant_id, t.COUNTERS, objects.HOT_BYTES) or 0
+                rows.append(QuotaRow(row.name, used))
+        self.quota.restore(rows)
+
+    # -- objects -----------------------------------------------------------------------------------------------
+
+    async def create(self, tenant: str, name: bytes) -> Key:
+        """A new, empty file in the tenant's root, dirty, with a backing file to write to."""
+        row = self.tenant(tenant)
+        work = partial(_make_file, name=name, chunk_bytes=self.settings.engine.chunk_bytes)
+        ino = await result_of(self.writer.submit(row.tenant_id, work))
+        fd = self.hot.create(self.hot.path(tenant, ino, 1))
+        os.close(fd)
+        return (row.tenant_id, ino, 1)
+
+    def backing_path(self, key: Key) -> Path:
+        return self.hot.path(self._tenants[key[0]].name, key[1], key[2])
+
+    async def seal(self, key: Key) -> ObjectRow:
+        """The last writer is gone: hashes the backing file, syncs it and records it as sealed."""
+        path = self.backing_path(key)
+        tenant = self._tenants[key[0]].name
+        digest, identity = await trio.to_thread.run_sync(self._digest, path)
+        reserved = await self.evictor.take(tenant, digest.size)
+        if reserved is not None:
+            reserved.commit(digest.size)
+        else:
+            # The bytes are there already: they count, over the limit if need be, and clean data makes way.
+            self.quota.note_used(tenant, digest.size)
+        work = partial(
+            objects.seal,
+            ino=key[1],
+            generation=key[2],
+            digest=digest,
+            backing=identity,
+            block_bytes=self.settings.engine.block_bytes,
+        )
+        return await result_of(self.writer.submit(key[0], work))
+
+    def _digest(self, path: Path) -> tuple[ObjectDigest, tuple[int, int, int]]:
+        fd = self.hot.open(path)
+        try:
+            size = os.fstat(fd).st_size
+            engine = self.settings.engine
+            digest = digest_file(
+                fd, size, chunk_bytes=engine.chunk_bytes, block_bytes=engine.block_bytes, path=str(path)
+            )
+            self.env.files.fsync(fd)
+            return digest, self.hot.identity(fd)
+        finally:
+            os.close(fd)
+
+    async def put(self, tenant: str, name: bytes, data: bytes) -> Key:
+        """A whole object at once: created, written, sealed."""
+        key = await self.create(tenant, name)
+        await trio.to_thread.run_sync(_write_file, self.backing_path(key), data)
+        await self.seal(key)
+        return key
+
+    @contextlib.asynccontextmanager
+    async def opened_object(self, key: Key) -> AsyncIterator[ObjectHandle]:
+        handle = await self.hydrator.open(key, self._tenants[key[0]].name)
+        try:
+            yield handle
+        finally:
+            self.hydrator.close(handle)
+
+    async def read(self, key: Key, offset: int, length: int) -> bytes:
+        async with self.opened_object(key) as handle:
+            return await self.hydrator.read(handle, offset, length)
+
+    def object_row(self, key: Key) -> ObjectRow:
+        with self.catalog.view() as view:
+            row = view.get(key[0], t.OBJECTS, (key[1], key[2]))
+        if row is None:
+            raise objects.ObjectGoneError(f"object {key[1]}.{key[2]} is gone")
+        return row
+
+    # -- durability --------------------------------------------------------------------------------------------
+
+    def unpublished(self, tenant_id: int) -> list[tuple[int, int]]:
+        with self.catalog.view() as view:
+            return [key for key, _ in view.scan(tenant_id, t.UNPUBLISHED)]
+
+    async def checkpoint(self, tenant: str) -> int:
+        """Publishes everything sealed so far; how many objects."""
+        row = self.tenant(tenant)
+        pending = self.unpublished(row.tenant_id)
+        if not pending:
+            return 0
+        checkpoint_id = await result_of(
+            self.writer.submit(row.tenant_id, lambda b: b.next_id("checkpoint_id"), sync=True)
+        )
+        compression = self.settings.tenants[tenant].compression
+        job = f"checkpoint-{row.tenant_id}-{checkpoint_id}"
+        for ino, generation in pending:
+            target = Target(row.tenant_id, tenant, self.object_row((row.tenant_id, ino, generation)), compression)
+            await self.publisher.publish(target, checkpoint_id, job)
+        return len(pending)
+
+    async def evict(self, keys: list[Key]) -> tuple[int, list[Key]]:
+        """Drops every local copy of these objects; the bytes freed, and what was in use or not durable."""
+        await self.hydrator.settle()
+        for key in keys:
+            self.pages.drop_object(key[1], key[2])
+        return await self.evictor.evict(keys)
+
+    # -- background --------------------------------------------------------------------------------------------
+
+    def on_sealed(self, stream_id: int, chunk: SealedChunk) -> None:
+        """A manifest chunk is complete. Its upload is a job of the manifest's own uploader."""
+
+    def on_snapshot_due(self, stream_id: int) -> None:
+        self._snapshots_wanted[stream_id] = None
+        self._snapshot_wake.set()
+
+    async def _run_snapshots(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        task_status.started()
+        while True:
+            await self._snapshot_wake.wait()
+            self._snapshot_wake = trio.Event()
+            wanted, self._snapshots_wanted = self._snapshots_wanted, {}
+            for stream_id in wanted:
+                await trio.to_thread.run_sync(self.snapshot, stream_id)
+
+    def snapshot(self, stream_id: int) -> None:
+        """Snapshot and retention of one stream. Blocks."""
+        directory = self.manifest_dir / str(stream_id)
+        taken = snapshots.take(self.env, self.catalog, self.writer, directory, stream_id)
+        if taken is not None:
+            snapshots.retain(self.env, self.catalog, directory, stream_id, taken.position)
+
+    async def start(self, nursery: trio.Nursery) -> None:
+        await nursery.start(self.hydrator.run)
+        await nursery.start(self._run_snapshots)
+
+
+def log_settings(settings: Settings) -> LogSettings:
+    m = settings.manifest
+    return LogSettings(
+        chunk_capacity=m.chunk_capacity_bytes, rotation_period_ms=m.rotation_period_ms, durable=m.durable
+    )
+
+
+@contextlib.asynccontextmanager
+async def open_volume(settings: Settings, *, env: Env | None = None) -> AsyncIterator[Volume]:
+    """Opens the volume and runs it until the block ends."""
+    env = env or Env()
+    _ignore_lease_breaks()
+    lock_fd = _lock(settings.volume.state_dir)
+    try:
+        events = _Events(trio.lowlevel.current_trio_token())
+        opened = await trio.to_thread.run_sync(
+            open_catalog,
+            env,
+            settings.volume.state_dir / "catalog",
+            settings.volume.state_dir / "manifest",
+            log_settings(settings),
+        )
+        _ensure_volume_stream(env, opened, settings)
+        remote = open_remote(env, _remote_settings(settings))
+        volume = Volume(env, settings, opened, events, remote)
+        events.volume = volume
+        volume.writer.start()
+        try:
+            await trio.to_thread.run_sync(volume.ensure_tenants)
+            volume.restore_quota()
+            await trio.to_thread.run_sync(sweep_scratch, settings.volume.state_dir / "checkpoint_scratch", ())
+            async with open_nursery() as nursery:
+                await volume.start(nursery)
+                yield volume
+                nursery.cancel_scope.cancel()
+        finally:
+            with trio.CancelScope(shield=True):
+                await _close(volume)
+    finally:
+        os.close(lock_fd)
+
+
+async def _close(volume: Volume) -> None:
+    with contextlib.suppress(ReadOnlyError):
+        await volume.hydrator.settle()
+    volume.handles.close_all()
+    await trio.to_thread.run_sync(volume.writer.close)
+    volume.remote.close()
+    await trio.to_thread.run_sync(volume.catalog.close)
+
+
+def _ensure_volume_stream(env: Env, opened: Opened, settings: Settings) -> None:
+    if VOLUME_STREAM in opened.quarantined:
+        error = opened.quarantined[VOLUME_STREAM]
+        raise ReadOnlyError(f"the volume's own log is damaged ({error}); restore it from the remote")
+    if VOLUME_STREAM not in opened.streams:
+        opened.streams[VOLUME_STREAM] = open_stream(
+            env, opened.catalog, settings.volume.state_dir / "manifest", log_settings(settings), VOLUME_STREAM
+        )
+
+
+def _remote_settings(settings: Settings) -> RemoteSettings:
+    r = settings.remote
+    return RemoteSettings(
+        url=r.url,
+        endpoint_url=r.endpoint_url,
+        region=r.region,
+        timeout_s=r.timeout_s,
+        retries=r.retries,
+        parallel=r.parallel,
+    )
+
+
+def _lock(state_dir: Path) -> int:
+    state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    fd = os.open(state_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as e:
+        os.close(fd)
+        if e.errno != errno.EWOULDBLOCK:
+            raise
+        raise ReadOnlyError(f"{state_dir}: another aof2 process has this volume open; stop it first") from None
+    return fd
+
+
+def _ignore_lease_breaks() -> None:
+    """A lease that is broken while we ask for it sends SIGIO, whose default is to end the process."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGIO, signal.SIG_IGN)
+
+
+def _disk_space(path: Path) -> DiskSpace:
+    usage = shutil.disk_usage(path)
+    return DiskSpace(usage.total, usage.free)
+
+
+def _kind_of(tenant: object) -> str:
+    return type(tenant).__name__.removesuffix("Tenant").lower()
+
+
+def _write_file(path: Path, data: bytes) -> None:
+    with open(path, "r+b") as f:
+        f.write(data)
+
+
+def _make_tenant(b: Batch, *, name: str, kind: TenantKind) -> int:
+    tenant_id = b.next_id("tenant_id")
+    b.put(t.TENANTS, tenant_id, TenantRow(tenant_id, name, kind, b.now_ms))
+    return tenant_id
+
+
+def root_ino(tenant_id: int) -> int:
+    return tenant_id << INO_STREAM_SHIFT | ROOT_INO
+
+
+def _make_root(b: Batch, *, tenant_id: int) -> None:
+    ino = root_ino(tenant_id)
+    if b.get(t.INODES, ino) is None:
+        now_ns = b.now_ms * 1_000_000
+        b.put(t.COUNTERS, "ino", ROOT_INO)
+        b.put(
+            t.INODES,
+            ino,
+            InodeRow(ino, stat.S_IFDIR | 0o755, nlink=2, mtime_ns=now_ns, ctime_ns=now_ns, atime_ns=now_ns, parent=ino),
+        )
+
+
+def _make_file(b: Batch, *, name: bytes, chunk_bytes: int) -> int:
+    parent = root_ino(b.stream_id)
+    if b.get(t.DENTRIES, (parent, name)) is not None:
+        raise FileExistsError(errno.EEXIST, "exists already", os.fsdecode(name))
+    ino = b.stream_id << INO_STREAM_SHIFT | b.next_id("ino")
+    now_ns = b.now_ms * 1_000_000
+    mode = stat.S_IFREG | 0o644
+    b.put(
+        t.INODES,
+        ino,
+        InodeRow(ino, mode, mtime_ns=now_ns, ctime_ns=now_ns, atime_ns=now_ns, generation=1, parent=parent),
+    )
+    b.put(t.DENTRIES, (parent, name), DentryRow(ino, mode))
+    objects.create(b, ino, 1, chunk_bytes=chunk_bytes)
+    return ino
+
+
+__all__ = ["ObjectState", "Volume", "open_volume"]

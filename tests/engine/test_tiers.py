@@ -1,0 +1,174 @@
+"""Objects through the tiers: in, up, out and back, bit for bit."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from aof2.engine.catalog import tables as t
+from aof2.engine.catalog.rows import ObjectState
+from aof2.engine.local.handles import Key
+from aof2.engine.volume import Volume
+
+from .helpers import KIB, run_volume, small_settings
+
+CHUNK = 256 * KIB
+BLOCK = 16 * KIB
+SIZES = [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, CHUNK - 1, CHUNK, CHUNK + 1, 5 * CHUNK + 123]
+
+
+def content(seed: int, size: int, *, dull: bool = False) -> bytes:
+    return bytes(size) if dull else random.Random(seed).randbytes(size)
+
+
+async def hot_files(v: Volume) -> list[Path]:
+    return sorted(v.hot.root.rglob("*.*"))
+
+
+@pytest.mark.parametrize("compression", ["zstd", "none"])
+def test_round_trip_whole_and_by_random_ranges(tmp_path: Path, compression: str) -> None:
+    async def body(v: Volume) -> None:
+        data = {size: content(size, size, dull=size % 2 == 0) for size in SIZES}
+        keys: dict[int, Key] = {}
+        for size in SIZES:
+            keys[size] = await v.put("default", b"f%d" % size, data[size])
+            assert await v.read(keys[size], 0, size + 10) == data[size]
+        assert await v.checkpoint("default") == len(SIZES)
+        assert await v.checkpoint("default") == 0
+        for size in SIZES:
+            assert v.object_row(keys[size]).state == ObjectState.PUBLISHED
+        freed, skipped = await v.evict(list(keys.values()))
+        assert (freed, skipped) == (sum(SIZES), [])
+        assert await hot_files(v) == []
+        assert v.quota.usage.used_bytes == 0
+        rng = random.Random(1)
+        for size in SIZES[1:]:
+            for _ in range(10):
+                offset, length = rng.randrange(size), rng.randrange(1, size + 1)
+                assert await v.read(keys[size], offset, length) == data[size][offset : offset + length]
+        for size in SIZES:
+            assert await v.read(keys[size], 0, size) == data[size]
+        assert v.quota.usage.used_bytes == sum(SIZES)
+
+    run_volume(small_settings(tmp_path, compression=compression), body)
+
+
+def test_it_is_all_there_after_a_restart(tmp_path: Path) -> None:
+    settings = small_settings(tmp_path)
+    data = content(1, 3 * CHUNK + 7)
+    keys: list[Key] = []
+
+    async def first(v: Volume) -> None:
+        keys.append(await v.put("default", b"a", data))
+        await v.checkpoint("default")
+        await v.evict(keys)
+        assert await v.read(keys[0], CHUNK, 10) == data[CHUNK : CHUNK + 10]
+
+    async def second(v: Volume) -> None:
+        assert not v.opened.rebuilt
+        used = v.quota.usage.used_bytes
+        assert 0 < used < len(data)
+        fetched = v.hydrator.fetched_bytes
+        assert await v.read(keys[0], CHUNK, 10) == data[CHUNK : CHUNK + 10]
+        assert v.hydrator.fetched_bytes == fetched  # the residency survived
+        assert await v.read(keys[0], 0, len(data)) == data
+
+    run_volume(settings, first)
+    run_volume(settings, second)
+
+
+def test_identical_content_is_uploaded_once(tmp_path: Path) -> None:
+    async def body(v: Volume) -> None:
+        data = content(3, CHUNK)
+        a = await v.put("default", b"a", data)
+        await v.checkpoint("default")
+        before = v.publisher.uploaded_bytes
+        b = await v.put("default", b"b", data)
+        await v.checkpoint("default")
+        assert v.publisher.uploaded_bytes == before
+        await v.evict([a, b])
+        assert await v.read(b, 0, CHUNK) == data
+        with v.catalog.view() as view:
+            ((_, blob),) = view.scan(b[0], t.BLOBS)
+        assert blob.refs == 2
+
+    run_volume(small_settings(tmp_path), body)
+
+
+def test_nothing_dirty_is_evicted(tmp_path: Path) -> None:
+    async def body(v: Volume) -> None:
+        key = await v.put("default", b"a", content(1, 1000))
+        freed, skipped = await v.evict([key])
+        assert (freed, skipped) == (0, [key])
+        assert await v.read(key, 0, 1000) == content(1, 1000)
+
+    run_volume(small_settings(tmp_path), body)
+
+
+def test_a_file_in_use_is_skipped_and_named(tmp_path: Path) -> None:
+    async def body(v: Volume) -> None:
+        key = await v.put("default", b"a", content(1, 1000))
+        await v.checkpoint("default")
+        async with v.opened_object(key):
+            assert await v.evict([key]) == (0, [key])
+        with open(v.backing_path(key), "rb"):
+            assert await v.evict([key]) == (0, [key])
+        assert await v.evict([key]) == (1000, [])
+
+    run_volume(small_settings(tmp_path), body)
+
+
+@pytest.mark.expects_warnings
+@pytest.mark.parametrize("harm", ["flip", "cut", "remove", "replace"])
+def test_a_damaged_local_copy_is_fetched_again(tmp_path: Path, harm: str) -> None:
+    settings = small_settings(tmp_path)
+    data = content(9, 2 * CHUNK)
+    keys: list[Key] = []
+
+    async def write(v: Volume) -> None:
+        keys.append(await v.put("default", b"a", data))
+        await v.checkpoint("default")
+
+    async def read(v: Volume) -> None:
+        path = v.backing_path(keys[0])
+        if harm == "flip":
+            bad = bytearray(path.read_bytes())
+            bad[BLOCK * 3] ^= 1
+            path.write_bytes(bad)
+        elif harm == "cut":
+            path.write_bytes(data[: CHUNK + 5])
+        elif harm == "remove":
+            path.unlink()
+        else:
+            path.unlink()
+            path.write_bytes(bytes(len(data)))
+        assert await v.read(keys[0], 0, len(data)) == data
+        assert await v.read(keys[0], 0, len(data)) == data
+
+    run_volume(settings, write)
+    run_volume(settings, read)
+
+
+def test_more_than_fits_makes_way(tmp_path: Path) -> None:
+    """20 objects of a quarter of the cache each, read at random: the limit holds, the bytes are right."""
+
+    async def body(v: Volume) -> None:
+        limit = v.settings.cache.hot_bytes
+        data = {i: content(i, CHUNK) for i in range(20)}
+        keys: dict[int, Key] = {}
+        for i, piece in data.items():
+            keys[i] = await v.put("default", b"f%d" % i, piece)
+            await v.checkpoint("default")
+        rng = random.Random(4)
+        for _ in range(200):
+            i = rng.randrange(20)
+            offset = rng.randrange(CHUNK)
+            assert await v.read(keys[i], offset, 1000) == data[i][offset : offset + 1000]
+            assert v.quota.usage.used_bytes + v.quota.usage.reserved_bytes <= limit
+            on_disk = sum(p.stat().st_blocks * 512 for p in v.hot.root.rglob("*.*"))
+            assert on_disk <= limit + 64 * KIB
+        assert v.evictor.evictions > 0
+
+    run_volume(small_settings(tmp_path, hot_bytes=4 * CHUNK), body)
