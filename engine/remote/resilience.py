@@ -8,8 +8,9 @@ are used up, or an error says that trying again is no use.
   request that started after the last doubling, so that a burst counts once; shortened by a tenth with each success.
 - **The breaker** opens after 8 unavailable attempts in a row: new calls fail at once and say since when. After a
   cool-down (1 s, doubling to 30 s, jittered) one call is let through as a probe, with one attempt; its success closes
-  the breaker, its failure opens it for longer. Calls that were under way go on with their retries, and close it when
-  they get through. Only RemoteUnavailableError counts: an answer, be it "denied" or "no such key", is a living remote.
+  the breaker, its failure opens it for longer. Calls that were under way go on with their requests and retries until
+  their deadline, and close it when they get through: a server that restarts does not fail an upload. Only
+  RemoteUnavailableError counts: an answer, be it "denied" or "no such key", is a living remote.
 
 Owner: any thread; a lock guards the few numbers and is never held while waiting. A crash leaves nothing.
 """
@@ -112,11 +113,11 @@ class Resilience:
         self._cool_down_s = COOL_DOWN_S
         self._last_error = ""
 
-    def run(self, what: str, attempt: Callable[[], T], deadline: Deadline, *, retry: bool = True) -> T:
-        """The attempt's result, or the last error."""
-        probe = self._admit(what)
+    def run(self, what: str, attempt: Callable[[], T], deadline: Deadline, *, under_way: bool = False) -> T:
+        """The attempt's result, or the last error. `under_way`: a further request of a call that was let in."""
+        probe = not under_way and self._admit(what)
         try:
-            return self._tries(what, attempt, deadline, 0 if probe or not retry else self._retries_max)
+            return self._tries(what, attempt, deadline, 0 if probe else self._retries_max)
         finally:
             if probe:
                 self._end_probe()

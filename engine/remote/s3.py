@@ -316,7 +316,7 @@ class S3Store:
             self._calls.weather.received(len(data))
             return _Fetched(data, _info(key, answer, size))
 
-        return self._calls.start_read(what, attempt, deadline)
+        return self._calls.start_read(what, attempt, deadline, under_way=bool(etag))
 
     def head_blob(self, key: str, *, timeout_s: float | None = None) -> BlobInfo | None:
         self._name(key)

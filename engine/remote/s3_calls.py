@@ -44,18 +44,27 @@ class S3Calls:
     def read(self, what: str, attempt: Callable[[], T], deadline: Deadline) -> T:
         return self.wait(self.start_read(what, attempt, deadline), what, deadline)
 
-    def write(self, what: str, attempt: Callable[[], T], deadline: Deadline) -> T:
-        return self.wait(self.start_write(what, attempt, deadline), what, deadline)
+    def write(self, what: str, attempt: Callable[[], T], deadline: Deadline, *, under_way: bool = False) -> T:
+        return self.wait(self.start_write(what, attempt, deadline, under_way=under_way), what, deadline)
 
-    def start_read(self, what: str, attempt: Callable[[], T], deadline: Deadline) -> Future[T]:
-        return self._start(self._readers, what, attempt, deadline)
+    def start_read(
+        self, what: str, attempt: Callable[[], T], deadline: Deadline, *, under_way: bool = False
+    ) -> Future[T]:
+        return self._start(self._readers, what, attempt, deadline, under_way)
 
-    def start_write(self, what: str, attempt: Callable[[], T], deadline: Deadline) -> Future[T]:
-        return self._start(self._writers, what, attempt, deadline)
+    def start_write(
+        self, what: str, attempt: Callable[[], T], deadline: Deadline, *, under_way: bool = False
+    ) -> Future[T]:
+        return self._start(self._writers, what, attempt, deadline, under_way)
 
-    def _start(self, pool: ThreadPoolExecutor, what: str, attempt: Callable[[], T], deadline: Deadline) -> Future[T]:
+    def _start(
+        self, pool: ThreadPoolExecutor, what: str, attempt: Callable[[], T], deadline: Deadline, under_way: bool
+    ) -> Future[T]:
+        def run() -> T:
+            return self.weather.run(what, lambda: self._translated(what, attempt), deadline, under_way=under_way)
+
         try:
-            return pool.submit(self.weather.run, what, lambda: self._translated(what, attempt), deadline)
+            return pool.submit(run)
         except RuntimeError:
             raise closed(what) from None
 

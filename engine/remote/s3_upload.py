@@ -115,13 +115,13 @@ class MultipartUpload:
             calls.weather.sent(len(body))
             return {"PartNumber": number, "ETag": answer["ETag"], "ChecksumCRC64NVME": as_header(crc)}
 
-        return calls.start_write(f"part {number} of {self._key}", attempt, self._deadline)
+        return calls.start_write(f"part {number} of {self._key}", attempt, self._deadline, under_way=True)
 
     def copy(self, sources: list[tuple[str, str]]) -> list[Part]:
         """Parts copied on the server from (key, etag)."""
         for number, (key, etag) in enumerate(sources, 1):
             attempt = self._copier(number, key, etag)
-            self._flying.append(self._calls.start_write(f"copy of {key}", attempt, self._deadline))
+            self._flying.append(self._calls.start_write(f"copy of {key}", attempt, self._deadline, under_way=True))
         return [self._landed() for _ in range(len(self._flying))]
 
     def _copier(self, number: int, key: str, etag: str) -> Callable[[], Part]:
@@ -159,6 +159,7 @@ class MultipartUpload:
                 **conditions,
             ),
             self._deadline,
+            under_way=True,
         )
         return str(answer["ETag"])
 

