@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -33,11 +32,12 @@ from typing import Final, TypeVar
 from aof2.engine.env import Env
 from aof2.engine.errors import CorruptError
 from aof2.engine.remote.directory_files import (
-    META_FOLDER,
     TEMP_PREFIX,
     Note,
-    make_folders,
+    create_temp,
+    note_path,
     open_object,
+    prune_folders,
     read_note,
     translate,
     walk,
@@ -72,7 +72,6 @@ CRASH_POINTS: Final = (
     "remote.dir.note.renamed",
 )
 
-_temps = itertools.count()
 link = os.link
 """Beside Env.files, which has no link(2) yet; the crash tests replace it by one that keeps their journal."""
 
@@ -166,9 +165,7 @@ class DirectoryStore:
     def _temp(self, path: Path, source: Source, size: int, crc64: int, deadline: Deadline) -> Iterator[Path]:
         """A synced file of these bytes in the folder of `path`; gone afterwards unless it was renamed."""
         env = self._env
-        make_folders(env, self._root, path.parent)
-        temp = path.with_name(f"{TEMP_PREFIX}{os.getpid()}-{next(_temps)}-{env.rng.getrandbits(64):016x}")
-        fd = env.files.create(temp, 0o644)
+        temp, fd = create_temp(env, self._root, path.parent)
         try:
             try:
                 at = crc = 0
@@ -319,8 +316,11 @@ class DirectoryStore:
             with suppress(FileNotFoundError):
                 self._env.files.unlink(path)
                 self._env.files.fsync_dir(path.parent)
+        note = note_path(self._root, key)
         with suppress(FileNotFoundError, NotADirectoryError):
-            self._env.files.unlink(self._root / META_FOLDER / f"{key}.json")
+            self._env.files.unlink(note)
+        for folder in (path.parent, note.parent):
+            prune_folders(self._root, folder)
 
     # Composing
 
@@ -374,7 +374,9 @@ class DirectoryStore:
         def checked() -> T:
             try:
                 if self._root_identity() != self._identity:
-                    raise RemoteUnavailableError(f"{what}: another folder is at {self._root}; is its disk mounted?")
+                    raise RemoteUnavailableError(
+                        f"{what}: another folder is at {self._root}; is its disk mounted?", retryable=False
+                    )
                 return attempt()
             except OSError as e:
                 raise translate(e, what) from None

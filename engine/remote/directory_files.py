@@ -8,6 +8,7 @@ Owner: plain functions. A crash in `write_note` leaves the old note or the new, 
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import stat
 from collections.abc import Iterator
@@ -26,6 +27,9 @@ TEMP_PREFIX: Final = f"{RESERVED_PREFIX}tmp-"
 
 _AUTH_ERRNOS: Final = (errno.EACCES, errno.EPERM)
 _REFUSED_ERRNOS: Final = (errno.ENAMETOOLONG, errno.EFBIG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EINVAL)
+
+
+_temps = itertools.count()
 
 
 class Note(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,11 +90,41 @@ def make_folders(env: Env, root: Path, folder: Path) -> None:
         try:
             mode = path.lstat().st_mode
         except FileNotFoundError:
-            path.mkdir(exist_ok=True)
-            env.files.fsync_dir(path.parent)
+            _make_folder(env, path)
         else:
             if not stat.S_ISDIR(mode):
                 raise NotADirectoryError(errno.ENOTDIR, "a file or a link is where a folder must be")
+
+
+def _make_folder(env: Env, path: Path) -> None:
+    try:
+        path.mkdir(exist_ok=True)
+        env.files.fsync_dir(path.parent)
+    except FileNotFoundError:
+        return  # pruned under our feet: create_temp comes back
+
+
+def create_temp(env: Env, root: Path, folder: Path) -> tuple[Path, int]:
+    """A new file in `folder`, which is made if need be, again if somebody prunes it meanwhile."""
+    for attempt in range(10):
+        make_folders(env, root, folder)
+        temp = folder / f"{TEMP_PREFIX}{os.getpid()}-{next(_temps)}-{env.rng.getrandbits(64):016x}"
+        try:
+            return temp, env.files.create(temp, 0o644)
+        except FileNotFoundError:
+            if attempt == 9:
+                raise
+    raise AssertionError("unreachable: the last attempt returns or raises")
+
+
+def prune_folders(root: Path, folder: Path) -> None:
+    """Removes folders that became empty. One with a put under way is not: its temp is there."""
+    while folder != root:
+        try:
+            folder.rmdir()
+        except OSError:
+            return
+        folder = folder.parent
 
 
 def note_path(root: Path, key: str) -> Path:
@@ -108,9 +142,7 @@ def read_note(root: Path, key: str, found: os.stat_result) -> Note | None:
 
 def write_note(env: Env, root: Path, key: str, note: Note) -> None:
     path = note_path(root, key)
-    make_folders(env, root, path.parent)
-    temp = path.with_name(f"{TEMP_PREFIX}{os.getpid()}-{env.rng.getrandbits(64):016x}")
-    fd = env.files.create(temp, 0o644)
+    temp, fd = create_temp(env, root, path.parent)
     try:
         env.files.pwrite(fd, msgspec.json.encode(note), 0)
         env.failpoint("remote.dir.note.temp")
