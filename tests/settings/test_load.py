@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aof2.engine.manifest.writer import LogSettings
 from aof2.engine.settings import (
     AppendTenant,
     EngineSettings,
@@ -302,6 +303,17 @@ def test_which_conf_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert find_conf("mount.conf") == Path("mount.conf")
     with pytest.raises(SettingsError, match=r"gone.conf: no such file \(named by --conf\)"):
         find_conf("gone.conf")
+
+
+@pytest.mark.parametrize("capacity", ["16KiB", "256KiB", "1MiB"])
+def test_the_log_takes_what_the_conf_allows(tmp_path: Path, capacity: str) -> None:
+    manifest = load(tmp_path, f'[manifest]\nchunk_capacity = "{capacity}"\nrotation_period = "1ms"\n').manifest
+    assert LogSettings(
+        chunk_capacity=manifest.chunk_capacity_bytes,
+        rotation_period_ms=manifest.rotation_period_ms,
+        durable=manifest.durable,
+        enabled=manifest.enabled,
+    )
 
 
 def test_listen_addresses() -> None:

@@ -1,0 +1,179 @@
+"""Counters, gauges and histograms that any thread may touch, exposed under exactly the name they were given.
+
+prometheus-client's own instruments add `_total` to every counter, and some of our names are fixed without it. So these
+count, and hand prometheus-client finished samples; the text is written in `exposition`.
+
+Invariants
+- An update is one short critical section: nothing is formatted or allocated until somebody scrapes.
+- The labels' values are given when an instrument is made, or by a callback at scrape time; a typo raises KeyError
+  instead of making a new time series.
+- A callback runs in the scraping thread. It reads plain attributes and never waits. One that raises costs its own
+  family at that scrape, and is counted.
+
+Owner: shared by all threads, each value behind a lock of its own. Crash: counts start from 0, as Prometheus expects.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import ClassVar, Final, Generic, TypeVar
+
+from prometheus_client.metrics_core import Metric
+from prometheus_client.samples import Sample
+
+from aof2.engine.observe.exposition import number
+
+LATENCY_BUCKETS_S: Final = (
+    *(0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05),
+    *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0),
+)
+DURATION_BUCKETS_S: Final = (0.01, 0.05, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
+
+
+class Counter:
+    """Only goes up. Where somebody else counts already, a callback says how far it is."""
+
+    kind: ClassVar[str] = "counter"
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._value: float = 0
+        self._callback: Callable[[], float] | None = None
+
+    def inc(self, amount: float = 1) -> None:
+        if amount < 0:
+            raise ValueError("a counter only goes up")
+        with self._lock:
+            self._value += amount
+
+    def set_callback(self, callback: Callable[[], float] | None) -> None:
+        """From now on the value is what this returns at scrape time, and `inc` counts for nothing."""
+        self._callback = callback
+
+    @property
+    def value(self) -> float:
+        return self._value if self._callback is None else float(self._callback())
+
+    def samples(self, name: str, labels: dict[str, str]) -> Iterable[Sample]:
+        return [Sample(name, labels, self.value)]
+
+
+class Gauge:
+    """Goes up and down, or is asked for when somebody scrapes."""
+
+    kind: ClassVar[str] = "gauge"
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._value: float = 0
+        self._callback: Callable[[], float] | None = None
+
+    def set(self, value: float) -> None:
+        self._value = value
+
+    def inc(self, amount: float = 1) -> None:
+        with self._lock:
+            self._value += amount
+
+    def dec(self, amount: float = 1) -> None:
+        self.inc(-amount)
+
+    def set_callback(self, callback: Callable[[], float] | None) -> None:
+        """From now on the value is what this returns at scrape time."""
+        self._callback = callback
+
+    @property
+    def value(self) -> float:
+        return self._value if self._callback is None else float(self._callback())
+
+    def samples(self, name: str, labels: dict[str, str]) -> Iterable[Sample]:
+        return [Sample(name, labels, self.value)]
+
+
+class Histogram:
+    """How often each range of values was seen."""
+
+    kind: ClassVar[str] = "histogram"
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._lock = threading.Lock()
+        self._bounds = tuple(bounds)
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        i = bisect_left(self._bounds, value)
+        with self._lock:
+            self._counts[i] += 1
+            self._sum += value
+
+    @property
+    def count(self) -> int:
+        with self._lock:
+            return sum(self._counts)
+
+    @property
+    def sum(self) -> float:
+        return self._sum
+
+    def samples(self, name: str, labels: dict[str, str]) -> Iterable[Sample]:
+        with self._lock:
+            counts, total = list(self._counts), self._sum
+        seen = 0
+        for bound, count in zip((*self._bounds, math.inf), counts, strict=True):
+            seen += count
+            yield Sample(f"{name}_bucket", {**labels, "le": number(bound)}, seen)
+        yield Sample(f"{name}_count", labels, seen)
+        yield Sample(f"{name}_sum", labels, total)
+
+
+Instrument = TypeVar("Instrument", Counter, Gauge, Histogram)
+
+
+class Labelled(Generic[Instrument]):
+    """One instrument a value of a label, or a tuple of values of several labels; the values are fixed at the start."""
+
+    def __init__(self, labels: Sequence[str], values: Iterable[Sequence[str]], make: Callable[[], Instrument]) -> None:
+        self.labels = tuple(labels)
+        self._instruments: dict[tuple[str, ...], Instrument] = {tuple(v): make() for v in values}
+
+    @property
+    def kind(self) -> str:
+        return next(iter(self._instruments.values())).kind
+
+    def __getitem__(self, values: str | tuple[str, ...]) -> Instrument:
+        return self._instruments[(values,) if isinstance(values, str) else values]
+
+    def samples(self, name: str, labels: dict[str, str]) -> Iterable[Sample]:
+        for values, instrument in self._instruments.items():
+            yield from instrument.samples(name, {**labels, **dict(zip(self.labels, values, strict=True))})
+
+
+class GaugeTable:
+    """Gauges whose label values are known only at scrape time (tenants): a callback gives them all at once."""
+
+    kind: ClassVar[str] = "gauge"
+
+    def __init__(self, labels: Sequence[str]) -> None:
+        self.labels = tuple(labels)
+        self._callback: Callable[[], Mapping[tuple[str, ...], float]] | None = None
+
+    def set_callback(self, callback: Callable[[], Mapping[tuple[str, ...], float]] | None) -> None:
+        self._callback = callback
+
+    def samples(self, name: str, labels: dict[str, str]) -> Iterable[Sample]:
+        rows = {} if self._callback is None else self._callback()
+        return [Sample(name, {**labels, **dict(zip(self.labels, v, strict=True))}, n) for v, n in rows.items()]
+
+
+AnyInstrument = Counter | Gauge | Histogram | Labelled[Counter] | Labelled[Gauge] | Labelled[Histogram] | GaugeTable
+
+
+def as_metric(name: str, documentation: str, instrument: AnyInstrument) -> Metric:
+    """A scrape of one family. The family has the samples' own name, `_total` or not."""
+    metric = Metric(name, documentation, instrument.kind)
+    metric.samples = list(instrument.samples(name, {}))
+    return metric
