@@ -224,13 +224,14 @@ class DirectoryStore:
         timeout_s: float | None = None,
     ) -> BlobInfo:
         self._path(key)
+        given = None if timeout_s is None else Deadline(self._env, timeout_s)
 
         def attempt() -> BlobInfo:
             for _ in range(2):
                 fd, found = self._open(key)
                 try:
                     note = read_note(self._root, key, found)
-                    limit = self._deadline(timeout_s, found.st_size)
+                    limit = given or self._deadline(None, found.st_size)
                     crc, sha = self._stream(fd, found.st_size, writer, f"get of {key}", limit, sha256 is not None)
                 finally:
                     os.close(fd)

@@ -38,10 +38,6 @@ def as_header(crc: int) -> str:
     return base64.b64encode(crc.to_bytes(8, "big")).decode()
 
 
-def from_header(text: str | None) -> int | None:
-    return int.from_bytes(base64.b64decode(text), "big") if text else None
-
-
 def part_bytes_for(size: int) -> int:
     """8 MiB, more when there would be over 10,000 parts."""
     return max(PART_BYTES, -(-size // PARTS_MAX))

@@ -66,7 +66,10 @@ class BytesWriter:
 
 
 def pieces(source: Source, size: int, piece_bytes: int) -> Iterator[Buffer]:
-    """The first `size` bytes in pieces of `piece_bytes`, the last one shorter. CorruptError when there are fewer."""
+    """The first `size` bytes in pieces of `piece_bytes`, the last one shorter. CorruptError when there are fewer.
+
+    A piece that is a memoryview is released when the next one is asked for: a mapping can be closed afterwards.
+    """
     if isinstance(source, FileSource):
         yield from _file_pieces(source, size, piece_bytes)
     elif isinstance(source, ChunksSource):
@@ -76,13 +79,16 @@ def pieces(source: Source, size: int, piece_bytes: int) -> Iterator[Buffer]:
             if len(view) < size:
                 raise CorruptError(f"the source has {len(view)} bytes, {size} were to be sent")
             for start in range(0, size, piece_bytes):
-                yield view[start : min(start + piece_bytes, size)]
+                with view[start : min(start + piece_bytes, size)] as piece:
+                    yield piece
 
 
-def whole(source: Source, size: int) -> Buffer:
-    """All of it in one piece."""
-    all_of_it = list(pieces(source, size, max(size, 1)))  # to its end: a source that has more to give is found out
-    return all_of_it[0] if all_of_it else b""
+def whole(source: Source, size: int) -> bytes | bytearray:
+    """All of it in one piece, which is the caller's."""
+    out: bytes | bytearray = b""
+    for piece in pieces(source, size, max(size, 1)):  # to its end: a source that has more to give is found out
+        out = bytes(piece) if isinstance(piece, memoryview) else piece
+    return out
 
 
 def crc64_of(source: Source, size: int) -> int:

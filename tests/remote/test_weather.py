@@ -21,10 +21,13 @@ from aof2.engine.remote import (
     RemoteThrottledError,
     RemoteUnavailableError,
 )
+from aof2.engine.remote.s3_read import RANGE_BYTES
 from aof2.native import crc64
 from tests.remote.conftest import OpenStore
 from tests.remote.helpers import MIB, data_of, get, keys_of, put
 from tests.support.seaweed import Fault, FaultProxy, Seaweed, of
+
+SECOND, THIRD = f"bytes={RANGE_BYTES}-", f"bytes={2 * RANGE_BYTES}-"
 
 
 class JumpingEnv(Env):
@@ -167,7 +170,7 @@ def test_a_body_cut_short_is_read_again(store: RemoteStore, proxy: FaultProxy) -
 def test_a_flipped_byte_is_read_again_then_reported(store: RemoteStore, proxy: FaultProxy) -> None:
     data = data_of(9 * MIB)
     put(store, "k", data)
-    for matches in (of("GET"), lambda seen: "bytes=4194304-" in seen.headers.get("Range", "")):
+    for matches in (of("GET"), lambda seen: SECOND in seen.headers.get("Range", "")):
         proxy.add(Fault(matches, flip_at=77))
         assert get(store, "k") == data
     proxy.add(Fault(of("GET"), times=None, flip_at=77))
@@ -328,7 +331,7 @@ def test_the_server_dies_in_the_middle_of_a_download(
 ) -> None:
     data = data_of(40 * MIB)
     put(store, "k", data)
-    proxy.add(Fault(lambda seen: "bytes=20971520-" in seen.headers.get("Range", ""), call=server.stop, drop=True))
+    proxy.add(Fault(lambda seen: THIRD in seen.headers.get("Range", ""), call=server.stop, drop=True))
     with pytest.raises(RemoteUnavailableError):
         get(store, "k")
     server.start()
@@ -357,7 +360,7 @@ def test_an_object_replaced_while_it_is_read_is_read_again(
 ) -> None:
     old, new = data_of(9 * MIB, seed=1), data_of(9 * MIB, seed=2)
     put(store, "k", old)
-    first = lambda seen: "bytes=4194304-" in seen.headers.get("Range", "")  # noqa: E731
+    first = lambda seen: SECOND in seen.headers.get("Range", "")  # noqa: E731
     proxy.add(Fault(first, call=lambda: put(calm, "k", new)))
     assert get(store, "k") == new
 

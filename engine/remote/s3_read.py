@@ -1,0 +1,246 @@
+"""Reading from S3: heads, ranges in order with the next ones under way, whole objects checked.
+
+Invariants
+- The ranges of one reading carry the ETag of its first: bytes of two objects never mix.
+- A body shorter than its answer announced is an error, and retried; bytes that fail their checksum are read once more.
+
+Owner: any thread. A crash leaves nothing.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import closing
+from datetime import datetime
+from itertools import chain, islice
+from typing import Any, Final, NamedTuple
+
+from aof2.engine.remote.errors import (
+    RemoteCorruptError,
+    RemoteMissingError,
+    RemoteRefusedError,
+    RemoteUnavailableError,
+)
+from aof2.engine.remote.resilience import Deadline
+from aof2.engine.remote.s3_calls import S3Calls
+from aof2.engine.remote.s3_client import PreconditionFailedError, RangeError
+from aof2.engine.remote.source import Writer
+from aof2.engine.remote.store import BlobInfo, split_checksums
+from aof2.native import crc64 as crc64_of_bytes
+
+RANGE_BYTES: Final = 8 << 20
+READ_WINDOW: Final = 4
+
+
+class Span(NamedTuple):
+    """One request for a range. With an etag it belongs to a reading that has begun, and to that object only."""
+
+    key: str
+    offset: int
+    length: int
+    etag: str | None = None
+
+
+class Fetched(NamedTuple):
+    """One range, and what its answer says of the whole object."""
+
+    data: bytes
+    info: BlobInfo
+
+
+class S3Reader:
+    """Reads objects below `prefix`. `deadline_for(size)` is the deadline of a call that moves so many bytes."""
+
+    def __init__(self, calls: S3Calls, prefix: str, *, window: int, deadline_for: Callable[[int], Deadline]) -> None:
+        self._calls = calls
+        self._client = calls.client
+        self._bucket = calls.bucket
+        self._prefix = prefix
+        self._read_window = window
+        self._deadline_for = deadline_for
+
+    def get(
+        self, key: str, writer: Writer, crc64: int | None, sha256: bytes | None, limit: Deadline | None
+    ) -> BlobInfo:
+        changed = False
+        for _ in range(2):
+            try:
+                info, crc, sha = self._stream(key, writer, limit, hashing=sha256 is not None)
+            except PreconditionFailedError:
+                changed = True
+                continue
+            changed = False
+            expected = info.crc64 if crc64 is None else crc64
+            if expected in (None, crc) and sha256 in (None, sha):
+                return info
+        if changed:
+            raise RemoteUnavailableError(f"get of {key}: it is replaced again and again while it is read")
+        raise RemoteCorruptError("the object's bytes fail their checksum, read twice", path=key)
+
+    def _stream(
+        self, key: str, writer: Writer, limit: Deadline | None, *, hashing: bool
+    ) -> tuple[BlobInfo, int, bytes]:
+        """One reading: what it is, the crc64 and SHA-256 of what came."""
+        deadline = limit or self._deadline_for(0)
+        try:
+            first = self._calls.wait(self._start_fetch(Span(key, 0, RANGE_BYTES), deadline), f"get of {key}", deadline)
+        except RangeError:
+            info = self.head(key, deadline)
+            if info is None or info.size:
+                raise RemoteUnavailableError(f"get of {key}: it changes while it is read") from None
+            writer(0, b"")
+            return info, 0, hashlib.sha256().digest()
+        info = first.info
+        if limit is None:
+            deadline = self._deadline_for(info.size)
+        digest, crc, at = hashlib.sha256(), 0, 0
+        start = len(first.data)
+        rest = self.fetch_in_order(spans_of(key, start, info.size - start, info.etag), deadline)
+        for fetched in chain((first,), rest):
+            if hashing:
+                digest.update(fetched.data)
+            crc = crc64_of_bytes(fetched.data, crc)
+            writer(at, fetched.data)
+            at += len(fetched.data)
+        return info, crc, digest.digest()
+
+    def fetch_in_order(self, spans: Sequence[Span], deadline: Deadline) -> Iterator[Fetched]:
+        """The spans' bytes, the next ones on their way (from this call on) while one is used."""
+        todo = iter(spans)
+        flying: deque[Future[Fetched]] = deque()
+
+        def fill() -> None:
+            for span in islice(todo, self._read_window - len(flying)):
+                flying.append(self._start_fetch(span, deadline))
+
+        def fetched() -> Iterator[Fetched]:
+            try:
+                for span in spans:
+                    result = self._calls.wait(flying.popleft(), f"get of {span.key}", deadline)
+                    fill()
+                    yield result
+            finally:
+                for future in flying:
+                    future.cancel()
+
+        fill()
+        return fetched()
+
+    def ranges(self, key: str, ranges: Sequence[tuple[int, int]], deadline: Deadline) -> Sequence[bytes]:
+        """Exactly these bytes of the object."""
+        spans = [spans_of(key, offset, length, None) for offset, length in ranges]
+        fetched = self.fetch_in_order([span for some in spans for span in some], deadline)
+        try:
+            return [_join([_exact(span, next(fetched)) for span in some]) for some in spans]
+        except RangeError:
+            raise RemoteCorruptError("the object ends before the range starts", path=key) from None
+
+    def _start_fetch(self, span: Span, deadline: Deadline) -> Future[Fetched]:
+        key, offset, length, etag = span
+        conditions = {"IfMatch": etag} if etag else {}
+        what = f"get of {key}"
+
+        def attempt() -> Fetched:
+            answer = self._client.get_object(
+                Bucket=self._bucket, Key=self._prefix + key, Range=f"bytes={offset}-{offset + length - 1}", **conditions
+            )
+            with closing(answer["Body"]) as body:
+                size = _total_size(answer, offset, length, what)
+                data = body.read()
+            if len(data) != min(length, size - offset):
+                raise RemoteUnavailableError(f"{what}: {len(data)} bytes came of {min(length, size - offset)}")
+            self._calls.weather.received(len(data))
+            return Fetched(data, info_of(key, answer, size))
+
+        return self._calls.start_read(what, attempt, deadline, under_way=bool(etag))
+
+    def head(self, key: str, deadline: Deadline) -> BlobInfo | None:
+        return self._headed(self._start_head(key, deadline), key, deadline)
+
+    def _start_head(self, key: str, deadline: Deadline) -> Future[BlobInfo]:
+        def attempt() -> BlobInfo:
+            answer = self._client.head_object(Bucket=self._bucket, Key=self._prefix + key, ChecksumMode="ENABLED")
+            return info_of(key, answer, int(answer["ContentLength"]))
+
+        return self._calls.start_read(f"head of {key}", attempt, deadline)
+
+    def _headed(self, head: Future[BlobInfo], key: str, deadline: Deadline) -> BlobInfo | None:
+        try:
+            return self._calls.wait(head, f"head of {key}", deadline)
+        except RemoteMissingError:
+            self._calls.check_bucket(deadline)
+            return None
+        finally:
+            del head  # as in S3Calls.wait
+
+    def heads(self, keys: Sequence[str], deadline: Deadline) -> Sequence[BlobInfo]:
+        """All at once. RemoteMissingError when one is not there."""
+        heads = [(key, self._start_head(key, deadline)) for key in keys]
+        infos: list[BlobInfo] = []
+        for key, head in heads:
+            info = self._headed(head, key, deadline)
+            if info is None:
+                raise RemoteMissingError(f"compose: {key} is not there")
+            infos.append(info)
+        return infos
+
+
+def spans_of(key: str, offset: int, length: int, etag: str | None) -> Sequence[Span]:
+    """The requests that fetch a range."""
+    end = offset + length
+    return [Span(key, at, min(RANGE_BYTES, end - at), etag) for at in range(offset, end, RANGE_BYTES)]
+
+
+def _exact(span: Span, fetched: Fetched) -> bytes:
+    if len(fetched.data) != span.length:
+        said = f"the object has {fetched.info.size} bytes, {span.length} at {span.offset} were expected"
+        raise RemoteCorruptError(said, path=span.key)
+    return fetched.data
+
+
+def _join(pieces: Sequence[bytes]) -> bytes:
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def _total_size(answer: Mapping[str, Any], offset: int, length: int, what: str) -> int:
+    content_range = answer.get("ContentRange")
+    if content_range:
+        size = str(content_range).rpartition("/")[2]
+        if not size.isdecimal():
+            raise RemoteUnavailableError(f"{what}: the server does not tell the object's size")
+        return int(size)
+    if offset == 0 and int(answer["ContentLength"]) <= length:
+        return int(answer["ContentLength"])
+    raise RemoteRefusedError(f"{what}: the server ignores Range")
+
+
+def info_of(key: str, answer: Mapping[str, Any], size: int) -> BlobInfo:
+    metadata, crc, sha = split_checksums(answer.get("Metadata", {}))
+    if answer.get("ChecksumType", "FULL_OBJECT") == "FULL_OBJECT":
+        told = crc_from_header(answer.get("ChecksumCRC64NVME"))
+        crc = crc if told is None else told
+    return BlobInfo(
+        key=key,
+        size=size,
+        etag=str(answer["ETag"]),
+        modified_ms=to_ms(answer["LastModified"]),
+        crc64=crc,
+        sha256=sha,
+        metadata=metadata,
+    )
+
+
+def to_ms(when: datetime) -> int:
+    return int(when.timestamp() * 1000)
+
+
+def crc_from_header(text: str | None) -> int | None:
+    """What the server says, if that is a checksum at all."""
+    try:
+        return int.from_bytes(base64.b64decode(text, validate=True), "big") if text else None
+    except ValueError:
+        return None
