@@ -13,6 +13,7 @@ Owner: stateless; shared by all threads.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import time
@@ -63,6 +64,9 @@ class Files:
     def unlink(self, path: Path) -> None:
         os.unlink(path)  # noqa: PTH108
 
+    def mkdir(self, path: Path, mode: int = 0o700) -> None:
+        os.mkdir(path, mode)  # noqa: PTH102
+
     def fsync_dir(self, path: Path) -> None:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -89,6 +93,15 @@ class Env:
 
     def failpoint(self, name: str) -> None:
         """A named instruction at which tests end the process. Names are listed in each module's CRASH_POINTS."""
+
+    def make_dirs(self, path: Path) -> None:
+        """The folder and its missing parents, durable: what is synced into it later cannot vanish with its name."""
+        if path.is_dir():
+            return
+        self.make_dirs(path.parent)
+        with contextlib.suppress(FileExistsError):
+            self.files.mkdir(path)
+        self.files.fsync_dir(path.parent)
 
     def replace_file(self, path: Path, data: bytes, *, mode: int = 0o600, point: str = "") -> None:
         """Puts `data` at `path` so that a crash leaves the old bytes or the new, whole: temp, fsync, rename, fsync dir.

@@ -30,6 +30,7 @@ from aof2.engine.errors import Aof2Error, FatalIOError, ReadOnlyError
 log = logging.getLogger(__name__)
 
 QUEUE_LEN_MAX: Final = 4096
+HOUSEKEEP_AGAIN_S: Final = 1.0
 
 T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)
@@ -78,6 +79,8 @@ class GroupThread(Generic[T]):
         self._closing = threading.Lock()
         self._closed = False
         self._ending = False
+        self._ended = False
+        self._quiet_until_s = 0.0
         self._sync_due_s: float | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -106,8 +109,8 @@ class GroupThread(Generic[T]):
             if self._closed:
                 raise ReadOnlyError(f"{self._thread.name} is closed")
             self._queue.put(submission)
-        if not self._thread.is_alive():
-            # The thread ended while we waited for room in the queue: nobody else will answer.
+        if self._ended:
+            # The thread ended while we waited for room in the queue: it may have looked there for the last time.
             self._refuse_rest()
         return submission.future
 
@@ -121,10 +124,11 @@ class GroupThread(Generic[T]):
             log.critical("%s ended by an unexpected error", self._thread.name, exc_info=True)
             raise
         finally:
-            self._closed = True
+            self._closed = self._ended = True
             self._refuse_rest()
             with contextlib.suppress(FatalIOError, ReadOnlyError):  # said already, and told to whoever waited
                 self._target.close()
+            self._refuse_rest()
 
     def _gather(self) -> list[tuple[_Submission[T], Callable[[], object]]] | None:
         """Takes in whatever is queued; [] when a deadline came first; None at the end."""
@@ -147,6 +151,8 @@ class GroupThread(Generic[T]):
         return group
 
     def _append(self, s: _Submission[T], group: list[tuple[_Submission[T], Callable[[], object]]]) -> None:
+        if not s.future.set_running_or_notify_cancel():
+            return  # its caller gave up before its turn came
         try:
             answer = self._target.append(s.item) if s.item is not None else _nothing
         except Exception as e:  # noqa: BLE001 (the caller's future carries it; the others go on)
@@ -157,6 +163,8 @@ class GroupThread(Generic[T]):
     def _wait_s(self) -> float | None:
         """Until the next sync or housekeeping is due; None when only new work can wake us."""
         due = self._target.due_s()
+        if due is not None:
+            due = max(due, self._quiet_until_s - self._env.monotonic_s())
         if self._sync_due_s is not None:
             left = self._sync_due_s - self._env.monotonic_s()
             due = left if due is None else min(due, left)
@@ -189,10 +197,19 @@ class GroupThread(Generic[T]):
             if self._sync_due_s is not None and self._env.monotonic_s() >= self._sync_due_s:
                 self._sync_due_s = None
                 self._target.sync()
-            self._target.housekeep()
+            if self._env.monotonic_s() >= self._quiet_until_s:
+                self._target.housekeep()
         except (FatalIOError, ReadOnlyError):
             # Said once by the target; every later submission is refused with the reason.
-            self._sync_due_s = None
+            self._rest()
+        except Exception:
+            # What housekeeping could not do now it tries again later; nobody's commit depends on it.
+            log.exception("%s: housekeeping failed", self._thread.name)
+            self._rest()
+
+    def _rest(self) -> None:
+        self._sync_due_s = None
+        self._quiet_until_s = self._env.monotonic_s() + HOUSEKEEP_AGAIN_S
 
     def _refuse_rest(self) -> None:
         while True:
@@ -200,7 +217,7 @@ class GroupThread(Generic[T]):
                 item = self._queue.get_nowait()
             except queue.Empty:
                 return
-            if item is not None:
+            if item is not None and item.future.set_running_or_notify_cancel():
                 item.future.set_exception(ReadOnlyError(f"{self._thread.name} is closed"))
 
 

@@ -195,18 +195,22 @@ class ActiveChunk:
         """Ends the chunk: flag, fsync, cut to committed_len, read-only. The caller has committed."""
         if self.tail != self.committed_len:
             raise ReadOnlyError(f"chunk {self.index} has uncommitted records: commit before sealing")
+        # A sealed chunk is right or damaged, nothing in between: its bytes are durable before it says that it is one.
+        if sync:
+            self.sync()
         self.publish()
         self._write_header(int(ChunkFlag.SEALED))
         self.env.failpoint("manifest.seal.flagged")
         if sync:
             self.env.files.fsync(self._fd)
-            self.sync()
         self.env.failpoint("manifest.seal.synced")
         self._map.close()
-        self.env.files.truncate(self._fd, self.committed_len)
-        os.fchmod(self._fd, 0o400)
-        self.env.failpoint("manifest.seal.cut")
-        self.env.files.close(self._fd)
+        try:
+            self.env.files.truncate(self._fd, self.committed_len)
+            os.fchmod(self._fd, 0o400)
+            self.env.failpoint("manifest.seal.cut")
+        finally:
+            self.env.files.close(self._fd)
         return self._header(int(ChunkFlag.SEALED))
 
     def abandon(self) -> None:
@@ -270,7 +274,7 @@ class ActiveChunk:
 
 def mark_uploaded(env: Env, path: Path, *, sync: bool = True) -> None:
     """Sets the `uploaded` flag of a sealed chunk. The checksum does not cover the header, so the bytes stay valid."""
-    fd = env.files.open_rw(path)
+    fd = open_sealed_rw(env, path)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         flags = int.from_bytes(os.pread(fd, 8, 56), "little") | ChunkFlag.UPLOADED
@@ -278,4 +282,11 @@ def mark_uploaded(env: Env, path: Path, *, sync: bool = True) -> None:
         if sync:
             env.files.fsync(fd)
     finally:
+        os.fchmod(fd, 0o400)
         env.files.close(fd)
+
+
+def open_sealed_rw(env: Env, path: Path) -> int:
+    """A sealed chunk is read-only, for its owner too (root aside): lifts that until the caller restores it."""
+    path.chmod(0o600)
+    return env.files.open_rw(path)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,9 +119,8 @@ def parse_chunk(
     data: bytes | memoryview, *, path: str = "", last: bool, expect_index: int | None = None
 ) -> Chunk | None:
     """Verifies one chunk. `last`: it may be unsealed and torn; None then means that it holds no commit at all."""
-    if last and len(data) >= CHUNK_HEADER_LEN and bytes(data[:CHUNK_HEADER_LEN]) == _ZERO_HEADER:
-        return None
-    if last and len(data) < CHUNK_HEADER_LEN:
+    if last and bytes(data[:CHUNK_HEADER_LEN]) == _ZERO_HEADER[: len(data)]:
+        _check_never_synced(data, path, expect_index)
         return None
     header = unpack_chunk_header(data, path=path)
     if expect_index is not None and header.chunk_index != expect_index:
@@ -133,6 +133,14 @@ def parse_chunk(
     if header.sealed or not last:
         raise _damage(data, header, path, chunk)
     return _parse_torn(data, header, path)
+
+
+def _check_never_synced(data: bytes | memoryview, path: str, index: int | None) -> None:
+    """A chunk whose header never reached the disk holds no marker that speaks of synced bytes."""
+    durable = native.manifest_probe_durable(data, min(CHUNK_HEADER_LEN, len(data)))
+    if durable > CHUNK_HEADER_LEN:
+        what = f"its header is lost, though {durable} bytes had been synced"
+        raise ManifestIntegrityError(what, path=path, chunk_index=index, offset=0)
 
 
 def _parse_committed(data: bytes | memoryview, header: ChunkHeader, path: str) -> Chunk | native.ManifestScan:
@@ -211,9 +219,12 @@ def _damage(
 
 def read_file(path: Path, *, start: int = 0, length: int | None = None) -> bytes:
     """A file or a part of it, read (not mapped: a writer may cut it) under the lock that header updates take."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
-        size = os.fstat(fd).st_size
+        status = os.fstat(fd)
+        size = status.st_size
+        if not stat.S_ISREG(status.st_mode):
+            raise ManifestIntegrityError("not a file", path=str(path))
         if length is None and size > CHUNK_LEN_MAX:
             raise ManifestIntegrityError(f"{size} bytes are more than a chunk can have", path=str(path))
         fcntl.flock(fd, fcntl.LOCK_SH)
@@ -315,6 +326,8 @@ class Stream:
 def _bundle_chunks(path: Path, first: int, last: int) -> Iterator[ChunkFile]:
     """Where each chunk of a bundle is; only the headers are read."""
     index = first
+    if not path.is_file():
+        raise ManifestIntegrityError("not a file", path=str(path), chunk_index=first)
     with open(path, "rb") as f:
         size = os.fstat(f.fileno()).st_size
 

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from aof2.engine.env import Env
 from aof2.engine.manifest.format import CHUNK_HEADER_LEN, ChunkHeader, LogPosition, chunk_name, unpack_chunk_header
-from aof2.engine.manifest.reader import Stream
+from aof2.engine.manifest.reader import Stream, read_file
 from aof2.engine.manifest.snapshot import list_snapshots, snapshot_name
 
 SEALED_KEPT: Final = 2
@@ -63,8 +63,7 @@ def read_headers(directory: Path) -> list[ChunkHeader]:
     headers = []
     for chunk in Stream(directory).chunks:
         if chunk.length is None:
-            with open(chunk.path, "rb") as f:
-                data = f.read(CHUNK_HEADER_LEN)
+            data = read_file(chunk.path, length=CHUNK_HEADER_LEN)
             headers.append(unpack_chunk_header(data, path=str(chunk.path)))
     return headers
 

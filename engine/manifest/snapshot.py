@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from struct import Struct
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -32,7 +32,7 @@ from aof2 import native
 from aof2.engine.env import Env
 from aof2.engine.errors import CorruptError, LimitError, UnsupportedError
 from aof2.engine.manifest.format import SNAPSHOT_NAME, LogPosition, pad8
-from aof2.engine.manifest.index import ManifestEntry, ManifestIndex
+from aof2.engine.manifest.index import ManifestEntry, ManifestIndex, Progress, Residency
 
 SNAPSHOT_MAGIC: Final = 0x414F4632534E4150  # "AOF2SNAP"
 SNAPSHOT_VERSION: Final = 3
@@ -46,7 +46,7 @@ SECTION_COUNT_MAX: Final = 1024
 # segment_id, base_offset, durable_bytes, segment_crc64, ext_id, coordinator_watermark, compressed_bytes,
 # resident_bytes, reclaimed_bytes, last_ms, string_offset, source_tier, epoch, job_id, dictionary_id, reason_code,
 # key_len, etag_len, state, compression, upload, hydration, residency, reserved
-ENTRY: Final = Struct("<12Q4IHH5B7x")
+ENTRY: Final = Struct("<12Q4IHH5B7s")
 ENTRY_LEN: Final = 128
 
 CRASH_POINTS: Final = (
@@ -55,6 +55,7 @@ CRASH_POINTS: Final = (
     "manifest.snapshot.renamed",
 )
 
+_RESIDENCY_MAX: Final = int(Residency.TIER0 | Residency.TIER1 | Residency.TIER2)
 _STATE_BITS: Final = ("opened", "sealed", "flush_failure", "needs_repair")
 
 
@@ -102,6 +103,7 @@ def _pack_entry(segment_id: int, e: ManifestEntry, strings: bytearray) -> bytes:
         e.upload,
         e.hydration,
         e.residency,
+        bytes(7),
     )
 
 
@@ -182,6 +184,8 @@ def decode_snapshot(data: bytes, *, path: str = "") -> Snapshot:
     crc = native.crc64(data[HEADER_LEN:table_end], native.crc64(data[:HEADER_CRC_AT]))
     if crc != int.from_bytes(data[HEADER_CRC_AT:HEADER_LEN], "little"):
         raise corrupt("header checksum", HEADER_CRC_AT)
+    if any(data[HEADER.size : HEADER_CRC_AT]):
+        raise UnsupportedError("snapshot with reserved header bytes set", path=path)
     sections = _sections(data, section_count, path)
     index = _index(sections, entry_count, path)
     position = LogPosition(chunk_index, chunk_offset, ordinal)
@@ -232,8 +236,10 @@ def _index(sections: dict[str, bytes], entry_count: int, path: str) -> ManifestI
     return index
 
 
-def _unpack_entry(row: tuple[int, ...], strings: bytes, path: str) -> ManifestEntry:
-    at, key_len, etag_len, state = row[10], row[16], row[17], row[18]
+def _unpack_entry(row: tuple[Any, ...], strings: bytes, path: str) -> ManifestEntry:
+    at, key_len, etag_len, state, reserved = row[10], row[16], row[17], row[18], row[23]
+    if state >> len(_STATE_BITS) or max(row[19:22]) > Progress.FAILED or row[22] > _RESIDENCY_MAX or any(reserved):
+        raise UnsupportedError(f"snapshot entry of segment {row[0]} with unknown states", path=path)
     if at + key_len + etag_len > len(strings):
         raise CorruptError(f"snapshot: entry of segment {row[0]} points outside the strings", path=path)
     cut = at + key_len
@@ -280,6 +286,8 @@ def store_snapshot(env: Env, directory: Path, data: bytes, snapshot_id: int) -> 
 
 def load_snapshot(directory: Path, snapshot_id: int) -> Snapshot:
     path = directory / snapshot_name(snapshot_id)
+    if not path.is_file():
+        raise CorruptError("snapshot: not a file", path=str(path))
     snapshot = decode_snapshot(path.read_bytes(), path=str(path))
     if snapshot.snapshot_id != snapshot_id:
         raise CorruptError(f"snapshot: its header says {snapshot.snapshot_id}", path=str(path), offset=48)

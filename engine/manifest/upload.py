@@ -117,7 +117,8 @@ class ChunkUploader:
             "snapshot_id": str(snapshot_id),
         }
         self._log(UploadStarted(key), index)
-        etag = self._retrying(key, index, lambda: self._remote.put(key, _as_uploaded(data), metadata))
+        body = _as_uploaded(data[: sealed.header.committed_len])
+        etag = self._retrying(key, index, lambda: self._remote.put(key, body, metadata))
         self.env.failpoint("manifest.upload.put")
         self._log(UploadDone(key, etag), index)
         self.env.failpoint("manifest.upload.logged")
@@ -140,7 +141,7 @@ class ChunkUploader:
     def finish_deletes(self, keys: Sequence[str], chunk_index: int = 0) -> None:
         """Deletes objects whose deletion is queued in the log; also what a restart resumes."""
         for key in keys:
-            self._retrying(key, chunk_index, functools.partial(self._delete, key))
+            self._retrying(key, chunk_index, functools.partial(self._delete, key), upload=False)
             self.env.failpoint("manifest.compact.deleted")
         self._log_all([Tier2Deleted(key) for key in keys], chunk_index)
 
@@ -148,14 +149,18 @@ class ChunkUploader:
         self._remote.delete(key)
         return ""
 
-    def _retrying(self, key: str, chunk_index: int, attempt: Callable[[], str]) -> str:
+    def _retrying(self, key: str, chunk_index: int, attempt: Callable[[], str], *, upload: bool = True) -> str:
+        """A failed upload is in the log, with its reason; a failed delete is still queued there."""
         policy = self._policy
         for number in range(1, policy.attempts + 1):
             try:
                 return attempt()
             except TransientError as e:
-                self._log(UploadFailed(key, e.reason_code), chunk_index)
-                log.info("manifest upload failed", extra={"key": key, "reason_code": e.reason_code, "attempt": number})
+                if upload:
+                    self._log(UploadFailed(key, e.reason_code), chunk_index)
+                log.info(
+                    "manifest object not reached", extra={"key": key, "reason_code": e.reason_code, "attempt": number}
+                )
                 if e.reason_code == ReasonCode.AUTH or number == policy.attempts:
                     raise UploadGaveUpError(key, e.reason_code, number) from e
                 self.retries += 1

@@ -21,7 +21,7 @@ import errno
 import fcntl
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
@@ -31,7 +31,7 @@ from aof2.engine.env import Env
 from aof2.engine.errors import FatalIOError, LimitError, ReadOnlyError
 from aof2.engine.manifest import payloads
 from aof2.engine.manifest.batch import RecordBatch
-from aof2.engine.manifest.chunk import ActiveChunk, is_bookkeeping
+from aof2.engine.manifest.chunk import ActiveChunk, is_bookkeeping, open_sealed_rw
 from aof2.engine.manifest.format import (
     CAPACITY_MAX,
     CAPACITY_MIN,
@@ -86,7 +86,7 @@ class SealedChunk(NamedTuple):
 
 
 class RecordObserver(Protocol):
-    """Sees each record as it is appended (the shadow copy)."""
+    """Sees each record once it is committed, or, while the log is turned off, when it would have been appended."""
 
     def observe(self, kind: int, segment_id: int, logical_offset: int, timestamp_ms: int, payload: bytes) -> None: ...
 
@@ -113,6 +113,8 @@ class ManifestLogWriter:
         self._next = start
         self._chunk = chunk
         self._failed = False
+        self._uncommitted = 0  # records appended since the last commit
+        self._unobserved: list[tuple[int, int, int, int, bytes]] = []
 
     @classmethod
     def open(
@@ -120,7 +122,7 @@ class ManifestLogWriter:
     ) -> ManifestLogWriter:
         """Opens or creates the log in `directory`. `start` is where it begins when there are no chunks at all."""
         settings = settings or LogSettings()
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        env.make_dirs(directory)
         lock_fd = _lock(directory)
         try:
             refuse_if_quarantined(directory)
@@ -165,14 +167,16 @@ class ManifestLogWriter:
         """Adds one record; its ordinal, or None while the log is turned off. OSError (no room) changes nothing."""
         kind, data = payloads.encode(payload)
         stamp = timestamp_ms or self.env.now_ms()
-        if self.observer is not None:
-            self.observer.observe(kind, segment_id, logical_offset, stamp, data)
+        row = (int(kind), segment_id, logical_offset, stamp, data)
         if not self.enabled:
+            self._observe_unlogged([row])
             return None
         chunk = self._writable(len(data))
         ordinal = chunk.base_record + chunk.count
-        chunk.append_one(kind, segment_id, logical_offset, stamp, data)
+        chunk.append_one(*row)
         self._uncommitted += 1
+        if self.observer is not None:
+            self._unobserved.append(row)
         return ordinal
 
     def append_batch(self, batch: RecordBatch) -> int | None:
@@ -180,26 +184,29 @@ class ManifestLogWriter:
         if not batch:
             raise ValueError("an empty batch has no place in the log")
         batch.stamp(self.env.now_ms())
-        if self.observer is not None:
-            for row in batch.rows():
-                self.observer.observe(*row)
         if not self.enabled:
+            self._observe_unlogged(batch.rows())
             return None
         chunk = self._writable(batch.encoded_len)
         ordinal = chunk.base_record + chunk.count
         chunk.append(batch)
         self._uncommitted += len(batch)
+        if self.observer is not None:
+            self._unobserved += batch.rows()
         return ordinal
 
     def commit(self, *, sync: bool = True, now_ms: int | None = None) -> LogPosition:
         """Everything appended so far is in the log; with `sync`, also after power loss."""
         chunk = self._chunk
-        if chunk is not None and self.enabled:
+        if chunk is not None:
+            # Also while turned off: what was appended before that was promised.
             self._refuse_if_failed()
             with self._fatal():
                 committed = chunk.commit(self.env.now_ms() if now_ms is None else now_ms)
             if committed:
                 self._uncommitted = 0
+                self._observe(self._unobserved)
+                self._unobserved = []
                 if not (sync and self.settings.durable):
                     chunk.publish()
         if sync:
@@ -211,6 +218,7 @@ class ManifestLogWriter:
         if self._chunk is not None:
             self._chunk.rollback()
             self._uncommitted = 0
+            self._unobserved = []
 
     def sync(self) -> None:
         """What is committed is durable when this returns. One fsync however much that is; none if there is nothing."""
@@ -249,6 +257,7 @@ class ManifestLogWriter:
         if chunk is None or chunk.count == 0:
             return None
         self.commit(sync=False)
+        self.sync()
         self._refuse_if_failed()
         with self._fatal():
             header = chunk.seal(sync=self.settings.durable)
@@ -272,7 +281,17 @@ class ManifestLogWriter:
             self._lock_fd = -1
             self._chunk = None
 
-    _uncommitted: int = 0
+    def _observe_unlogged(self, rows: Iterable[tuple[int, int, int, int, bytes]]) -> None:
+        """Records that are not logged are seen at once, but never before earlier ones that wait for their commit."""
+        if self._unobserved:
+            self._unobserved += rows
+        else:
+            self._observe(rows)
+
+    def _observe(self, rows: Iterable[tuple[int, int, int, int, bytes]]) -> None:
+        if self.observer is not None:
+            for row in rows:
+                self.observer.observe(*row)
 
     def _writable(self, length: int) -> ActiveChunk:
         self._refuse_if_failed()
@@ -334,7 +353,7 @@ def _resume(
         if chunk is not None:
             return _resume_after(env, directory, settings, chunk)
         # Never committed, or its only commit was torn: the index is free again.
-        env.files.unlink(where.path)
+        _clear_away(env, where.path)
         env.failpoint("manifest.open.emptied")
         env.files.fsync_dir(directory)
         stream.chunks.pop()
@@ -344,6 +363,17 @@ def _resume(
     return start, None
 
 
+def _clear_away(env: Env, path: Path) -> None:
+    """Removes a chunk that holds no commit. Bytes in it that are not zero are kept aside: somebody may want to look."""
+    data = path.read_bytes()
+    if not any(data):
+        env.files.unlink(path)
+        return
+    kept = path.with_name(path.name + ".torn")
+    log.warning("chunk without a commit put aside", extra={"path": str(path), "kept": kept.name, "bytes": len(data)})
+    env.files.rename(path, kept)
+
+
 def _resume_after(
     env: Env, directory: Path, settings: LogSettings, last: Chunk
 ) -> tuple[LogPosition, ActiveChunk | None]:
@@ -351,9 +381,14 @@ def _resume_after(
     if last.header.sealed:
         if last.trimmed:
             # Sealed and synced, but the process ended before the file was cut.
-            fd = env.files.open_rw(Path(last.path))
-            env.files.truncate(fd, last.end)
-            env.files.close(fd)
+            fd = open_sealed_rw(env, Path(last.path))
+            try:
+                env.files.truncate(fd, last.end)
+                os.fchmod(fd, 0o400)
+                if settings.durable:
+                    env.files.fsync(fd)
+            finally:
+                env.files.close(fd)
         return LogPosition(end.chunk_index + 1, CHUNK_HEADER_LEN, end.ordinal), None
     header = last.header._replace(tail_offset=last.end)
     substantive = sum(not is_bookkeeping(r.type_id, r.segment_id, r.payload) for r in last.records())

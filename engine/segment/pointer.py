@@ -41,6 +41,8 @@ def load_pointer(directory: Path) -> Pointer | NoPointer:
             data = f.read(POINTER_BYTES + 1)
     except FileNotFoundError:
         return NoPointer.MISSING
+    except OSError:
+        return NoPointer.DAMAGED
     try:
         return decode_pointer(data, path=str(path))
     except CorruptError:

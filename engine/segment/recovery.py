@@ -30,7 +30,6 @@ What a crash leaves behind: a folder on which recovery starts again (repair.py h
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -40,7 +39,7 @@ from aof2.engine.env import Env
 from aof2.engine.errors import Aof2Error, CorruptError, UnsupportedError
 from aof2.engine.segment import pointer as pointers
 from aof2.engine.segment import repair
-from aof2.engine.segment.format import HEADER_BYTES_MAX, Pointer, Version, decode_header
+from aof2.engine.segment.format import HEADER_BYTES_MAX, Pointer, Version
 from aof2.engine.segment.model import (
     ActiveSegment,
     DamagedSegment,
@@ -50,7 +49,7 @@ from aof2.engine.segment.model import (
 )
 from aof2.engine.segment.pointer import NoPointer, load_pointer, store_pointer
 from aof2.engine.segment.reader import SegmentReader
-from aof2.engine.segment.scan import Tail, records_beyond
+from aof2.engine.segment.scan import Tail
 from aof2.engine.segment.state import (
     AnySegment,
     RecoveryWarning,
@@ -110,6 +109,7 @@ class _Recovery:
         self.tails: dict[int, tuple[Tail, bytes]] = {}  # of the unsealed: and the records beyond a tear
         self.damaged: dict[int, DamagedSegment] = {}
         self.active: ActiveSegment | None = None
+        self.recordless: dict[int, str] = {}  # files without a whole record, and what is wrong with them
         self.warnings: list[RecoveryWarning] = []
 
     def run(self) -> StreamState:
@@ -118,6 +118,7 @@ class _Recovery:
         self.pointer = load_pointer(self.directory)
         for segment_id in self._start(ids):
             self._examine(segment_id)
+        self._settle_recordless()
         self._check_hints(ids)
         self._settle_active()
         self._settle_newest_sealed()
@@ -181,34 +182,37 @@ class _Recovery:
             return
         try:
             if self._headless(path, segment_id):
-                self._drop_headless(path, segment_id)
+                self.recordless[segment_id] = "its header is lost"
             else:
                 self._open(path, segment_id)
         except (CorruptError, UnsupportedError) as e:
             self._damage(path, segment_id, e)
+        except OSError as e:
+            self._damage(path, segment_id, CorruptError(f"cannot be read ({e.strerror})", path=str(path)))
 
     def _headless(self, path: Path, segment_id: int) -> bool:
-        """Its header never reached the disk. Not so for what the pointer or a hint says was durable."""
+        """Its header never reached the disk: nothing or zeros where it belongs. Not so for what the pointer or a hint
+        says was durable. A crash leaves no part of a header: the file takes its reserve before its first byte."""
         if self.durable_hints.get(segment_id, 0) or self._named_sealed(segment_id):
             return False
         with path.open("rb") as f:
-            head = f.read(HEADER_BYTES_MAX)
-        if len(head) < HEADER_BYTES_MAX:
-            with contextlib.suppress(CorruptError):
-                decode_header(head)
-                return False
-            return True
-        return not any(head)
+            return not any(f.read(HEADER_BYTES_MAX))
 
     def _named_sealed(self, segment_id: int) -> bool:
         return isinstance(self.pointer, Pointer) and self.pointer.segment_id == segment_id
 
-    def _drop_headless(self, path: Path, segment_id: int) -> None:
-        data = memoryview(path.read_bytes())
-        if any(records_beyond(data, version, 0, 0) for version in Version):
-            self._put_aside(path, segment_id, "its header is lost, records beyond it are not", len(data))
-        else:
-            repair.remove(self.env, path)
+    def _settle_recordless(self) -> None:
+        """Files without a record are what a crash leaves at the end of a stream; before a sealed one they are damage,
+        because a segment is sealed, durably, before the next one is flushed into."""
+        newest_sealed = max(self.footers, default=-1)
+        for segment_id, why in self.recordless.items():
+            path = segment_path(self.directory, segment_id)
+            if segment_id < newest_sealed:
+                self._damage(path, segment_id, CorruptError(f"{why}, though newer segments are sealed", path=str(path)))
+            elif any(path.read_bytes()):
+                self._put_aside(path, segment_id, why, path.stat().st_size)
+            else:
+                repair.remove(self.env, path)
 
     def _put_aside(self, path: Path, segment_id: int, why: str, size_bytes: int) -> None:
         kept = repair.put_aside(self.env, path)
@@ -234,10 +238,8 @@ class _Recovery:
                 *(path, reader.header, tail.end_offset, tail.crc64, tail.record_count),
                 *(tail.next_logical_offset, tail.last_record_ts_ms),
             )
-        elif torn:
-            self._put_aside(path, segment_id, "its first record is torn, others are not", len(torn))
         else:
-            repair.remove(self.env, path)
+            self.recordless[segment_id] = "its first record is torn"
 
     def _check_identity(self, reader: SegmentReader, segment_id: int) -> None:
         header, path = reader.header, str(reader.path)
@@ -306,7 +308,10 @@ class _Recovery:
             if self.pointer.segment_id < newest.segment_id:
                 message = f"current.sealed named {self.pointer.segment_id}, segment {newest.segment_id} is sealed too"
                 self._warn(WarningKind.POINTER_STALE, message, newest.segment_id)
-        store_pointer(self.env, self.directory, Pointer(newest.segment_id, self._watermark(), newest.durable_bytes))
+        try:
+            store_pointer(self.env, self.directory, Pointer(newest.segment_id, self._watermark(), newest.durable_bytes))
+        except IsADirectoryError:
+            self._warn(WarningKind.POINTER_DAMAGED, "a folder stands where current.sealed belongs; remove it")
 
     def _watermark(self) -> int:
         """Of the newest sealed segment that keeps one; a v2 segment's is known to the pointer alone."""

@@ -70,11 +70,17 @@ class Workload:
             acks.tell({"tried": number})
             w.commit(sync=i % 3 != 1)
             acks.tell({"synced" if i % 3 != 1 else "committed": number})
-            if i % 3 == 2 and (sealed := w.rotate()):
+            if i % 5 == 4:
+                # A large commit that nobody synced, sealed at once: header and bytes must not land in any order.
+                number = self.append_many(w, number, 40)
+                acks.tell({"tried": number})
+                w.commit(sync=False)
+                acks.tell({"committed": number})
+            if i % 5 in (2, 4) and (sealed := w.rotate()):
                 acks.tell({"synced": number})
                 uploader = upload.ChunkUploader(env, 1, remote, appender(w), sleep_s=lambda _: None)
                 uploader.upload(sealed)
-            if i == 17:
+            if i == 18:
                 uploader.compact(1, 3, payloads.SnapshotMarker(5, 64, 1))
             if i in (8, 12, 16, 20):
                 taken = replay.take_snapshot(w, replay.replay(directory))
@@ -85,15 +91,19 @@ class Workload:
                 w = ManifestLogWriter.open(env, directory, self.settings)
         self.append(w, number, 1)  # never committed
 
+    @classmethod
+    def append(cls, w: ManifestLogWriter, number: int, i: int) -> int:
+        return cls.append_many(w, number, 1 + i % 4)
+
     @staticmethod
-    def append(w: ManifestLogWriter, number: int, i: int) -> int:
+    def append_many(w: ManifestLogWriter, number: int, count: int) -> int:
         batch = RecordBatch()
-        for n in range(number, number + 1 + i % 4):
+        for n in range(number, number + count):
             # Some records are larger than a page, so that a commit spans several.
             batch.add(payloads.UploadStarted("k" * (1000 if n % 5 == 0 else 10)), segment_id=n)
             batch.add(payloads.HydrationDone(n), segment_id=n)
         w.append_batch(batch)
-        return number + 1 + i % 4
+        return number + count
 
     @staticmethod
     def leave_an_empty_chunk(env: Env, directory: Path) -> None:

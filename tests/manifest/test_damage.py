@@ -91,22 +91,46 @@ def test_a_flipped_bit_anywhere_in_an_open_chunk(tmp_path: Path) -> None:
 def test_truncation_at_every_byte(tmp_path: Path) -> None:
     sealed, rows = sealed_image(tmp_path / "sealed")
     for at in range(len(sealed)):
-        if at < CHUNK_HEADER_LEN:
-            assert read(sealed[:at]) == []
+        if at == 0:
+            assert read(b"") == []  # a name without bytes: never committed
             with pytest.raises(REFUSED):
-                read(sealed[:at], last=False)
+                read(b"", last=False)
             continue
         with pytest.raises(REFUSED):
             read(sealed[:at])
     data, rows = open_image(tmp_path / "open")
     prefixes = commit_prefixes(rows)
     longest: list[tuple[object, ...]] = []
-    for at in range(len(data)):
+    for at in range(1, CHUNK_HEADER_LEN):
+        with pytest.raises(REFUSED):
+            read(data[:at])
+    for at in range(CHUNK_HEADER_LEN, len(data)):
         got = read(data[:at])
         assert got in prefixes
         assert len(got) >= len(longest)
         longest = got
     assert longest == rows
+
+
+def test_a_lost_header_over_synced_bytes_is_damage(tmp_path: Path) -> None:
+    data, _ = open_image(tmp_path)
+    for lost in (64, 512):
+        with pytest.raises(ManifestIntegrityError, match="header is lost"):
+            read(bytes(lost) + data[lost:])
+    assert read(bytes(len(data))) == []
+
+
+@pytest.mark.expects_warnings
+def test_a_chunk_without_a_commit_is_put_aside_not_deleted(tmp_path: Path) -> None:
+    small_log(tmp_path, commits=1)
+    path = tmp_path / "0.mlog"
+    data = path.read_bytes()
+    path.write_bytes(bytes(64) + data[64:])  # its only commit: nothing tells whether it had been synced
+    with ManifestLogWriter.open(Env(), tmp_path, small()) as w:
+        assert w.position.ordinal == 0
+        w.append(p.LocalEvicted(1), segment_id=1)
+    assert (tmp_path / "0.mlog.torn").read_bytes() == bytes(64) + data[64:]
+    assert len(written(tmp_path)) == 1
 
 
 def with_header(data: bytes, **changes: int) -> bytes:

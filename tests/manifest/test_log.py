@@ -6,6 +6,7 @@ import errno
 import os
 import stat
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 from hypothesis import given
@@ -297,6 +298,53 @@ def test_turned_off_nothing_is_written_and_on_again_it_is(tmp_path: Path) -> Non
         w.enabled = False
         assert w.append(p.LocalEvicted(3), segment_id=3) is None
     assert [r[2] for r in written(tmp_path)] == [2]
+
+
+def test_turning_off_keeps_what_was_appended_before(tmp_path: Path) -> None:
+    with ManifestLogWriter.open(Env(), tmp_path, small()) as w:
+        w.append(p.LocalEvicted(1), segment_id=1)
+        w.enabled = False
+        w.commit()
+        assert [r[2] for r in written(tmp_path)] == [1]
+        w.enabled = True
+        w.append(p.LocalEvicted(2), segment_id=2)
+        w.enabled = False
+        assert w.rotate() is not None
+    assert [r[2] for r in written(tmp_path)] == [1, 2]
+
+
+def test_an_ordinary_user_can_do_all_of_it(tmp_path: Path) -> None:
+    """Sealed chunks are read-only for their owner, too: marking and cutting them must not need root."""
+    tmp_path.chmod(0o777)
+    for parent in tmp_path.parents:
+        if parent.stat().st_mode & 0o5 != 0o5 and os.access(parent, os.W_OK) and "pytest" in parent.name:
+            parent.chmod(0o755)
+    directory = tmp_path / "log"
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            os.setgid(65534)
+            os.setuid(65534)
+            small_log(directory, seal=True)
+            mark_uploaded(Env(), directory / "0.mlog")
+            with open_sealed(directory / "0.mlog") as f:
+                f.truncate(4096)
+            (directory / "0.mlog").chmod(0o400)
+            with ManifestLogWriter.open(Env(), directory, small()) as w:
+                w.append(p.LocalEvicted(1), segment_id=1)
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert (directory / "0.mlog").stat().st_size == unpack_chunk_header(
+        (directory / "0.mlog").read_bytes()
+    ).committed_len
+
+
+def open_sealed(path: Path) -> BinaryIO:
+    path.chmod(0o600)
+    return open(path, "r+b")
 
 
 def test_one_writer_a_stream(tmp_path: Path) -> None:

@@ -123,6 +123,22 @@ def test_a_key_that_is_not_text_is_refused_under_valid_checksums() -> None:
         decode_snapshot(reheaded(bytes(data), 80, 0, 8))
 
 
+@pytest.mark.parametrize(("at", "value"), [(121, 1), (116, 0x10), (118, 200), (120, 8)])
+def test_reserved_bytes_of_an_entry_are_refused_under_valid_checksums(at: int, value: int) -> None:
+    data = bytearray(encoded())
+    start = 96 + 7 * 56 - 56  # six sections; `entries` is the first body
+    data[start + at] = value
+    length = int.from_bytes(data[96 + 40 : 96 + 48], "little")
+    data[96 + 48 : 96 + 56] = native.crc64(bytes(data[start : start + length])).to_bytes(8, "little")
+    with pytest.raises(UnsupportedError):
+        decode_snapshot(reheaded(bytes(data), 80, 0, 8))
+
+
+def test_reserved_header_bytes_are_refused() -> None:
+    with pytest.raises(UnsupportedError, match="reserved"):
+        decode_snapshot(reheaded(encoded(), 80, 1, 8))
+
+
 def test_section_names_have_a_limit() -> None:
     with pytest.raises(LimitError):
         encoded(**{"x" * 33: b""})

@@ -102,6 +102,16 @@ def test_an_upload_is_told_in_the_next_chunk(tmp_path: Path) -> None:
     assert log.bucket.objects[key] == first  # the uploaded flag set meanwhile does not change what is put
 
 
+def test_a_tail_that_was_not_cut_is_not_uploaded(tmp_path: Path) -> None:
+    log = Log(tmp_path)
+    sealed = log.seal(1)
+    sealed.path.chmod(0o600)
+    with open(sealed.path, "r+b") as f:
+        f.truncate(8192)  # the cut of the seal was not durable
+    log.uploader.upload(sealed)
+    assert len(log.bucket.objects["manifest/7/0.mlog"]) == sealed.header.committed_len
+
+
 def test_failures_are_logged_and_retried_with_backoff(tmp_path: Path) -> None:
     log = Log(tmp_path)
     sealed = log.seal(1)
@@ -148,13 +158,15 @@ def test_compaction_pairs_its_deletes_and_the_bundle_reads_like_the_chunks(tmp_p
     rows = written(tmp_path)
     snapshot = take_snapshot(log.writer, replay(tmp_path))
     marker = p.SnapshotMarker(snapshot.position.chunk_index, snapshot.position.chunk_offset, snapshot.snapshot_id)
-    log.bucket.failures = [0]
+    log.bucket.failures = [0, 0]  # the composition and a delete
+    original = log.bucket.compose
+    log.bucket.compose = lambda key, sources: (original(key, sources), log.bucket.failures.append(3))[0]  # type: ignore[method-assign]
     log.uploader.compact(0, 2, marker)
     assert sorted(log.bucket.objects) == ["manifest/7/3.mlog", "manifest/7/bundle-0-2.mlogs"]
     told = [kind for _, kind in kinds(tmp_path)]
     assert told.count("Tier2DeleteQueued") == told.count("Tier2Deleted") == 3
     index = replay(tmp_path)
-    assert index.pending_deletes == set()
+    assert (index.pending_deletes, index.pending_uploads) == (set(), {})
     assert sorted(index.log_objects) == sorted(log.bucket.objects)
     log.writer.close()
     elsewhere = tmp_path / "elsewhere"

@@ -212,7 +212,7 @@ def test_records_beyond_the_tear_are_kept(tmp_path: Path) -> None:
     assert (tmp_path / "20.seg.torn").read_bytes() == wanted and (tmp_path / "20.seg.torn.1").exists()
 
 
-@pytest.mark.parametrize("content", [b"", bytes(10), bytes(8192), b"MGES2FOA\3\0\0\0" + b"\x60"])
+@pytest.mark.parametrize("content", [b"", bytes(10), bytes(8192)])
 def test_no_header_no_segment(tmp_path: Path, content: bytes) -> None:
     stream = Stream(tmp_path, 2)
     stream.path(30).write_bytes(content)
@@ -239,8 +239,34 @@ def test_first_record_torn(tmp_path: Path, others: bool) -> None:
     stream.change(20, 100)
     state = recover(tmp_path)
     assert state.active is None and not stream.path(20).exists() and state.damaged == ()
-    assert kinds(state) == ([W.TORN_HEADER] if others else [])
-    assert (tmp_path / "20.seg.torn").exists() == others
+    assert kinds(state) == [W.TORN_HEADER]
+    assert (tmp_path / "20.seg.torn").exists()
+
+
+@pytest.mark.expects_warnings
+@pytest.mark.parametrize("size", [0, 1, 60, 96, 120])
+@pytest.mark.parametrize("full", [True, False])
+def test_a_sealed_segment_cut_short_is_damage_not_litter(tmp_path: Path, size: int, full: bool) -> None:
+    stream = Stream(tmp_path, 3)
+    if not full:
+        (tmp_path / "current.sealed").unlink()
+    path = stream.path(20)
+    path.chmod(0o600)
+    path.write_bytes(path.read_bytes()[:size])
+    state = recover_stream(Env(), tmp_path, full=full)
+    assert [d.segment_id for d in state.damaged] == [20]
+    assert path.stat().st_size == size
+
+
+@pytest.mark.expects_warnings
+def test_folders_where_files_belong_are_damage(tmp_path: Path) -> None:
+    stream = Stream(tmp_path, 2)
+    (tmp_path / "current.sealed").unlink()
+    (tmp_path / "current.sealed").mkdir()
+    stream.path(30).mkdir()
+    state = recover_stream(Env(), tmp_path)
+    assert [d.segment_id for d in state.damaged] == [30]
+    assert [s.segment_id for s in state.sealed] == [10, 20]
 
 
 @pytest.mark.expects_warnings

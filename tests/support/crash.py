@@ -47,6 +47,10 @@ class ShadowFiles(Files):
             os.link(path, self.shadow / f"inode-{ino}")
         return ino
 
+    def mkdir(self, path: Path, mode: int = 0o700) -> None:
+        super().mkdir(path, mode)
+        self._log(op="mkdir", name=self._name(path))
+
     def create(self, path: Path, mode: int = 0o600) -> int:
         fd = super().create(path, mode)
         self._log(op="create", name=self._name(path), ino=self._keep(path))
@@ -181,20 +185,27 @@ class PowerLoss:
         """Builds one in `target`, chosen by `rng`."""
         shutil.rmtree(target, ignore_errors=True)
         target.mkdir(parents=True)
+        journaled = {str(op["name"]) for op in self.ops if op["op"] == "mkdir"}
+        names, folders = self._names(rng)
         for folder in sorted(p for p in self.crash.root.rglob("*") if p.is_dir()):
-            (target / folder.relative_to(self.crash.root)).mkdir(parents=True, exist_ok=True)
-        for name, ino in self._names(rng).items():
-            (target / name).parent.mkdir(parents=True, exist_ok=True)
-            (target / name).write_bytes(self._content(ino, rng))
+            name = str(folder.relative_to(self.crash.root))
+            # Folders made behind our back were there before; those we saw being made may be lost with what is in them.
+            if name not in journaled or name in folders:
+                (target / name).mkdir(parents=True, exist_ok=True)
+        for name, ino in names.items():
+            if (target / name).parent.is_dir():
+                (target / name).write_bytes(self._content(ino, rng))
         return target
 
-    def _names(self, rng: random.Random) -> dict[str, int]:
+    def _names(self, rng: random.Random) -> tuple[dict[str, int], set[str]]:
+        """Files and folders whose names made it to the disk."""
         synced_through: dict[str, int] = {}
         for i, op in enumerate(self.ops):
             if op["op"] == "sync_dir":
                 synced_through[str(op["name"])] = i
         cut: dict[str, int] = {}
         names: dict[str, int] = {}
+        folders: set[str] = set()
         for i, op in enumerate(self.ops):
             if op["op"] == "sync_dir":
                 continue
@@ -203,14 +214,16 @@ class PowerLoss:
                 cut[folder] = rng.randint(synced_through.get(folder, -1), len(self.ops))
             if i > cut[folder]:
                 continue
-            if op["op"] == "create":
+            if op["op"] == "mkdir":
+                folders.add(str(op["name"]))
+            elif op["op"] == "create":
                 names[str(op["name"])] = int(str(op["ino"]))
             elif op["op"] == "rename":
                 names.pop(str(op["name"]), None)
                 names[str(op["to"])] = int(str(op["ino"]))
             else:
                 names.pop(str(op["name"]), None)
-        return names
+        return names, folders
 
     def _content(self, ino: int, rng: random.Random) -> bytes:
         live = (self.crash.shadow / f"inode-{ino}").read_bytes()
