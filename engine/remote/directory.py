@@ -47,7 +47,7 @@ from aof2.engine.remote.errors import FencedError, RemoteCorruptError, RemoteMis
 from aof2.engine.remote.keys import RESERVED_PREFIX, check_key, check_prefix
 from aof2.engine.remote.resilience import Deadline, RemoteStats, Resilience
 from aof2.engine.remote.settings import RemoteSettings, parse_url
-from aof2.engine.remote.source import ChunksSource, Source, Writer, crc64_of, pieces
+from aof2.engine.remote.source import ChunksSource, Source, Writer, checked_crc64, pieces
 from aof2.engine.remote.store import (
     BlobInfo,
     check_metadata,
@@ -106,7 +106,7 @@ class DirectoryStore:
     ) -> str:
         path, meta = self._path(key), check_metadata(metadata)
         deadline = self._deadline(timeout_s, size)
-        crc = crc64_of(source, size) if crc64 is None else crc64
+        crc = checked_crc64(source, size, crc64, sha256)
         meta = with_checksums(meta, crc, sha256)
 
         def attempt() -> str:

@@ -15,6 +15,9 @@ and to a file, best and worst of three runs:
 A range of 64 KiB takes 4.8 ms, of 1 MiB 6.0 ms. The CRT client was never clearly faster; and boto3's way to it ignores
 endpoint_url and speaks TLS only, and has neither our deadlines nor conditional writes.
 
+Rights it needs: GetObject, PutObject, DeleteObject, ListBucket (or a missing object looks like a denied one),
+AbortMultipartUpload, ListBucketMultipartUploads.
+
 Invariants: those of store.py. A conditional put whose answer was lost finds its own bytes and succeeds.
 
 Owner: any thread. A crash leaves unfinished multipart uploads, no half objects.
@@ -23,6 +26,8 @@ Owner: any thread. A crash leaves unfinished multipart uploads, no half objects.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
 from itertools import islice
 from typing import Any, Final
 
@@ -32,6 +37,7 @@ from aof2.engine.remote.errors import (
     FencedError,
     RemoteCorruptError,
     RemoteMissingError,
+    RemoteRefusedError,
     RemoteUnavailableError,
 )
 from aof2.engine.remote.keys import check_key, check_prefix
@@ -47,7 +53,7 @@ from aof2.engine.remote.s3_upload import (
     as_header,
 )
 from aof2.engine.remote.settings import RemoteSettings, parse_url
-from aof2.engine.remote.source import Buffer, BytesWriter, ChunksSource, Source, Writer, crc64_of, whole
+from aof2.engine.remote.source import Buffer, BytesWriter, ChunksSource, Source, Writer, checked_crc64, whole
 from aof2.engine.remote.store import (
     BlobInfo,
     check_metadata,
@@ -98,7 +104,7 @@ class S3Store:
     ) -> str:
         name, meta = self._name(key), check_metadata(metadata)
         deadline = self._deadline(timeout_s, size)
-        crc = crc64_of(source, size) if crc64 is None else crc64
+        crc = checked_crc64(source, size, crc64, sha256)
         if etag := self._already(key, size, crc, deadline, fence=if_absent):
             return etag
         meta = with_checksums(meta, crc, sha256)
@@ -255,7 +261,21 @@ class S3Store:
                 if failed.get("Code") != "NoSuchKey":
                     raise _delete_error(failed, what)
 
-        self._calls.write(what, attempt, deadline)
+        try:
+            self._calls.write(what, attempt, deadline)
+        except RemoteRefusedError:
+            self._delete_singly(names, deadline)  # some servers know no DeleteObjects, or want another checksum for it
+
+    def _delete_singly(self, names: Sequence[str], deadline: Deadline) -> None:
+        def start(name: str) -> Future[None]:
+            def attempt() -> None:
+                self._client.delete_object(Bucket=self._bucket, Key=name)
+
+            return self._calls.start_write(f"delete of {name}", attempt, deadline)
+
+        for name, future in [(name, start(name)) for name in names]:
+            with suppress(RemoteMissingError):
+                self._calls.wait(future, f"delete of {name}", deadline)
 
     # Composing
 

@@ -118,8 +118,10 @@ def make_client(settings: RemoteSettings, *, connections: int) -> Any:
     )
     try:
         return boto3.session.Session().client("s3", endpoint_url=settings.endpoint_url or None, config=config)
-    except sdk.NoRegionError:
-        raise ValueError('remote.region = "": S3 needs one; set it here or in AWS_DEFAULT_REGION') from None
+    except (sdk.NoRegionError, sdk.InvalidRegionError):
+        raise ValueError(
+            f'remote.region = "{settings.region}": allowed is the name of a region, eu-west-1 say'
+        ) from None
     except _NO_CREDENTIALS as e:
         raise RemoteAuthError(f"opening the remote: {type(e).__name__}") from None
 
@@ -150,6 +152,8 @@ def _from_answer(error: sdk.ClientError, what: str) -> Aof2Error:
     said = f"{what}: {code if code and not code.isdigit() else f'HTTP {status}'}"
     if code in _THROTTLED or status == 429:
         return RemoteThrottledError(said)
+    if code in ("NotImplemented", "MethodNotAllowed"):
+        return RemoteRefusedError(said)
     if code == "NoSuchBucket":
         return RemoteUnavailableError(f"{said}: the bucket does not exist", retryable=False)
     if code == "NoSuchUpload":

@@ -5,6 +5,7 @@ Owner: the thread that transfers; sources keep no state between passes. A crash 
 
 from __future__ import annotations
 
+import hashlib
 import mmap
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from aof2.engine.errors import CorruptError
-from aof2.native import crc64
+from aof2.native import crc64 as crc64_of_bytes
 
 Buffer = bytes | bytearray | memoryview
 
@@ -91,10 +92,17 @@ def whole(source: Source, size: int) -> bytes | bytearray:
     return out
 
 
-def crc64_of(source: Source, size: int) -> int:
-    crc = 0
+def checked_crc64(source: Source, size: int, crc64: int | None, sha256: bytes | None) -> int:
+    """The crc64 a put announces: the one given, else that of the source, which then must have `sha256` if given."""
+    if crc64 is not None:
+        return crc64
+    crc, digest = 0, hashlib.sha256()
     for piece in pieces(source, size, 1 << 20):
-        crc = crc64(piece, crc)
+        crc = crc64_of_bytes(piece, crc)
+        if sha256 is not None:
+            digest.update(piece)
+    if sha256 not in (None, digest.digest()):
+        raise CorruptError(f"the source has changed: it hashes to {digest.hexdigest()}, not {(sha256 or b'').hex()}")
     return crc
 
 

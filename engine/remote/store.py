@@ -62,8 +62,8 @@ class RemoteStore(Protocol):
     ) -> str:
         """Stores the source's first `size` bytes; the etag. CorruptError when they do not have `crc64`.
 
-        `sha256` is noted with the object. With `if_absent`, other bytes under that key are FencedError; without, they
-        are replaced.
+        `sha256`, of these same bytes, is noted with the object, and checked first when there is no `crc64` to check.
+        With `if_absent`, other bytes under that key are FencedError; without, they are replaced.
         """
 
     def put_if_absent(

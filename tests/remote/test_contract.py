@@ -86,6 +86,8 @@ def test_bytes_that_are_not_those_announced_store_nothing(store: RemoteStore, si
     data = data_of(size)
     with pytest.raises(CorruptError, match="changed"):
         store.put_blob("wrong", data, size, crc64=crc64(data) ^ 1)
+    with pytest.raises(CorruptError, match="changed"):
+        store.put_blob("wrong", data, size, sha256=bytes(32))
     assert store.head_blob("wrong") is None
     assert keys_of(store) == []
 

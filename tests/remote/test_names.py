@@ -160,6 +160,11 @@ def test_settings_are_data() -> None:
     assert settings == RemoteSettings("file:///x", retries=2)
 
 
+def test_a_bad_region_names_its_key() -> None:
+    with pytest.raises(ValueError, match=r"remote\.region = "):
+        open_remote(Env(), RemoteSettings("s3://some-bucket", region="not a region!"))
+
+
 def test_opening_s3_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-west-1")
     open_remote(Env(), RemoteSettings("s3://some-bucket")).close()

@@ -392,6 +392,26 @@ def test_delete_goes_in_batches_and_reports_what_failed(store: RemoteStore, prox
     assert keys_of(store) == []
 
 
+@pytest.mark.parametrize(("status", "code"), [(501, "NotImplemented"), (400, "MissingContentMD5")])
+def test_a_server_without_batches_deletes_one_by_one(
+    store: RemoteStore, proxy: FaultProxy, status: int, code: str
+) -> None:
+    for i in range(3):
+        put(store, f"k/{i}", b"x")
+    proxy.add(Fault(of("POST", "delete"), times=None, status=status, code=code))
+    store.delete(f"k/{i}" for i in range(5))
+    assert keys_of(store) == []
+    assert proxy.count("DELETE") == 5
+
+
+def test_delete_of_what_must_stay_is_denied(store: RemoteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = store._client  # type: ignore[attr-defined]
+    answer = {"Errors": [{"Key": "k", "Code": "AccessDenied", "Message": "no"}]}
+    monkeypatch.setattr(client, "delete_objects", lambda **kw: answer)
+    with pytest.raises(RemoteAuthError, match="AccessDenied"):
+        store.delete(["k"])
+
+
 def test_listing_pages(store: RemoteStore, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> None:
     for i in range(7):
         put(store, f"k/{i}", b"x")
