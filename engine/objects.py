@@ -19,8 +19,9 @@ from aof2.engine.catalog import ops as o
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.batch import Batch
 from aof2.engine.catalog.rows import BlobRow, ChunkRow, ObjectRow, ObjectState, ResidencyRow
-from aof2.engine.errors import Aof2Error
+from aof2.engine.errors import Aof2Error, TransientError
 from aof2.engine.manifest import payloads as p
+from aof2.engine.remote.keys import ChunkBlobKey, DeltaBlobKey, parse_key
 from aof2.engine.tiering.hashing import ObjectDigest
 
 HOT_BYTES: Final = "hot_bytes"
@@ -82,7 +83,7 @@ def seal(
         b.put(t.RESIDENCY, chunk_id, ResidencyRow(full_mask(c.length, block_bytes)))
         b.record(p.SegmentOpened(index * row.chunk_bytes, generation & 0xFFFFFFFF), segment_id=chunk_id)
         b.record(p.SealSegment(c.length, c.crc64, ino, 0, 0), segment_id=chunk_id, logical_offset=c.length)
-    _account(b, digest.size)
+    account(b, digest.size)
     row = msgspec.structs.replace(
         row,
         state=ObjectState.SEALED,
@@ -106,17 +107,32 @@ def upload_failed(b: Batch, chunk_id: int, key: str, reason_code: int) -> None:
     b.record(p.UploadFailed(key, reason_code), segment_id=chunk_id)
 
 
-def published(b: Batch, ino: int, generation: int, checkpoint_id: int, uploads: Sequence[Uploaded]) -> ObjectRow:
-    """Every chunk's content is in the remote: names where, and moves the checkpoint's watermark."""
+class BlobGoneError(TransientError):
+    """The blob that was to be shared went before the commit. Upload the content again."""
+
+
+def published(
+    b: Batch,
+    ino: int,
+    generation: int,
+    checkpoint_id: int,
+    uploads: Sequence[Uploaded],
+    *,
+    purge_after_ms: int = 0,
+) -> ObjectRow:
+    """Every chunk's content is in the remote: names where, and moves the checkpoint's watermark.
+
+    Older published generations of the inode are superseded: retention may let them go `purge_after_ms` from now.
+    """
     row = get_object(b, ino, generation)
     for up in uploads:
         chunk = b.get(t.CHUNKS, up.chunk_id)
         if chunk is None:
             raise ObjectGoneError(f"chunk {up.chunk_id} of object {ino}.{generation} is gone")
-        if not chunk.key:
-            _reference(b, chunk, up)
-        b.apply(o.UpsertChunk(msgspec.structs.replace(chunk, key=up.key, compression=up.compression)))
-        b.record(p.UploadDone(up.key, up.etag), segment_id=up.chunk_id, logical_offset=chunk.length)
+        key, etag = (up.key, up.etag) if chunk.key else _reference(b, chunk, up)
+        b.apply(o.UpsertChunk(msgspec.structs.replace(chunk, key=key, compression=up.compression)))
+        b.record(p.UploadDone(key, etag), segment_id=up.chunk_id, logical_offset=chunk.length)
+    supersede(b, ino, generation, purge_at_ms=b.now_ms + purge_after_ms)
     b.apply(o.SetWatermark(CHECKPOINT, checkpoint_id))
     row = msgspec.structs.replace(row, state=ObjectState.PUBLISHED, checkpoint_id=checkpoint_id, published_ms=b.now_ms)
     b.put(t.OBJECTS, (ino, generation), row)
@@ -124,11 +140,98 @@ def published(b: Batch, ino: int, generation: int, checkpoint_id: int, uploads: 
     return row
 
 
-def _reference(b: Batch, chunk: ChunkRow, up: Uploaded) -> None:
+def _reference(b: Batch, chunk: ChunkRow, up: Uploaded) -> tuple[str, str]:
+    """One more chunk with this content; key and etag of the one blob that holds it for all of them."""
     blob = b.get(t.BLOBS, chunk.sha256)
     if blob is None:
+        if not up.fresh:
+            raise BlobGoneError(f"{up.key} was to be shared by chunk {chunk.chunk_id} and is gone")
         blob = BlobRow(up.key, up.stored_bytes, chunk.length, 0, up.etag)
+    elif blob.key != up.key and up.fresh:
+        # Somebody else uploaded the same content first: ours is one too many.
+        b.record(p.UploadDone(up.key, up.etag), segment_id=up.chunk_id, logical_offset=chunk.length)
+        b.record(p.Tier2DeleteQueued(up.key), segment_id=up.chunk_id)
     b.put(t.BLOBS, chunk.sha256, msgspec.structs.replace(blob, refs=blob.refs + 1, unreferenced_ms=0))
+    return blob.key, blob.etag
+
+
+def supersede(b: Batch, ino: int, generation: int, *, purge_at_ms: int) -> int:
+    """Marks what published generations before this one hold as replaced; how many chunks that was."""
+    marked = 0
+    for (_, older), row in b.scan(t.OBJECTS, prefix=ino.to_bytes(8, "big")):
+        if older >= generation or row.state != ObjectState.PUBLISHED:
+            continue
+        for chunk_id in row.chunks:
+            chunk = b.get(t.CHUNKS, chunk_id)
+            if chunk is not None and not chunk.superseded:
+                b.apply(o.UpsertChunk(msgspec.structs.replace(chunk, superseded=True, purge_at_ms=purge_at_ms)))
+                marked += 1
+    return marked
+
+
+def release_chunk(b: Batch, chunk_id: int) -> None:
+    """The chunk is no more: its row goes, and its blob has one reference less. Its local bytes must be gone before."""
+    chunk = b.get(t.CHUNKS, chunk_id)
+    if chunk is None:
+        return
+    residency = b.get(t.RESIDENCY, chunk_id)
+    if residency is not None and residency.mask:
+        raise StillResidentError(f"chunk {chunk_id} still has local bytes; evict it first")
+    blob = b.get(t.BLOBS, chunk.sha256) if chunk.key else None
+    if blob is not None:
+        refs = max(0, blob.refs - 1)
+        unreferenced_ms = 0 if refs else b.now_ms
+        b.put(t.BLOBS, chunk.sha256, msgspec.structs.replace(blob, refs=refs, unreferenced_ms=unreferenced_ms))
+    b.apply(o.DeleteChunk(chunk_id))
+
+
+class StillResidentError(Aof2Error):
+    """Rows are not dropped while their bytes are on the local disk. Evict, then try again."""
+
+
+def release_object(b: Batch, ino: int, generation: int) -> None:
+    """A generation that nobody needs any more: its chunks and its row."""
+    row = b.get(t.OBJECTS, (ino, generation))
+    if row is None:
+        return
+    for chunk_id in row.chunks:
+        release_chunk(b, chunk_id)
+    b.delete(t.OBJECTS, (ino, generation))
+    b.delete(t.UNPUBLISHED, (ino, generation))
+
+
+def queue_blob_delete(b: Batch, sha256: bytes, *, unreferenced_before_ms: int) -> str | None:
+    """Takes an unreferenced blob out of the catalog and queues its remote object for deletion; its key.
+
+    None: it is gone, or in use again, or unreferenced for too short a time. Nobody finds the blob by its hash from this
+    commit on, so the object may be deleted as soon as the commit is durable.
+    """
+    blob = b.get(t.BLOBS, sha256)
+    if blob is None or blob.refs or blob.unreferenced_ms > unreferenced_before_ms:
+        return None
+    b.delete(t.BLOBS, sha256)
+    b.record(p.Tier2DeleteQueued(blob.key), segment_id=blob_segment(blob.key))
+    return blob.key
+
+
+def blob_segment(key: str) -> int:
+    """The chunk under whose name a blob was uploaded."""
+    parsed = parse_key(key)
+    return parsed.chunk_id if isinstance(parsed, ChunkBlobKey | DeltaBlobKey) else 0
+
+
+def blob_rebuilt(b: Batch, sha256: bytes, chunk_ids: Sequence[int], up: Uploaded) -> None:
+    """A damaged or missing blob was put again under its key: nothing needs repair any more."""
+    blob = b.get(t.BLOBS, sha256)
+    if blob is None or blob.key != up.key:
+        return
+    b.put(
+        t.BLOBS,
+        sha256,
+        msgspec.structs.replace(blob, stored_bytes=up.stored_bytes, etag=up.etag, verified_ms=b.now_ms),
+    )
+    for chunk_id in chunk_ids:
+        b.record(p.UploadDone(up.key, up.etag), segment_id=chunk_id, logical_offset=blob.raw_bytes)
 
 
 def resident(
@@ -150,7 +253,7 @@ def resident(
         mask = old.mask | added
         b.put(t.RESIDENCY, chunk_id, msgspec.structs.replace(old, mask=mask))
         before, after = (mask_bytes(m, chunk.length, block_bytes) for m in (old.mask, mask))
-        _account(b, after - before)
+        account(b, after - before)
         b.record(p.HydrationDone(after), segment_id=chunk_id, logical_offset=after)
     if backing is not None:
         b.put(t.OBJECTS, (ino, generation), msgspec.structs.replace(row, backing=backing))
@@ -174,7 +277,7 @@ def evicted(b: Batch, chunk_ids: Sequence[int], *, block_bytes: int) -> int:
         freed += size
         b.put(t.RESIDENCY, chunk_id, msgspec.structs.replace(old, mask=0))
         b.record(p.LocalEvicted(size), segment_id=chunk_id, logical_offset=chunk.length)
-    _account(b, -freed)
+    account(b, -freed)
     return freed
 
 
@@ -190,9 +293,9 @@ def lost(b: Batch, chunk_id: int, bad: int, *, block_bytes: int) -> None:
     mask = old.mask & ~bad
     gone = mask_bytes(old.mask, chunk.length, block_bytes) - mask_bytes(mask, chunk.length, block_bytes)
     b.put(t.RESIDENCY, chunk_id, msgspec.structs.replace(old, mask=mask))
-    _account(b, -gone)
+    account(b, -gone)
 
 
-def _account(b: Batch, change: int) -> None:
+def account(b: Batch, change: int) -> None:
     if change:
         b.put(t.COUNTERS, HOT_BYTES, max(0, (b.get(t.COUNTERS, HOT_BYTES) or 0) + change))
