@@ -8,7 +8,10 @@ against the seal on the way: a file that changed meanwhile is CorruptError here,
 Invariants
 - The catalog names a blob only after the remote has all of it (one durable commit for the object).
 - Keys are fixed when the checkpoint is planned: a retry puts the same bytes under the same key.
-- Scratch and reservation are gone afterwards, whatever happened.
+- Scratch and reservation are gone afterwards, whatever happened. No room for staging means no compression: the upload
+  that would make room never waits for room.
+- The same content is uploaded once, however many chunks want it at the same time; what an earlier attempt of the same
+  job had put is found again, not put again.
 
 Owner: the trio thread drives; hashing, staging and uploading run on worker threads. A crash leaves scratch (the
 janitor's) and blobs that no row names (garbage collection's).
@@ -20,7 +23,7 @@ import hashlib
 import logging
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -34,21 +37,24 @@ from aof2.engine.blob.format import Codec, Frame, encode_footer, make_footer
 from aof2.engine.blob.writer import BlobWriter
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.rows import ChunkRow, ObjectRow
-from aof2.engine.catalog.store import Catalog
+from aof2.engine.catalog.store import Catalog, View
 from aof2.engine.catalog.writer import CatalogWriter
 from aof2.engine.errors import CorruptError, TransientError
 from aof2.engine.local.hot import HotCache, read_exactly
 from aof2.engine.objects import Uploaded
-from aof2.engine.quota import StorageQuota
+from aof2.engine.quota import Reservation, StorageQuota
 from aof2.engine.remote import keys
 from aof2.engine.remote.source import ChunksSource, FileSource, Source
 from aof2.engine.remote.store import RemoteStore
 from aof2.engine.tiering.hashing import block_crc
+from aof2.engine.tiering.hydrate import Room
 
 log = logging.getLogger(__name__)
 
 PIECE_BYTES: Final = 4 << 20
+PURGE_AFTER_MS: Final = 3_600_000
 CRASH_POINTS: Final = ("publish.started", "publish.staged", "publish.uploaded", "publish.recorded")
+REBUILD_CRASH_POINTS: Final = ("publish.rebuild_deleted",)
 
 
 class Target(NamedTuple):
@@ -58,6 +64,45 @@ class Target(NamedTuple):
     tenant: str
     row: ObjectRow
     compression: str
+
+
+class Tally:
+    """What publishing did so far; `on_blob` is called after each blob, on the trio thread."""
+
+    def __init__(self, on_blob: Callable[[], object] | None = None) -> None:
+        self.blobs = 0
+        self.staged_blobs = 0
+        self.staged_bytes = 0
+        self.staged_s = 0.0
+        self.uploaded_blobs = 0
+        self.uploaded_bytes = 0
+        self.uploaded_s = 0.0
+        self.released_bytes = 0
+        self._on_blob = on_blob
+
+    def blob_done(self) -> None:
+        self.blobs += 1
+        if self._on_blob is not None:
+            self._on_blob()
+
+
+class _Flight:
+    """An upload under way, or done and not yet in the catalog."""
+
+    def __init__(self) -> None:
+        self.over = trio.Event()
+        self.result: Uploaded | None = None
+
+
+class _Put(NamedTuple):
+    """What a worker thread did."""
+
+    etag: str
+    size: int
+    compression: str
+    staged_bytes: int
+    staged_s: float
+    uploaded_s: float
 
 
 class _Blob(NamedTuple):
@@ -83,6 +128,8 @@ class Publisher:
         *,
         block_bytes: int,
         parallel: int = 4,
+        room: Room | None = None,
+        purge_after_ms: int = PURGE_AFTER_MS,
     ) -> None:
         self.catalog = catalog
         self.writer = writer
@@ -92,16 +139,31 @@ class Publisher:
         self.scratch = scratch
         self.uploaded_bytes = 0
         self._block_bytes = block_bytes
+        self._room = room
+        self._purge_after_ms = purge_after_ms
         self._limiter = trio.CapacityLimiter(parallel)
+        self._flights: dict[tuple[int, bytes], _Flight] = {}
 
-    async def publish(self, target: Target, checkpoint_id: int, job: str) -> list[Uploaded]:
+    async def publish(self, target: Target, checkpoint_id: int, job: str, tally: Tally | None = None) -> list[Uploaded]:
         """All of the object's chunks into the remote, then one durable commit that says so."""
+        tally = tally or Tally()
+        mine: list[tuple[int, bytes]] = []
+        try:
+            return await self._publish(target, checkpoint_id, job, tally, mine)
+        finally:
+            for flight in mine:
+                self._flights.pop(flight, None)
+
+    async def _publish(
+        self, target: Target, checkpoint_id: int, job: str, tally: Tally, mine: list[tuple[int, bytes]]
+    ) -> list[Uploaded]:
         chunks = self._chunks(target)
         scratch = self.scratch / job / f"{target.row.ino}.{target.row.generation}"
         uploads: list[Uploaded | None] = [None] * len(chunks)
 
         async def one(i: int, chunk: ChunkRow) -> None:
-            uploads[i] = await self._upload(target, chunk, checkpoint_id, job, scratch)
+            uploads[i] = await self._upload_once(target, chunk, checkpoint_id, job, scratch, tally, mine)
+            tally.blob_done()
 
         try:
             async with open_nursery() as nursery:
@@ -116,6 +178,7 @@ class Publisher:
             generation=target.row.generation,
             checkpoint_id=checkpoint_id,
             uploads=done,
+            purge_after_ms=self._purge_after_ms,
         )
         await result_of(self.writer.submit(target.stream_id, work, sync=True))
         self.hot.env.failpoint("publish.recorded")
@@ -129,45 +192,131 @@ class Publisher:
             raise objects.ObjectGoneError(f"object {target.row.ino}.{target.row.generation} lost chunks {missing}")
         return [row for row in rows if row is not None]
 
-    async def _upload(self, target: Target, chunk: ChunkRow, checkpoint_id: int, job: str, scratch: Path) -> Uploaded:
+    async def _upload_once(
+        self,
+        target: Target,
+        chunk: ChunkRow,
+        checkpoint_id: int,
+        job: str,
+        scratch: Path,
+        tally: Tally,
+        mine: list[tuple[int, bytes]],
+    ) -> Uploaded:
+        """Single flight by content: who comes second gets the first one's blob."""
+        content = (target.stream_id, chunk.sha256)
+        while (flight := self._flights.get(content)) is not None:
+            await flight.over.wait()
+            if flight.result is not None:
+                return flight.result._replace(chunk_id=chunk.chunk_id)
+        flight = self._flights[content] = _Flight()
+        try:
+            flight.result = await self._upload(target, chunk, checkpoint_id, job, scratch, tally)
+            mine.append(content)  # until the commit, when the catalog knows it
+        except BaseException:
+            del self._flights[content]
+            raise
+        finally:
+            flight.over.set()
+        return flight.result
+
+    async def _upload(
+        self, target: Target, chunk: ChunkRow, checkpoint_id: int, job: str, scratch: Path, tally: Tally
+    ) -> Uploaded:
+        key = keys.chunk_blob_key(target.tenant, checkpoint_id, chunk.chunk_id, chunk.generation, chunk.sha256)
         with self.catalog.view() as view:
             blob = view.get(target.stream_id, t.BLOBS, chunk.sha256)
-        if blob is not None and blob.refs > 0:
+            resumed = _was_started(view, target.stream_id, chunk.chunk_id, key)
+        if blob is not None:
             return Uploaded(chunk.chunk_id, blob.key, blob.etag, blob.stored_bytes, chunk.compression, False)
-        key = keys.chunk_blob_key(target.tenant, checkpoint_id, chunk.chunk_id, chunk.generation, chunk.sha256)
+        if resumed:
+            info = await trio.to_thread.run_sync(self.remote.head_blob, key, limiter=self._limiter)
+            if info is not None and info.sha256 == chunk.sha256:
+                return Uploaded(chunk.chunk_id, key, info.etag, info.size, _stored_as(target), True)
         started = partial(objects.upload_started, keys=[(chunk.chunk_id, key)])
         await result_of(self.writer.submit(target.stream_id, started))
         self.hot.env.failpoint("publish.started")
-        reservation = None
-        if target.compression == "zstd" and chunk.length > PIECE_BYTES:
-            reservation = await self.quota.reserve(target.tenant, chunk.length, job)
         try:
-            etag, stored, compression = await trio.to_thread.run_sync(
-                self._put, target, chunk, key, scratch, limiter=self._limiter
-            )
+            return await self._staged_put(target, chunk, key, job, scratch, tally)
         except TransientError as e:
             failed = partial(objects.upload_failed, chunk_id=chunk.chunk_id, key=key, reason_code=e.reason_code)
             await result_of(self.writer.submit(target.stream_id, failed))
             raise
+
+    async def rebuild(self, target: Target, chunk: ChunkRow, key: str, job: str) -> Uploaded:
+        """Puts a damaged or missing blob again, from local bytes that prove to be right; CorruptError if they do not.
+
+        The caller keeps the local bytes from being evicted, and records what comes back.
+        """
+        path = self.hot.path(target.tenant, chunk.ino, chunk.generation)
+        offset = chunk.index * target.row.chunk_bytes
+        await trio.to_thread.run_sync(self._check_local, path, offset, chunk)
+        # The remote may still believe in its damaged bytes, and then a put of the right ones would move nothing.
+        await trio.to_thread.run_sync(self.remote.delete, [key], limiter=self._limiter)
+        self.hot.env.failpoint("publish.rebuild_deleted")
+        scratch = self.scratch / job / f"rebuild-{chunk.chunk_id}"
+        try:
+            return await self._staged_put(target, chunk, key, job, scratch, Tally())
+        finally:
+            await trio.to_thread.run_sync(partial(shutil.rmtree, scratch, ignore_errors=True))
+
+    async def _staged_put(
+        self, target: Target, chunk: ChunkRow, key: str, job: str, scratch: Path, tally: Tally
+    ) -> Uploaded:
+        compression = _stored_as(target)
+        reservation = None
+        if compression and chunk.length > PIECE_BYTES:
+            reservation = await self._reserve(target.tenant, chunk.length, job)
+            compression = compression if reservation is not None else ""
+        try:
+            done = await trio.to_thread.run_sync(
+                self._put, target, chunk, key, scratch, compression, limiter=self._limiter
+            )
         finally:
             if reservation is not None:
-                reservation.release()
-        self.uploaded_bytes += stored
-        return Uploaded(chunk.chunk_id, key, etag, stored, compression, True)
+                tally.released_bytes += reservation.release()
+        self.uploaded_bytes += done.size
+        tally.staged_blobs += 1
+        tally.staged_bytes += done.staged_bytes
+        tally.staged_s += done.staged_s
+        tally.uploaded_blobs += 1
+        tally.uploaded_bytes += done.size
+        tally.uploaded_s += done.uploaded_s
+        return Uploaded(chunk.chunk_id, key, done.etag, done.size, done.compression, True)
+
+    async def _reserve(self, tenant: str, size_bytes: int, job: str) -> Reservation | None:
+        reservation = self.quota.try_reserve(tenant, size_bytes, job)
+        if reservation is None and self._room is not None:
+            reservation = await self._room.take(tenant, size_bytes)
+        return reservation
 
     # -- on worker threads -------------------------------------------------------------------------------------
 
-    def _put(self, target: Target, chunk: ChunkRow, key: str, scratch: Path) -> tuple[str, int, str]:
+    def _put(self, target: Target, chunk: ChunkRow, key: str, scratch: Path, compression: str) -> _Put:
+        env = self.hot.env
         path = self.hot.path(target.tenant, chunk.ino, chunk.generation)
         offset = chunk.index * target.row.chunk_bytes
-        if target.compression == "zstd":
-            blob = self._stage(path, offset, chunk, scratch)
-        else:
-            blob = self._in_place(path, offset, chunk)
-        self.hot.env.failpoint("publish.staged")
+        began_s = env.monotonic_s()
+        blob = self._stage(path, offset, chunk, scratch) if compression else self._in_place(path, offset, chunk)
+        staged_s = env.monotonic_s()
+        env.failpoint("publish.staged")
         etag = self.remote.put_blob(key, blob.source, blob.size, crc64=blob.crc64, sha256=chunk.sha256)
-        self.hot.env.failpoint("publish.uploaded")
-        return etag, blob.size, blob.compression
+        env.failpoint("publish.uploaded")
+        staged_bytes = blob.size if isinstance(blob.source, FileSource) else 0
+        return _Put(etag, blob.size, blob.compression, staged_bytes, staged_s - began_s, env.monotonic_s() - staged_s)
+
+    def _check_local(self, path: Path, offset: int, chunk: ChunkRow) -> None:
+        """CorruptError unless the backing file holds the chunk as it was sealed."""
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise CorruptError("backing file is missing", path=str(path)) from None
+        try:
+            for index, at in enumerate(range(0, chunk.length, self._block_bytes)):
+                block = read_exactly(fd, offset + at, min(self._block_bytes, chunk.length - at), path=str(path))
+                if native.crc64(block) != block_crc(chunk.block_crcs, index):
+                    raise CorruptError(f"block {index} of chunk {chunk.chunk_id}", path=str(path), offset=offset + at)
+        finally:
+            os.close(fd)
 
     def _in_place(self, path: Path, offset: int, chunk: ChunkRow) -> _Blob:
         """The chunk where it lies, and a footer behind it."""
@@ -244,6 +393,16 @@ class Publisher:
             raise CorruptError(f"chunk {chunk.chunk_id} changed since it was sealed", path=str(path))
         source: Source = b"".join(parts) if small else FileSource(staged)
         return _Blob(source, footer.blob_len, crc64, "zstd")
+
+
+def _stored_as(target: Target) -> str:
+    return "zstd" if target.compression == "zstd" else ""
+
+
+def _was_started(view: View, stream_id: int, chunk_id: int, key: str) -> bool:
+    """Whether the log has an upload of this chunk under this key that did not end well."""
+    prefix = t.STREAM.pack(stream_id) + t.SEGMENT_PENDING_UPLOAD + chunk_id.to_bytes(8, "big")
+    return any(name[len(prefix) :] == key.encode() for name, _ in view.raw_scan("segments", prefix))
 
 
 def sweep_scratch(scratch: Path, live_jobs: Sequence[str]) -> list[str]:
