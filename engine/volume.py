@@ -20,7 +20,6 @@ import logging
 import os
 import shutil
 import signal
-import stat
 import threading
 from collections.abc import AsyncIterator
 from functools import partial
@@ -28,17 +27,13 @@ from pathlib import Path
 
 import trio
 
-from aof2.engine import objects
+from aof2.engine import namespace, objects
 from aof2.engine.aio import open_nursery, result_of
 from aof2.engine.catalog import snapshots
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.batch import Batch
 from aof2.engine.catalog.recovery import Opened, open_catalog, open_stream
 from aof2.engine.catalog.rows import (
-    INO_STREAM_SHIFT,
-    ROOT_INO,
-    DentryRow,
-    InodeRow,
     ObjectRow,
     ObjectState,
     TenantKind,
@@ -177,7 +172,7 @@ class Volume:
                 settings = log_settings(self.settings)
                 stream = open_stream(self.env, self.catalog, self.manifest_dir, settings, tenant_id)
                 self.target.streams[tenant_id] = stream
-                self.writer.call(tenant_id, partial(_make_root, tenant_id=tenant_id), sync=True)
+                self.writer.call(tenant_id, namespace.make_root, sync=True)
 
     def restore_quota(self) -> None:
         """Used bytes as the catalog counts them: no walk of the cache."""
@@ -193,8 +188,9 @@ class Volume:
     async def create(self, tenant: str, name: bytes) -> Key:
         """A new, empty file in the tenant's root, dirty, with a backing file to write to."""
         row = self.tenant(tenant)
-        work = partial(_make_file, name=name, chunk_bytes=self.settings.engine.chunk_bytes)
-        ino = await result_of(self.writer.submit(row.tenant_id, work))
+        parent = namespace.root_ino(row.tenant_id)
+        work = partial(namespace.create, parent=parent, name=name, chunk_bytes=self.settings.engine.chunk_bytes)
+        ino = (await result_of(self.writer.submit(row.tenant_id, work))).ino
         fd = self.hot.create(self.hot.path(tenant, ino, 1))
         os.close(fd)
         return (row.tenant_id, ino, 1)
@@ -242,6 +238,30 @@ class Volume:
         await trio.to_thread.run_sync(_write_file, self.backing_path(key), data)
         await self.seal(key)
         return key
+
+    async def unlink(self, tenant: str, name: bytes) -> None:
+        """Removes a name. Published bytes stay for the undelete window; others go with it."""
+        row = self.tenant(tenant)
+        work = partial(namespace.unlink, parent=namespace.root_ino(row.tenant_id), name=name)
+        inode = await result_of(self.writer.submit(row.tenant_id, work))
+        key = (row.tenant_id, inode.ino, inode.generation)
+        with self.catalog.view() as view:
+            gone = view.get(key[0], t.OBJECTS, (key[1], key[2])) is None
+        if gone and not inode.nlink:
+            self.handles.forget(key)
+            freed = await trio.to_thread.run_sync(self._remove_backing, key)
+            self.quota.release_used(tenant, min(freed, self.quota.tenant_usage(tenant).used_bytes))
+
+    def _remove_backing(self, key: Key) -> int:
+        path = self.backing_path(key)
+        size = path.stat().st_size if path.exists() else 0
+        self.hot.unlink(path)
+        return size
+
+    async def undelete(self, tenant: str, ino: int, name: bytes) -> None:
+        row = self.tenant(tenant)
+        work = partial(namespace.undelete, ino=ino, parent=namespace.root_ino(row.tenant_id), name=name)
+        await result_of(self.writer.submit(row.tenant_id, work))
 
     @contextlib.asynccontextmanager
     async def opened_object(self, key: Key) -> AsyncIterator[ObjectHandle]:
@@ -431,39 +451,6 @@ def _make_tenant(b: Batch, *, name: str, kind: TenantKind) -> int:
     tenant_id = b.next_id("tenant_id")
     b.put(t.TENANTS, tenant_id, TenantRow(tenant_id, name, kind, b.now_ms))
     return tenant_id
-
-
-def root_ino(tenant_id: int) -> int:
-    return tenant_id << INO_STREAM_SHIFT | ROOT_INO
-
-
-def _make_root(b: Batch, *, tenant_id: int) -> None:
-    ino = root_ino(tenant_id)
-    if b.get(t.INODES, ino) is None:
-        now_ns = b.now_ms * 1_000_000
-        b.put(t.COUNTERS, "ino", ROOT_INO)
-        b.put(
-            t.INODES,
-            ino,
-            InodeRow(ino, stat.S_IFDIR | 0o755, nlink=2, mtime_ns=now_ns, ctime_ns=now_ns, atime_ns=now_ns, parent=ino),
-        )
-
-
-def _make_file(b: Batch, *, name: bytes, chunk_bytes: int) -> int:
-    parent = root_ino(b.stream_id)
-    if b.get(t.DENTRIES, (parent, name)) is not None:
-        raise FileExistsError(errno.EEXIST, "exists already", os.fsdecode(name))
-    ino = b.stream_id << INO_STREAM_SHIFT | b.next_id("ino")
-    now_ns = b.now_ms * 1_000_000
-    mode = stat.S_IFREG | 0o644
-    b.put(
-        t.INODES,
-        ino,
-        InodeRow(ino, mode, mtime_ns=now_ns, ctime_ns=now_ns, atime_ns=now_ns, generation=1, parent=parent),
-    )
-    b.put(t.DENTRIES, (parent, name), DentryRow(ino, mode))
-    objects.create(b, ino, 1, chunk_bytes=chunk_bytes)
-    return ino
 
 
 __all__ = ["ObjectState", "Volume", "open_volume"]

@@ -134,6 +134,7 @@ INODES: Final = Table("namespace", b"i", "inodes", rows.InodeRow, _u64, _un_u64)
 DENTRIES: Final = Table("namespace", b"e", "dentries", rows.DentryRow, _dentry, _un_dentry)
 XATTRS: Final = Table("namespace", b"x", "xattrs", bytes, _dentry, _un_dentry)
 OBJECTS: Final = Table("namespace", b"o", "objects", rows.ObjectRow, _pair, _un_pair)
+TOMBSTONES: Final = Table("namespace", b"z", "tombstones", int, _pair, _un_pair)  # (when, ino) → generation
 JOBS: Final = Table("jobs", b"j", "jobs", rows.JobRow, _u64, _un_u64)
 UNPUBLISHED: Final = Table("jobs", b"o", "unpublished", int, _pair, _un_pair)  # sealed objects → their bytes
 JOB_TOKENS: Final = Table("jobs", b"k", "job_tokens", int, _text, bytes.decode)
