@@ -95,3 +95,15 @@ def test_remembered_keys_are_bounded() -> None:
     replay(cache, range(10_000))
     assert len(cache._queues._ghosts) <= 10
     assert key(9_999) in cache
+
+
+def test_pages_in_use_outlive_pages_that_once_were() -> None:
+    cache = cache_of(PAGES)
+    replay(cache, [*HOT] * 3)
+    replay(cache, scan(0))  # the hot set is in the main queue now
+    hits = 0.0
+    newcomers = [*range(1_000, 1_400)] * 20
+    for i, block in enumerate(newcomers):
+        replay(cache, [block])
+        hits += replay(cache, [i % 100])
+    assert hits / len(newcomers) >= 0.99
