@@ -127,7 +127,12 @@ class Fence:
     def check(self) -> None:
         """Reads volume.json again: FencedError, and the latch, when it is no longer ours."""
         self.require()
-        found = read_volume(self._store)
+        try:
+            found = read_volume(self._store)
+        except (UnsupportedError, CorruptError) as e:
+            # What we wrote was neither: a newer program took over, or something broke it. Not ours any more.
+            self._latch(str(e))
+            raise FencedError(str(self._latched)) from e
         if found is None:
             self._latch(f"{VOLUME_KEY} is gone from the remote")
         else:

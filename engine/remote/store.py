@@ -62,7 +62,7 @@ class RemoteStore(Protocol):
     ) -> str:
         """Stores the source's first `size` bytes; the etag. CorruptError when they do not have `crc64`.
 
-        `sha256`, of these same bytes, is noted with the object, and checked first when there is no `crc64` to check.
+        `sha256` is noted with the object (BlobInfo.sha256); without a `crc64` it is what the bytes are checked against.
         With `if_absent`, other bytes under that key are FencedError; without, they are replaced.
         """
 

@@ -142,6 +142,18 @@ def test_a_volume_that_vanished_latches(store: RemoteStore) -> None:
     assert keys_of(store) == []
 
 
+@pytest.mark.expects_warnings
+@pytest.mark.parametrize("content", [b'{"format_version": 2}', b"garbage"])
+def test_a_newer_program_that_took_over_latches(store: RemoteStore, content: bytes) -> None:
+    fence = claim(ENV, store)
+    put(store, VOLUME_KEY, content)
+    for _ in range(2):
+        with pytest.raises(FencedError, match="read-only"):
+            fence.put_manifest("manifest/0/0.mlog", b"a")
+    assert fence.read_only
+    assert keys_of(store) == [VOLUME_KEY]
+
+
 def test_another_volume_is_not_taken_over(store: RemoteStore) -> None:
     with pytest.raises(RemoteMissingError, match="right url"):
         claim(ENV, store, expected_uuid="6f1c")
