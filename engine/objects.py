@@ -25,6 +25,7 @@ from aof2.engine.remote.keys import ChunkBlobKey, DeltaBlobKey, parse_key
 from aof2.engine.tiering.hashing import ObjectDigest
 
 HOT_BYTES: Final = "hot_bytes"
+WARM_BYTES: Final = "warm_bytes"
 CHECKPOINT: Final = "checkpoint"
 
 
@@ -299,3 +300,24 @@ def lost(b: Batch, chunk_id: int, bad: int, *, block_bytes: int) -> None:
 def account(b: Batch, change: int) -> None:
     if change:
         b.put(t.COUNTERS, HOT_BYTES, max(0, (b.get(t.COUNTERS, HOT_BYTES) or 0) + change))
+
+
+def warmed(b: Batch, chunk_id: int, stored_bytes: int) -> None:
+    """A compressed copy of the chunk is on the local disk, whole and synced."""
+    old = b.get(t.RESIDENCY, chunk_id) or ResidencyRow()
+    b.put(t.RESIDENCY, chunk_id, msgspec.structs.replace(old, warm_bytes=stored_bytes))
+    b.put(t.COUNTERS, WARM_BYTES, (b.get(t.COUNTERS, WARM_BYTES) or 0) + stored_bytes - old.warm_bytes)
+    b.put(t.WARM, chunk_id, stored_bytes)
+    b.record(p.CompressionStarted(0), segment_id=chunk_id)
+    b.record(p.CompressionDone(stored_bytes, 0), segment_id=chunk_id)
+
+
+def cooled(b: Batch, chunk_ids: Sequence[int]) -> None:
+    """The compressed copies are given up; the remote has the bytes."""
+    for chunk_id in chunk_ids:
+        old = b.get(t.RESIDENCY, chunk_id)
+        b.delete(t.WARM, chunk_id)
+        if old is not None and old.warm_bytes:
+            b.put(t.RESIDENCY, chunk_id, msgspec.structs.replace(old, warm_bytes=0))
+            b.put(t.COUNTERS, WARM_BYTES, max(0, (b.get(t.COUNTERS, WARM_BYTES) or 0) - old.warm_bytes))
+            b.record(p.LocalEvicted(old.warm_bytes), segment_id=chunk_id)

@@ -44,13 +44,16 @@ from aof2.engine.env import Env
 from aof2.engine.errors import ReadOnlyError
 from aof2.engine.local.handles import HandleTable, Key, ObjectHandle
 from aof2.engine.local.hot import HotCache
+from aof2.engine.local.warm import WarmStore
 from aof2.engine.manifest.writer import LogSettings, SealedChunk
 from aof2.engine.pagecache import PageCache
 from aof2.engine.quota import DiskSpace, QuotaRow, StorageQuota
+from aof2.engine.remote.limiter import ReadLimiters
 from aof2.engine.remote.open import open_remote
 from aof2.engine.remote.settings import RemoteSettings
 from aof2.engine.remote.store import RemoteStore
 from aof2.engine.settings import Settings
+from aof2.engine.tiering.coldscan import ColdScanner, ColdScanOptions, Sink
 from aof2.engine.tiering.evict import Evictor
 from aof2.engine.tiering.fetch import BlobFetcher
 from aof2.engine.tiering.hashing import ObjectDigest, digest_file
@@ -108,6 +111,7 @@ class Volume:
             disk=partial(_disk_space, state_dir),
         )
         self.handles = HandleTable()
+        self.warm = WarmStore(env, state_dir / "warm", cache.warm_bytes, block_bytes=engine.block_bytes)
         self.evictor = Evictor(
             self.catalog,
             self.writer,
@@ -118,6 +122,8 @@ class Volume:
             limit_bytes=cache.hot_bytes,
             low_water=cache.low_water,
             block_bytes=engine.block_bytes,
+            warm=self.warm,
+            keeps_warm=lambda name: settings.tenants[name].compression != "none" if name in settings.tenants else False,
         )
         self.hydrator = Hydrator(
             self.catalog,
@@ -129,6 +135,11 @@ class Volume:
             self.pages,
             block_bytes=engine.block_bytes,
             parallel=settings.remote.parallel,
+            warm=self.warm,
+        )
+        self.limiters = ReadLimiters(env, bytes_per_s=cache.cold_scan_bytes_per_s, parallel=cache.cold_scan_parallel)
+        self.cold = ColdScanner(
+            self.hydrator, self.hydrator.fetcher, self.limiters.of, timeout_s=settings.remote.timeout_s
         )
         self.publisher = Publisher(
             self.catalog,
@@ -181,6 +192,8 @@ class Volume:
             for tenant_id, row in self._tenants.items():
                 used = view.get(tenant_id, t.COUNTERS, objects.HOT_BYTES) or 0
                 rows.append(QuotaRow(row.name, used))
+                for chunk_id, stored_bytes in view.scan(tenant_id, t.WARM):
+                    self.warm.restore((tenant_id, chunk_id), row.name, stored_bytes)
         self.quota.restore(rows)
 
     # -- objects -----------------------------------------------------------------------------------------------
@@ -274,6 +287,13 @@ class Volume:
     async def read(self, key: Key, offset: int, length: int) -> bytes:
         async with self.opened_object(key) as handle:
             return await self.hydrator.read(handle, offset, length)
+
+    async def cold_read(
+        self, key: Key, offset: int, length: int, sink: Sink, options: ColdScanOptions | None = None
+    ) -> int:
+        """Streams bytes to the sink without filling any cache."""
+        async with self.opened_object(key) as handle:
+            return await self.cold.read_page_trickle(handle, offset, length, sink, options)
 
     def object_row(self, key: Key) -> ObjectRow:
         with self.catalog.view() as view:

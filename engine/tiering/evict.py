@@ -16,7 +16,7 @@ Owner: the trio thread; one eviction at a time.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -25,17 +25,27 @@ import trio
 
 from aof2.engine import objects
 from aof2.engine.catalog import tables as t
-from aof2.engine.catalog.rows import ObjectState
+from aof2.engine.catalog.batch import Batch
+from aof2.engine.catalog.rows import ChunkRow, ObjectState
 from aof2.engine.catalog.store import Catalog
 from aof2.engine.catalog.writer import CatalogWriter
+from aof2.engine.errors import CorruptError
 from aof2.engine.local.handles import HandleTable, Key
 from aof2.engine.local.hot import HotCache
+from aof2.engine.local.warm import WORTH_RATIO, WarmStore
 from aof2.engine.quota import QuotaExceededError, Reservation, StorageQuota
 
 log = logging.getLogger(__name__)
 
 CRASH_POINTS: Final = ("evict.recorded", "evict.unlinked")
 VICTIMS_MAX: Final = 64
+
+
+def _give_up(b: Batch, chunk_ids: Sequence[int], kept: Mapping[int, int], block_bytes: int) -> int:
+    """One commit: what is kept compressed, and what leaves hot_cache."""
+    for chunk_id, stored_bytes in kept.items():
+        objects.warmed(b, chunk_id, stored_bytes)
+    return objects.evicted(b, chunk_ids, block_bytes=block_bytes)
 
 
 class Victim(NamedTuple):
@@ -60,6 +70,8 @@ class Evictor:
         limit_bytes: int,
         low_water: float,
         block_bytes: int,
+        warm: WarmStore | None = None,
+        keeps_warm: Callable[[str], bool] = lambda _: False,
     ) -> None:
         self.catalog = catalog
         self.writer = writer
@@ -72,6 +84,8 @@ class Evictor:
         self._limit_bytes = limit_bytes
         self._low_water = low_water
         self._block_bytes = block_bytes
+        self._warm = warm
+        self._keeps_warm = keeps_warm
         self._lock = trio.Lock()
         self._hand: tuple[int, bytes] | None = None
 
@@ -111,7 +125,9 @@ class Evictor:
             freed, skipped = 0, []
             for key in keys:
                 victim = self._victim(key)
-                got = await self._evict([victim]) if victim is not None else 0
+                got = await self._evict([victim], demote=False) if victim is not None else 0
+                if victim is not None:
+                    await trio.to_thread.run_sync(self.cool, [(key[0], c) for c in victim.chunk_ids])
                 freed += got
                 if victim is None or (victim.chunk_ids and not got and self.hot_bytes_of(key)):
                     skipped.append(key)
@@ -202,7 +218,7 @@ class Evictor:
 
     # -- doing -------------------------------------------------------------------------------------------------
 
-    async def _evict(self, victims: Sequence[Victim]) -> int:
+    async def _evict(self, victims: Sequence[Victim], *, demote: bool = True) -> int:
         freed = 0
         by_stream: dict[int, list[Victim]] = {}
         over = trio.Event()
@@ -212,27 +228,89 @@ class Evictor:
             by_stream.setdefault(victim.key[0], []).append(victim)
         try:
             for stream_id, group in by_stream.items():
-                freed += await trio.to_thread.run_sync(self._evict_group, stream_id, group)
+                freed += await trio.to_thread.run_sync(partial(self._evict_group, stream_id, group, demote=demote))
         finally:
             for victim in victims:
                 del self.handles.evicting[victim.key]
             over.set()
         return freed
 
-    def _evict_group(self, stream_id: int, group: Sequence[Victim]) -> int:
+    def _evict_group(self, stream_id: int, group: Sequence[Victim], *, demote: bool = True) -> int:
         """Leases, one durable commit, unlinks. On a worker thread; returns the bytes freed."""
         free = [v for v in group if self._exclusive(v.path)]
         if not free:
             return 0
+        kept = self._demote(stream_id, free) if demote else {}
         chunk_ids = [chunk_id for v in free for chunk_id in v.chunk_ids]
-        work = partial(objects.evicted, chunk_ids=chunk_ids, block_bytes=self._block_bytes)
+        work = partial(_give_up, chunk_ids=chunk_ids, kept=kept, block_bytes=self._block_bytes)
         freed = self.writer.call(stream_id, work, sync=True)
         self.hot.env.failpoint("evict.recorded")
         for victim in free:
             self.hot.unlink(victim.path)
             self.hot.env.failpoint("evict.unlinked")
+            for chunk_id in victim.chunk_ids:
+                if self._warm is not None and chunk_id in kept:
+                    self._warm.count((stream_id, chunk_id), victim.tenant, kept[chunk_id])
         trio.from_thread.run_sync(self._note_freed, free[0].tenant, freed, len(free))
         return freed
+
+    # -- warm --------------------------------------------------------------------------------------------------
+
+    def _demote(self, stream_id: int, victims: Sequence[Victim]) -> dict[int, int]:
+        """Compressed copies of what is worth one: chunk id → length, written and synced, not yet committed."""
+        kept: dict[int, int] = {}
+        if self._warm is None or not self._warm.limit_bytes:
+            return kept
+        for victim in victims:
+            if self._keeps_warm(victim.tenant):
+                kept |= self._demote_one(self._warm, stream_id, victim)
+        return kept
+
+    def _demote_one(self, warm: WarmStore, stream_id: int, victim: Victim) -> dict[int, int]:
+        kept: dict[int, int] = {}
+        with self.catalog.view() as view:
+            row = view.get(stream_id, t.OBJECTS, (victim.key[1], victim.key[2]))
+            chunks = [view.get(stream_id, t.CHUNKS, chunk_id) for chunk_id in victim.chunk_ids]
+            here = [view.get(stream_id, t.RESIDENCY, chunk_id) for chunk_id in victim.chunk_ids]
+        if row is None or not victim.path.exists():
+            return kept
+        fd = self.hot.open(victim.path)
+        try:
+            for chunk, residency in zip(chunks, here, strict=True):
+                if chunk is None or residency is None or residency.warm_bytes:
+                    continue
+                if residency.mask != objects.full_mask(chunk.length, self._block_bytes):
+                    continue
+                stored = self._stage_warm(warm, stream_id, victim.tenant, chunk, fd, chunk.index * row.chunk_bytes)
+                if stored is not None:
+                    kept[chunk.chunk_id] = stored
+        finally:
+            self.hot.env.files.close(fd)
+        return kept
+
+    def _stage_warm(
+        self, warm: WarmStore, stream_id: int, tenant: str, chunk: ChunkRow, fd: int, offset: int
+    ) -> int | None:
+        try:
+            self.cool(warm.victims(int(chunk.length * WORTH_RATIO)))
+            return warm.stage(tenant, chunk, fd, offset)
+        except CorruptError as e:
+            # It changed since it was sealed: not worth keeping, and the remote has the real one.
+            log.warning("not kept warm", extra={"chunk_id": chunk.chunk_id, "error": str(e)})
+        except OSError as e:
+            log.info("not kept warm", extra={"chunk_id": chunk.chunk_id, "error": str(e)})
+        return None
+
+    def cool(self, slots: Sequence[tuple[int, int]]) -> None:
+        """Gives warm blobs up: rows first, durably, then files. On a worker thread."""
+        if self._warm is None or not slots:
+            return
+        by_stream: dict[int, list[int]] = {}
+        for stream_id, chunk_id in slots:
+            by_stream.setdefault(stream_id, []).append(chunk_id)
+        for stream_id, chunk_ids in by_stream.items():
+            self.writer.call(stream_id, partial(objects.cooled, chunk_ids=chunk_ids), sync=True)
+        self._warm.drop(list(slots))
 
     def _exclusive(self, path: Path) -> bool:
         try:

@@ -1,6 +1,6 @@
 """Reading objects: from the backing file where the blocks are here, from the remote where they are not.
 
-    PageCache → hot_cache → remote
+    PageCache → hot_cache → warm → remote
 
 Single flight a block: whoever comes second waits for the first. Sequential reading grows the window up to a whole
 chunk, random reading fetches just the blocks asked for. Blocks that find room land in the backing file; those that do
@@ -35,6 +35,7 @@ from aof2.engine.catalog.writer import CatalogWriter
 from aof2.engine.errors import CorruptError, TransientError
 from aof2.engine.local.handles import HandleTable, Key, ObjectHandle, load_handle
 from aof2.engine.local.hot import HotCache, read_cached, read_exactly
+from aof2.engine.local.warm import WarmStore
 from aof2.engine.manifest import payloads as p
 from aof2.engine.manifest.format import ReasonCode
 from aof2.engine.pagecache import PageCache, PageKey
@@ -86,6 +87,7 @@ class Hydrator:
         *,
         block_bytes: int,
         parallel: int = 16,
+        warm: WarmStore | None = None,
         on_fetched: Callable[[int], None] | None = None,
     ) -> None:
         self.catalog = catalog
@@ -95,6 +97,7 @@ class Hydrator:
         self.room = room
         self.pages = pages
         self.handles = handles
+        self.warm = warm
         self.block_bytes = block_bytes
         self.fetched_bytes = 0
         self._on_fetched = on_fetched
@@ -126,7 +129,7 @@ class Hydrator:
         end = min(offset + length, handle.size)
         if offset >= end:
             return b""
-        await self._attach(handle)
+        await self.attach(handle)
         first, last = offset // self.block_bytes, (end - 1) // self.block_bytes
         for _ in range(8):
             absent = handle.not_ready(first, last)
@@ -142,7 +145,7 @@ class Hydrator:
                 return await self._assemble(handle, offset, end, pages)
         raise CorruptError("local copies keep failing their checksums", path=str(handle.path), offset=offset)
 
-    async def _attach(self, handle: ObjectHandle) -> None:
+    async def attach(self, handle: ObjectHandle) -> None:
         """Opens the backing file if there should be one, and decides what of it may be trusted."""
         if handle.fd >= 0 or not any(handle.masks):
             return
@@ -304,6 +307,9 @@ class Hydrator:
 
     async def _download(self, handle: ObjectHandle, chunk: ChunkRow, first: int, count: int) -> list[bytes]:
         stream_id = handle.key[0]
+        warm = await self._from_warm(handle, chunk, first, count)
+        if warm is not None:
+            return warm
         with self.catalog.view() as view:
             blob = view.get(stream_id, t.BLOBS, chunk.sha256)
         if blob is None:
@@ -326,6 +332,22 @@ class Hydrator:
         if self._on_fetched is not None:
             self._on_fetched(size)
         return blocks
+
+    async def _from_warm(self, handle: ObjectHandle, chunk: ChunkRow, first: int, count: int) -> list[bytes] | None:
+        """The blocks from the compressed copy on this disk, if there is one that holds."""
+        slot = (handle.key[0], chunk.chunk_id)
+        if self.warm is None or not self.warm.has(slot):
+            return None
+        started = p.HydrationStarted(1)
+        self.writer.submit(slot[0], lambda b: b.record(started, segment_id=chunk.chunk_id))
+        try:
+            return await trio.to_thread.run_sync(self.warm.blocks, handle.tenant, chunk, slot, first, count)
+        except (CorruptError, OSError) as e:
+            log.warning("warm copy is damaged and given up", extra={"chunk_id": chunk.chunk_id, "error": str(e)})
+            work = partial(objects.cooled, chunk_ids=[chunk.chunk_id])
+            await result_of(self.writer.submit(slot[0], work, sync=True))
+            await trio.to_thread.run_sync(self.warm.drop, [slot])
+            return None
 
     async def _download_verified(self, chunk: ChunkRow, blob: BlobRow, first: int, count: int) -> list[bytes]:
         """Bytes can be damaged on the way: they are asked for once more before the remote copy is called damaged."""

@@ -1,0 +1,152 @@
+"""warm/: chunks that left hot_cache, compressed, on the same disk: `warm/<tenant>/<chunk_id>.blob`.
+
+A chunk that is evicted from hot_cache and compresses well is kept here as a blob (the same format as in the remote),
+up to `warm_bytes`; the oldest make way. Reading one back costs no request. Everything here is also in the remote, so a
+warm blob may go at any time.
+
+Invariants
+- A warm blob is named by its row (`ResidencyRow.warm_bytes`) only after it is whole and synced.
+- The row says that it is gone before the file goes. So a crash leaves an orphan file at most, replaced when met.
+- Bytes used never pass the limit: room is made before a blob is written.
+
+Owner: blocking; called on the evictor's worker thread (writing) and on readers' (reading). A lock guards the counts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections import OrderedDict
+from pathlib import Path
+from typing import Final
+
+from aof2.engine.blob.reader import BlobReader
+from aof2.engine.blob.writer import BlobWriter
+from aof2.engine.catalog.rows import ChunkRow
+from aof2.engine.env import Env
+from aof2.engine.local.hot import read_exactly
+from aof2.engine.tiering.hashing import block_crc
+
+# A blob that is not at least this much smaller is not worth keeping: the remote has it.
+WORTH_RATIO: Final = 0.8
+LEVEL: Final = 1
+CRASH_POINTS: Final = ("warm.written",)
+
+Slot = tuple[int, int]  # stream id, chunk id
+
+
+class WarmStore:
+    """The folder of warm blobs and how full it is."""
+
+    def __init__(self, env: Env, root: Path, limit_bytes: int, *, block_bytes: int) -> None:
+        self.env = env
+        self.root = root
+        self.limit_bytes = limit_bytes
+        self.used_bytes = 0
+        self._block_bytes = block_bytes
+        self._order: OrderedDict[Slot, tuple[str, int]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def path(self, tenant: str, chunk_id: int) -> Path:
+        return self.root / tenant / f"{chunk_id}.blob"
+
+    def restore(self, slot: Slot, tenant: str, stored_bytes: int) -> None:
+        """A row of an earlier run: counted, and older than everything of this one."""
+        with self._lock:
+            self._order[slot] = (tenant, stored_bytes)
+            self.used_bytes += stored_bytes
+
+    def victims(self, size_bytes: int) -> list[Slot]:
+        """The oldest blobs that must go for so many bytes to fit."""
+        with self._lock:
+            over = self.used_bytes + size_bytes - self.limit_bytes
+            out: list[Slot] = []
+            for slot, (_, stored) in self._order.items():
+                if over <= 0:
+                    break
+                out.append(slot)
+                over -= stored
+            return out
+
+    def drop(self, slots: list[Slot]) -> None:
+        """The rows say they are gone: so do the files."""
+        for slot in slots:
+            with self._lock:
+                tenant, stored = self._order.pop(slot, ("", 0))
+                self.used_bytes -= stored
+            if tenant:
+                with contextlib.suppress(FileNotFoundError):
+                    self.env.files.unlink(self.path(tenant, slot[1]))
+
+    def stage(self, tenant: str, chunk: ChunkRow, source_fd: int, offset: int) -> int | None:
+        """Writes the chunk's blob, synced, if it compresses well and fits at all; its length. Not yet counted."""
+        if chunk.length == 0 or chunk.length * WORTH_RATIO > self.limit_bytes:
+            return None
+        path = self.path(tenant, chunk.chunk_id)
+        self.env.make_dirs(path.parent)
+        with contextlib.suppress(FileNotFoundError):
+            self.env.files.unlink(path)
+        fd = self.env.files.create(path)
+        try:
+            stored = self._write(fd, chunk, source_fd, offset)
+            if stored is not None:
+                self.env.files.fsync(fd)
+                self.env.failpoint("warm.written")
+                return stored
+        finally:
+            self.env.files.close(fd)
+        self.env.files.unlink(path)
+        return None
+
+    def _write(self, fd: int, chunk: ChunkRow, source_fd: int, offset: int) -> int | None:
+        at = 0
+
+        def sink(data: bytes | bytearray | memoryview) -> None:
+            nonlocal at
+            self.env.files.pwrite(fd, data, at)
+            at += len(data)
+
+        writer = BlobWriter(
+            sink,
+            chunk_id=chunk.chunk_id,
+            generation=chunk.generation,
+            block_bytes=self._block_bytes,
+            level=LEVEL,
+            sha256=chunk.sha256,
+        )
+        for index, start in enumerate(range(0, chunk.length, self._block_bytes)):
+            block = read_exactly(source_fd, offset + start, min(self._block_bytes, chunk.length - start))
+            writer.add_block(block, block_crc(chunk.block_crcs, index))
+            if index == 3 and at > 4 * self._block_bytes * WORTH_RATIO:
+                return None  # four blocks in it does not pay: the rest will hardly either
+        footer = writer.finish()
+        return footer.blob_len if footer.blob_len <= chunk.length * WORTH_RATIO else None
+
+    def count(self, slot: Slot, tenant: str, stored_bytes: int) -> None:
+        """Its row is committed: it is here."""
+        with self._lock:
+            self._order[slot] = (tenant, stored_bytes)
+            self.used_bytes += stored_bytes
+
+    def has(self, slot: Slot) -> bool:
+        with self._lock:
+            return slot in self._order
+
+    def blocks(self, tenant: str, chunk: ChunkRow, slot: Slot, first: int, count: int) -> list[bytes]:
+        """Blocks of a warm chunk, verified; CorruptError or FileNotFoundError when it cannot be trusted."""
+        with self._lock:
+            if slot in self._order:
+                self._order.move_to_end(slot)
+        path = self.path(tenant, chunk.chunk_id)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            size = os.fstat(fd).st_size
+
+            def pread(at: int, length: int) -> bytes:
+                return os.pread(fd, length, at)
+
+            reader = BlobReader(pread, size, chunk_id=chunk.chunk_id, sha256=chunk.sha256, path=str(path))
+            return [reader.read_block(index) for index in range(first, first + count)]
+        finally:
+            os.close(fd)
