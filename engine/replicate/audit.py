@@ -1,0 +1,394 @@
+"""The audit log of one tenant, derived from the committed manifest log; caught up exactly once, anchored, uploaded.
+
+Derived from the log's sealed chunks, not from the change feed: names of artifacts come from object rows, which no
+ManifestOp carries, and only the log keeps every transition in its order (a tombstone that was lifted again is two
+records, in the rows it is nothing). Sealed, because a sealed chunk is durable: the audit log must not know what a power
+loss can still take back.
+
+    chunk row put the first time      SEGMENT_SEAL(chunk id, SHA-256)
+    object row put as PUBLISHED       ARTIFACT_PUBLISH, and TOMBSTONE_LIFT of what stands on it
+    object row put as TOMBSTONED      TOMBSTONE, if it was ever published
+    object row deleted                ARTIFACT_UNPUBLISH
+    snapshot taken                    SNAPSHOT_ANCHOR, if anything was added since the last one
+
+Exactly once. The counters `audit_logseq` and `audit_chunk` in the tenant's rows say: with the records up to that one,
+the log is derived from before that chunk on. They move at anchors only, so that an idle log stays as it is. After a
+crash the chunks since are derived again and compared with the records that are there already: equal ones are passed,
+what is missing is appended. Where the chunks are gone, or the two disagree, the rows themselves are compared with what
+the audit log adds up to, and the difference is appended.
+
+Invariants
+- What is appended is durable in the manifest log before. Chunks are derived before retention may take them.
+- Ranges are cut at anchors and put under names that nobody else used; each is put once, or again with equal bytes.
+
+Owner: the stream's upload task, one worker thread at a time. A crash leaves a prefix of what was to be appended.
+A broken audit chain stops this (`broken`), never the log's own upload.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import deque
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from aof2.engine.audit.format import (
+    ArtifactPublish,
+    ArtifactRef,
+    ArtifactUnpublish,
+    Payload,
+    SegmentSeal,
+    SnapshotAnchor,
+    Tombstone,
+    TombstoneLift,
+    artifact_ref,
+)
+from aof2.engine.audit.ranges import cut_points
+from aof2.engine.audit.reader import LogRecord, Position
+from aof2.engine.audit.source import Source
+from aof2.engine.audit.state import VisibleState
+from aof2.engine.audit.writer import AuditWriter
+from aof2.engine.catalog import tables as t
+from aof2.engine.catalog.batch import EVENT_SCHEMA_ID, Batch, Mutation, decode_event
+from aof2.engine.catalog.rows import ChunkRow, ObjectRow, ObjectState
+from aof2.engine.catalog.store import Catalog
+from aof2.engine.catalog.writer import CatalogWriter
+from aof2.engine.env import Env
+from aof2.engine.errors import CorruptError
+from aof2.engine.manifest.batch import Event
+from aof2.engine.manifest.format import LogPosition
+from aof2.engine.manifest.index import ManifestIndex
+from aof2.engine.manifest.reader import Chunk, parse_chunk
+from aof2.engine.manifest.snapshot import list_snapshots
+from aof2.engine.remote import keys
+from aof2.engine.remote.fence import Fence
+from aof2.engine.remote.store import RemoteStore
+from aof2.engine.replicate.stream import chunk_headers
+
+log = logging.getLogger(__name__)
+
+AUDIT_LOGSEQ: Final = "audit_logseq"
+AUDIT_CHUNK: Final = "audit_chunk"
+APPEND_MAX: Final = 10_000
+CRASH_POINTS: Final = ("replicate.audit.appended", "replicate.audit.anchored", "replicate.audit.range_put")
+
+ObjectKey = tuple[int, int]
+
+
+class _DisagreeError(Exception):
+    """The next record of the audit log is not what the manifest log gives."""
+
+
+class Derivation:
+    """Changes of rows into audit records, checked against records that are there already, the rest gathered."""
+
+    def __init__(self, tenant: str, state: VisibleState, existing: deque[LogRecord], next_logseq: int) -> None:
+        self.state = state
+        self.fresh: list[Payload] = []
+        self.refs: dict[ObjectKey, ArtifactRef] = {}
+        self.published: set[ArtifactRef] = set()
+        self.sweep_due = False
+        self._tenant = tenant
+        self._existing = existing
+        self._next_logseq = next_logseq
+
+    def note(self, record: LogRecord) -> None:
+        """A record of the audit log that is accounted for."""
+        self.state.apply(record)
+        self._note_published(record.payload)
+
+    def ref_of(self, row: ObjectRow) -> ArtifactRef:
+        return artifact_ref(self._tenant, row.ino, row.generation, row.sha256)
+
+    def chunk(self, row: ChunkRow) -> None:
+        if len(row.sha256) == 32 and row.chunk_id not in self.state.seals:
+            self._emit(SegmentSeal(row.chunk_id, row.sha256))
+
+    def object(self, row: ObjectRow) -> None:
+        published = row.state == ObjectState.PUBLISHED
+        if not published and not (row.state == ObjectState.TOMBSTONED and row.published_ms):
+            return
+        ref = self.refs[row.ino, row.generation] = self.ref_of(row)
+        if not self.state.is_published(ref):
+            self._emit(ArtifactPublish(ref))
+        standing = self.state.tombstones(ref)
+        if published:
+            for logseq in standing:
+                self._emit(TombstoneLift(ref, logseq))
+        elif not standing:
+            self._emit(Tombstone(ref))
+
+    def gone(self, key: ObjectKey) -> None:
+        ref = self.refs.pop(key, None)
+        if ref is not None:
+            if self.state.is_published(ref):
+                self._emit(ArtifactUnpublish(ref))
+            return
+        # Deleted before this process looked at the rows: the audit log may know which one, else the sweep will.
+        self._pass_anchors()
+        head = self._existing[0].payload if self._existing else None
+        if isinstance(head, ArtifactUnpublish) and self.state.is_published(head.artifact):
+            self._emit(head)
+        else:
+            self.sweep_due = True
+
+    def sweep(self, live: Iterable[ArtifactRef]) -> None:
+        """Whatever is published and has no row any more was purged."""
+        for ref in sorted(self.published.difference(live), key=lambda r: r.digest):
+            self._emit(ArtifactUnpublish(ref))
+        self.sweep_due = False
+
+    def accept_rest(self) -> None:
+        """Takes what the audit log holds as it is."""
+        while self._existing:
+            self.note(self._existing.popleft())
+
+    def _emit(self, payload: Payload) -> None:
+        self._pass_anchors()
+        if self._existing:
+            if self._existing[0].payload != payload:
+                raise _DisagreeError(f"logseq {self._existing[0].logseq}: {self._existing[0].payload}, not {payload}")
+            self.note(self._existing.popleft())
+            return
+        self.state.apply_payload(self._next_logseq, payload)
+        self._note_published(payload)
+        self._next_logseq += 1
+        self.fresh.append(payload)
+
+    def _pass_anchors(self) -> None:
+        while self._existing and isinstance(self._existing[0].payload, SnapshotAnchor):
+            self.note(self._existing.popleft())
+
+    def anchor(self, snapshot_id: int) -> None:
+        self._emit_anchor(self.state.anchor(snapshot_id))
+
+    def _emit_anchor(self, payload: SnapshotAnchor) -> None:
+        self.accept_rest()
+        self.state.apply_payload(self._next_logseq, payload)
+        self._next_logseq += 1
+        self.fresh.append(payload)
+
+    def _note_published(self, payload: Payload) -> None:
+        if isinstance(payload, ArtifactPublish):
+            self.published.add(payload.artifact)
+        elif isinstance(payload, ArtifactUnpublish):
+            self.published.discard(payload.artifact)
+
+
+class TenantAudit:
+    """See the module's text. Opens its log at the first `catch_up`."""
+
+    def __init__(
+        self,
+        env: Env,
+        catalog: Catalog,
+        writer: CatalogWriter,
+        state_dir: Path,
+        tenant_id: int,
+        tenant: str,
+        fence: Fence,
+        store: RemoteStore,
+    ) -> None:
+        self.env = env
+        self.path = state_dir / "audit" / f"{tenant_id}.asl"
+        self.tenant_id = tenant_id
+        self.broken = ""
+        self._directory = state_dir / "manifest" / str(tenant_id)
+        self._catalog = catalog
+        self._writer = writer
+        self._tenant = tenant
+        self._fence = fence
+        self._store = store
+        self._log: AuditWriter | None = None
+        self._derived: Derivation | None = None
+        self._next_chunk = 0
+        self._anchor_due = False
+        self._upload_due = True
+        self._stored: set[int] | None = None
+        self._after: Position | None = None
+
+    def note_snapshot(self) -> None:
+        """A snapshot of the tenant's stream was taken: the next `catch_up` anchors. Any thread."""
+        self._anchor_due = True
+
+    def catch_up(self) -> None:
+        """Appends what the sealed chunks say and the audit log does not, and an anchor if one is due. Blocks."""
+        if self.broken:
+            return
+        try:
+            derived = self._open()
+            self._derive_chunks(derived)
+            if self._anchor_due:
+                self._anchor_due = False
+                self._anchor(derived)
+        except CorruptError as e:
+            self.broken = str(e)
+            log.error("audit log stopped", extra={"tenant_id": self.tenant_id, "error": str(e)})  # noqa: TRY400
+            self.close()
+        except BaseException:
+            self.close()  # what is in memory may be ahead of the file: the next call reads it again
+            raise
+
+    def close(self) -> None:
+        if self._log is not None:
+            self._log.close()
+            self._log = self._derived = None
+
+    # -- deriving ----------------------------------------------------------------------------------------------
+
+    def _open(self) -> Derivation:
+        if self._derived is not None:
+            return self._derived
+        with self._catalog.view() as view:
+            logseq = view.get(self.tenant_id, t.COUNTERS, AUDIT_LOGSEQ)
+            chunk = view.get(self.tenant_id, t.COUNTERS, AUDIT_CHUNK)
+        known, existing = deque[LogRecord](), deque[LogRecord]()
+
+        def on_record(record: LogRecord) -> None:
+            (known if record.logseq <= (logseq or 0) else existing).append(record)
+
+        self.env.make_dirs(self.path.parent)
+        self._log = AuditWriter(self.env, self.path, on_record=on_record, acknowledged=logseq or 0)
+        derived = Derivation(self._tenant, VisibleState(), existing, self._log.next_logseq)
+        while known:
+            derived.note(known.popleft())
+        self._next_chunk = chunk or 0
+        self._load_refs(derived)
+        oldest = next((c.index for c, _ in chunk_headers(self._directory)), 0)
+        if oldest > self._next_chunk:
+            self._derive_rows(derived)
+        self._derived = derived
+        return derived
+
+    def _load_refs(self, derived: Derivation) -> None:
+        """Names of what exists: a deletion in the log names a row, not its content."""
+        with self._catalog.view() as view:
+            for key, row in view.scan(self.tenant_id, t.OBJECTS):
+                if row.published_ms:
+                    derived.refs[key] = derived.ref_of(row)
+
+    def _derive_chunks(self, derived: Derivation) -> None:
+        for where, header in chunk_headers(self._directory):
+            if where.index < self._next_chunk or not header.sealed:
+                continue
+            chunk = parse_chunk(where.read(), path=str(where.path), last=False, expect_index=where.index)
+            if chunk is None:
+                return
+            try:
+                self._derive_chunk(derived, chunk)
+            except _DisagreeError as e:
+                what = {"tenant_id": self.tenant_id, "chunk_index": chunk.index, "difference": str(e)}
+                log.warning("audit log and manifest log disagree; the rows decide", extra=what)
+                self._derive_rows(derived)
+                return
+            self._next_chunk = chunk.index + 1
+            self._append(derived)
+        if derived.sweep_due:
+            derived.sweep(self._live(derived))
+            self._append(derived)
+
+    def _derive_chunk(self, derived: Derivation, chunk: Chunk) -> None:
+        def on_event(event: Event, _: LogPosition) -> None:
+            if event.schema_id == EVENT_SCHEMA_ID:
+                for mutation in decode_event(event.body):
+                    apply_mutation(derived, mutation)
+
+        index = ManifestIndex()
+        index.on_event = on_event
+        index.apply_chunk(chunk)
+
+    def _derive_rows(self, derived: Derivation) -> None:
+        """The difference between the rows, made durable first, and what the audit log adds up to."""
+        derived.accept_rest()
+        self._writer.flush()
+        with self._catalog.view() as view:
+            position = view.position(self.tenant_id)
+            for _, chunk in view.scan(self.tenant_id, t.CHUNKS):
+                derived.chunk(chunk)
+            for _, row in view.scan(self.tenant_id, t.OBJECTS):
+                derived.object(row)
+        derived.sweep(self._live(derived))
+        self._append(derived)
+        self._next_chunk = position.chunk_index if position else 0
+        self._remember()
+
+    def _live(self, derived: Derivation) -> set[ArtifactRef]:
+        with self._catalog.view() as view:
+            return {derived.ref_of(row) for _, row in view.scan(self.tenant_id, t.OBJECTS) if row.published_ms}
+
+    def _append(self, derived: Derivation) -> None:
+        if self._log is None:
+            raise RuntimeError("the audit log is not open")
+        fresh, derived.fresh = derived.fresh, []
+        for start in range(0, len(fresh), APPEND_MAX):
+            self._log.append(fresh[start : start + APPEND_MAX])
+        if fresh:
+            self.env.failpoint("replicate.audit.appended")
+
+    def _anchor(self, derived: Derivation) -> None:
+        if self._log is None:
+            raise RuntimeError("the audit log is not open")
+        taken = list_snapshots(self._directory)
+        last = derived.state.last_anchor[0] if derived.state.last_anchor else 0
+        if not taken or last == self._log.next_logseq - 1:
+            return
+        derived.anchor(taken[-1])
+        self._append(derived)
+        self.env.failpoint("replicate.audit.anchored")
+        self._remember()
+        self._upload_due = True
+
+    def _remember(self) -> None:
+        if self._log is None:
+            raise RuntimeError("the audit log is not open")
+        logseq, chunk = self._log.next_logseq - 1, self._next_chunk
+
+        def work(b: Batch) -> None:
+            b.put(t.COUNTERS, AUDIT_LOGSEQ, logseq)
+            b.put(t.COUNTERS, AUDIT_CHUNK, chunk)
+
+        self._writer.call(self.tenant_id, work, sync=True)
+
+    # -- the remote --------------------------------------------------------------------------------------------
+
+    def upload(self) -> None:
+        """Puts the ranges that end at an anchor and are not there yet. Blocks."""
+        if not self._upload_due or self.broken or not self.path.exists():
+            return
+        if self._stored is None:
+            parsed = (keys.parse_key(info.key) for info in self._store.list(f"audit/{self.tenant_id}/"))
+            self._stored = {k.first_logseq for k in parsed if isinstance(k, keys.AuditRangeKey)}
+        fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            for part in cut_points(Source.of_fd(fd, str(self.path)), start=self._after):
+                if part.first_logseq not in self._stored:
+                    self._put(fd, part.first_logseq, part.start, part.end, part.after)
+                    self._stored.add(part.first_logseq)
+                self._after = part.after
+        finally:
+            os.close(fd)
+        self._upload_due = False
+
+    def _put(self, fd: int, first_logseq: int, start: int, end: int, after: Position) -> None:
+        data = os.pread(fd, end - start, start)
+        metadata = {"last_logseq": str(after.logseq - 1), "last_hash": after.prev_hash.hex()}
+        self._fence.put_manifest(keys.audit_range_key(self.tenant_id, first_logseq), data, metadata)
+        self.env.failpoint("replicate.audit.range_put")
+
+
+_CHUNKS: Final = (t.CHUNKS.number, t.CHUNKS.tag)
+_OBJECTS: Final = (t.OBJECTS.number, t.OBJECTS.tag)
+
+
+def apply_mutation(derived: Derivation, mutation: Mutation) -> None:
+    number, key, value = mutation
+    table = (number, key[:1])
+    if table == _CHUNKS and value is not None:
+        derived.chunk(t.CHUNKS.decode(value))
+    elif table == _OBJECTS:
+        if value is not None:
+            derived.object(t.OBJECTS.decode(value))
+        else:
+            derived.gone(t.OBJECTS.unpack_key(key[1:]))

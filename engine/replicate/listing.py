@@ -1,0 +1,174 @@
+"""What one stream has on the remote, and its chunks and snapshots, verified before anybody sees them.
+
+A chunk is an object of its own or a part of a bundle; both hold the same bytes, with the `uploaded` flag clear. Which
+of them is there can change between the listing and the reading (the writer bundles meanwhile): a chunk that is gone is
+looked for in the bundles, then the listing is made anew.
+
+Invariants
+- Nothing leaves `RemoteLog` that did not pass the checks of the format: crc of the chunk and of each payload, crc of
+  each section of a snapshot, and the number that its name promises.
+- Reads only.
+
+Owner: one thread at a time. A crash leaves nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from aof2.engine.errors import CorruptError
+from aof2.engine.manifest.format import (
+    CHUNK_HEADER_LEN,
+    LogPosition,
+    ManifestGapError,
+    ManifestIntegrityError,
+    bundle_key,
+    chunk_key,
+)
+from aof2.engine.manifest.reader import Chunk, parse_chunk, split_bundle
+from aof2.engine.manifest.snapshot import Snapshot, decode_snapshot
+from aof2.engine.remote import keys
+from aof2.engine.remote.errors import RemoteMissingError
+from aof2.engine.remote.source import BytesWriter
+from aof2.engine.remote.store import BlobInfo, RemoteStore
+
+MANIFEST_PREFIX = "manifest/"
+
+
+class Inventory(NamedTuple):
+    """The objects of one stream by what they are. `others` are names that are not ours."""
+
+    chunks: dict[int, BlobInfo]
+    bundles: dict[tuple[int, int], BlobInfo]
+    snapshots: dict[int, BlobInfo]
+    others: list[str]
+
+    @classmethod
+    def empty(cls) -> Inventory:
+        return cls({}, {}, {}, [])
+
+    def add(self, info: BlobInfo) -> None:
+        match keys.parse_key(info.key):
+            case keys.ManifestChunkKey(_, index):
+                self.chunks[index] = info
+            case keys.ManifestBundleKey(_, first, last):
+                self.bundles[first, last] = info
+            case keys.ManifestSnapshotKey(_, snapshot_id):
+                self.snapshots[snapshot_id] = info
+            case _:
+                self.others.append(info.key)
+
+    def has_chunk(self, index: int) -> bool:
+        return index in self.chunks or self.bundle_of(index) is not None
+
+    def bundle_of(self, index: int) -> tuple[int, int] | None:
+        return next(((first, last) for first, last in self.bundles if first <= index <= last), None)
+
+    def chunk_indexes(self) -> set[int]:
+        """Every chunk that can be had, by itself or out of a bundle."""
+        return set(self.chunks).union(*(range(first, last + 1) for first, last in self.bundles))
+
+
+def stream_prefix(stream_id: int) -> str:
+    return f"{MANIFEST_PREFIX}{stream_id}/"
+
+
+def list_stream(store: RemoteStore, stream_id: int) -> Inventory:
+    found = Inventory.empty()
+    for info in store.list(stream_prefix(stream_id)):
+        found.add(info)
+    return found
+
+
+def list_streams(store: RemoteStore) -> dict[int, Inventory]:
+    """Every stream that has objects, by one listing."""
+    found: dict[int, Inventory] = {}
+    for info in store.list(MANIFEST_PREFIX):
+        number = info.key.split("/")[1]
+        if number.isdecimal() and str(int(number)) == number:
+            found.setdefault(int(number), Inventory.empty()).add(info)
+    return found
+
+
+def get_bytes(store: RemoteStore, key: str) -> bytes:
+    out = BytesWriter()
+    store.get_blob(key, out)
+    return out.getvalue()
+
+
+class RemoteLog:
+    """One stream as the remote has it. Keeps the bundle that was read last: its chunks are asked for in order."""
+
+    def __init__(self, store: RemoteStore, stream_id: int, inventory: Inventory | None = None) -> None:
+        self.store = store
+        self.stream_id = stream_id
+        self.inventory = inventory if inventory is not None else list_stream(store, stream_id)
+        self._bundle: dict[int, bytes] = {}
+
+    def refresh(self) -> None:
+        self.inventory = list_stream(self.store, self.stream_id)
+
+    def chunk(self, index: int) -> tuple[bytes, Chunk]:
+        """A sealed chunk, bytes and parsed. ManifestGapError: not there. ManifestIntegrityError: damaged everywhere."""
+        for attempt in range(3):
+            if attempt:
+                self.refresh()
+            try:
+                return self._read_chunk(index)
+            except RemoteMissingError:
+                continue  # bundled or deleted since it was listed
+        raise ManifestGapError("chunk is not on the remote", path=stream_prefix(self.stream_id), chunk_index=index)
+
+    def _read_chunk(self, index: int) -> tuple[bytes, Chunk]:
+        damage: CorruptError | None = None
+        if index in self.inventory.chunks:
+            key = chunk_key(self.stream_id, index)
+            try:
+                return _parsed(get_bytes(self.store, key), key, index)
+            except CorruptError as e:
+                damage = e
+        span = self.inventory.bundle_of(index)
+        if span is not None:
+            if index not in self._bundle:
+                self._bundle = dict(self._split(span))
+            return _parsed(self._bundle[index], bundle_key(self.stream_id, *span), index)
+        if damage is not None:
+            raise damage
+        raise RemoteMissingError(f"chunk {index} of stream {self.stream_id} is not on the remote")
+
+    def _split(self, span: tuple[int, int]) -> Iterator[tuple[int, bytes]]:
+        key = bundle_key(self.stream_id, *span)
+        data = get_bytes(self.store, key)
+        expected = span[0]
+        for start, length, header in split_bundle(len(data), lambda pos: data[pos : pos + CHUNK_HEADER_LEN], path=key):
+            if header.chunk_index != expected:
+                what = f"holds chunk {header.chunk_index} where {expected} belongs"
+                raise ManifestIntegrityError(what, path=key, chunk_index=expected, offset=start)
+            yield expected, data[start : start + length]
+            expected += 1
+        if expected != span[1] + 1:
+            raise ManifestIntegrityError(f"ends before chunk {span[1]}", path=key, chunk_index=expected)
+
+    def snapshot(self, snapshot_id: int) -> tuple[bytes, Snapshot]:
+        """RemoteMissingError, CorruptError or UnsupportedError when it cannot be used."""
+        key = keys.manifest_snapshot_key(self.stream_id, snapshot_id)
+        data = get_bytes(self.store, key)
+        snapshot = decode_snapshot(data, path=key)
+        if snapshot.snapshot_id != snapshot_id:
+            raise CorruptError(f"snapshot: its header says {snapshot.snapshot_id}", path=key, offset=48)
+        return data, snapshot
+
+    def follows(self, position: LogPosition) -> bool:
+        """Whether replay can go on at `position`: its chunk can be had, or it is the very end of the log."""
+        if self.inventory.has_chunk(position.chunk_index):
+            return True
+        at_end = not any(index >= position.chunk_index for index in self.inventory.chunk_indexes())
+        return at_end and position.chunk_offset == CHUNK_HEADER_LEN
+
+
+def _parsed(data: bytes, key: str, index: int) -> tuple[bytes, Chunk]:
+    chunk = parse_chunk(data, path=key, last=False, expect_index=index)
+    if chunk is None or not chunk.header.sealed or chunk.end != len(data):
+        raise ManifestIntegrityError("not a whole sealed chunk", path=key, chunk_index=index)
+    return data, chunk

@@ -1,0 +1,392 @@
+"""One stream's uploads: sealed chunks in order, snapshots, bundles, deletions, retention. Blocking, resumable.
+
+`StreamUploads.step` does one thing and says whether there may be more. What is left to do is read from the folder and
+the rows each time, so that an event that got lost, a crash or an outage costs nothing but time.
+
+Invariants
+- Chunks go up in the order of their index. A snapshot goes up after the chunk it lies in: on the remote, replay can
+  go on from any snapshot that is there.
+- Only chunks that the newest snapshot, itself on the remote, covers and that retention has dropped locally are bundled.
+  (Retention asks the log for the chunk's own object: a bundled chunk that is still here would never go.)
+- Whatever is recorded here carries LOG_SEGMENT_ID and never makes the writer rotate: an idle log stays as it is.
+- Deletions are queued in the log before they happen, and said to be done after.
+
+Owner: one worker thread a stream at a time. A crash leaves pending_uploads and pending_deletes, which the first step
+resumes, or sealed chunks without an UploadDone, which are found by their names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from aof2 import native
+from aof2.engine.catalog import snapshots
+from aof2.engine.catalog.batch import Batch
+from aof2.engine.catalog.fold import StreamFold
+from aof2.engine.catalog.store import Catalog
+from aof2.engine.catalog.writer import CatalogWriter
+from aof2.engine.env import Env
+from aof2.engine.errors import CorruptError, TransientError
+from aof2.engine.manifest.batch import RecordBatch
+from aof2.engine.manifest.chunk import is_bookkeeping, mark_uploaded
+from aof2.engine.manifest.format import (
+    CHUNK_HEADER_LEN,
+    LOG_SEGMENT_ID,
+    ChunkHeader,
+    LogPosition,
+    chunk_key,
+    unpack_chunk_header,
+)
+from aof2.engine.manifest.payloads import (
+    Payload,
+    SnapshotMarker,
+    Tier2DeleteQueued,
+    UploadDone,
+    UploadFailed,
+    UploadStarted,
+)
+from aof2.engine.manifest.reader import ChunkFile, Stream, parse_chunk, read_file
+from aof2.engine.manifest.snapshot import HEADER, SNAPSHOT_MAGIC, decode_snapshot, list_snapshots, snapshot_name
+from aof2.engine.manifest.upload import ChunkUploader, RetryPolicy
+from aof2.engine.manifest.writer import SealedChunk
+from aof2.engine.remote import keys
+from aof2.engine.remote.fence import Fence
+from aof2.engine.remote.manifest import FencedManifestRemote
+from aof2.engine.remote.store import RemoteStore
+
+log = logging.getLogger(__name__)
+
+BUNDLE_CHUNKS: Final = 64
+BACKLOG_MAX: Final = 64
+SNAPSHOTS_REMOTE: Final = 2
+UPKEEP_EVERY: Final = 32
+CRASH_POINTS: Final = (
+    "replicate.snapshot.started",
+    "replicate.snapshot.put",
+    "replicate.snapshot.logged",
+    "replicate.prune.queued",
+)
+
+
+class SnapshotAt(NamedTuple):
+    """A local snapshot and the place in the log it stands for."""
+
+    snapshot_id: int
+    position: LogPosition
+
+
+class LogState(NamedTuple):
+    """What the rows say of the log's own objects."""
+
+    objects: dict[str, str]
+    pending_uploads: list[str]
+    pending_deletes: list[str]
+    marker_id: int
+
+    def uploaded(self, stream_id: int, index: int) -> bool:
+        """Whether the chunk is on the remote, by itself or in a bundle."""
+        return chunk_key(stream_id, index) in self.objects or any(a <= index <= b for a, b in self.bundles())
+
+    def bundles(self) -> list[tuple[int, int]]:
+        parsed = (keys.parse_key(key) for key in self.objects)
+        return [(k.first, k.last) for k in parsed if isinstance(k, keys.ManifestBundleKey)]
+
+
+def log_state(catalog: Catalog, stream_id: int) -> LogState:
+    with catalog.view() as view:
+        fold = StreamFold(stream_id)
+        fold.reload(view)
+    uploads = [key for segment_id, key in fold.pending_uploads if segment_id == LOG_SEGMENT_ID]
+    deletes = [key for segment_id, key in fold.pending_deletes if segment_id == LOG_SEGMENT_ID]
+    marker_id = fold.snapshot[0] if fold.snapshot else 0
+    return LogState(dict(fold.log_objects), sorted(uploads), sorted(deletes), marker_id)
+
+
+def local_snapshots(directory: Path) -> list[SnapshotAt]:
+    """Snapshots in the folder by their headers, oldest first; what is not one is passed over."""
+    found = []
+    for snapshot_id in list_snapshots(directory):
+        try:
+            with open(directory / snapshot_name(snapshot_id), "rb") as f:
+                head = f.read(HEADER.size)
+        except FileNotFoundError:
+            continue  # retention was here
+        if len(head) == HEADER.size:
+            magic, _, _, _, chunk_index, chunk_offset, number, ordinal, *_ = HEADER.unpack(head)
+            if magic == SNAPSHOT_MAGIC and number == snapshot_id:
+                found.append(SnapshotAt(snapshot_id, LogPosition(chunk_index, chunk_offset, ordinal)))
+    return found
+
+
+def chunk_headers(directory: Path) -> list[tuple[ChunkFile, ChunkHeader]]:
+    """The chunk files of the folder in order (parts of bundles left out)."""
+    found = []
+    for chunk in Stream(directory).chunks:
+        if chunk.length is None:
+            with contextlib.suppress(FileNotFoundError):
+                head = read_file(chunk.path, length=CHUNK_HEADER_LEN)
+                if any(head):
+                    found.append((chunk, unpack_chunk_header(head, path=str(chunk.path))))
+    return found
+
+
+def sealed_chunk(chunk: ChunkFile) -> SealedChunk:
+    """A sealed chunk as rotation would have given it out; ManifestIntegrityError when it is damaged."""
+    parsed = parse_chunk(chunk.read(), path=str(chunk.path), last=False, expect_index=chunk.index)
+    if parsed is None:
+        raise CorruptError("holds no commit, though others follow it", path=str(chunk.path))
+    return SealedChunk(chunk.path, parsed.header, parsed.count)
+
+
+def worth_a_snapshot(directory: Path) -> bool:
+    """Whether anything but the log's own bookkeeping came after the newest snapshot."""
+    taken = local_snapshots(directory)
+    records = Stream(directory).records(taken[-1].position if taken else None)
+    return any(not is_bookkeeping(r.type_id, r.segment_id, r.payload) for r in records)
+
+
+class StreamUploads:
+    """See the module's text."""
+
+    def __init__(
+        self,
+        env: Env,
+        catalog: Catalog,
+        writer: CatalogWriter,
+        store: RemoteStore,
+        fence: Fence,
+        directory: Path,
+        stream_id: int,
+        *,
+        bundle_chunks: int = BUNDLE_CHUNKS,
+        before_retention: Callable[[], None] | None = None,
+    ) -> None:
+        self.env = env
+        self.stream_id = stream_id
+        self.directory = directory
+        self.uploads = 0
+        self._catalog = catalog
+        self._writer = writer
+        self._store = store
+        self._remote = FencedManifestRemote(fence)
+        self._bundle_chunks = bundle_chunks
+        self._before_retention = before_retention
+        self._backlog: deque[SealedChunk] = deque()
+        self._rescan = True
+        self._resume = True
+        self._upkeep_due = True
+        self._taken_ids: set[int] = set()
+        # One attempt a call: waiting is the component's, and a remote that is away must not fill the log.
+        self._uploader = ChunkUploader(env, stream_id, self._remote, self._append, policy=RetryPolicy(attempts=1))
+
+    @property
+    def retries(self) -> int:
+        return self._uploader.retries
+
+    def note_sealed(self) -> None:
+        """A chunk was sealed: it is found in the folder. Any thread."""
+        self._rescan = self._upkeep_due = True
+
+    def note_snapshot(self) -> None:
+        self._upkeep_due = True
+
+    def step(self) -> bool:
+        """One upload, or the upkeep after them; False when there is nothing left to do."""
+        if self._resume:
+            self._resume_pending()
+            self._resume = False
+            return True
+        if not self._backlog and self._rescan:
+            self._rescan = False
+            try:
+                self._refill()
+            except BaseException:
+                self._rescan = True
+                raise
+        if self._backlog:
+            self._upload(self._backlog[0])
+            self._backlog.popleft()
+            self.uploads += 1
+            if self.uploads % UPKEEP_EVERY == 0:
+                self._upkeep()
+            return True
+        if self._upkeep_due:
+            self._upkeep_due = False
+            try:
+                return self._upkeep()
+            except BaseException:
+                self._upkeep_due = True
+                raise
+        return False
+
+    # -- chunks ------------------------------------------------------------------------------------------------
+
+    def _refill(self) -> None:
+        """The next sealed chunks that are not on the remote; those that are get their flag if a crash withheld it."""
+        state = log_state(self._catalog, self.stream_id)
+        for chunk, header in chunk_headers(self.directory):
+            if not header.sealed:
+                continue
+            if state.uploaded(self.stream_id, header.chunk_index):
+                if not header.uploaded:
+                    mark_uploaded(self.env, chunk.path)
+                continue
+            if len(self._backlog) == BACKLOG_MAX:
+                self._rescan = True
+                return
+            self._backlog.append(sealed_chunk(chunk))
+
+    def _upload(self, sealed: SealedChunk) -> None:
+        state = log_state(self._catalog, self.stream_id)
+        self._uploader.upload(sealed, snapshot_id=state.marker_id)
+
+    # -- what follows ------------------------------------------------------------------------------------------
+
+    def _upkeep(self) -> bool:
+        """Snapshot, old snapshots, retention, bundles. True when a bundle was made: there may be another."""
+        if self._before_retention is not None:
+            self._before_retention()
+        taken = local_snapshots(self.directory)
+        if not taken:
+            return False
+        newest = taken[-1]
+        self._upload_snapshot_if_due(newest)
+        self._prune_snapshots()
+        with contextlib.suppress(FileNotFoundError):  # somebody else's retention was quicker: the next one goes on
+            snapshots.retain(self.env, self._catalog, self.directory, self.stream_id, newest.position)
+        return self._compact(newest)
+
+    def _upload_snapshot_if_due(self, newest: SnapshotAt) -> None:
+        state = log_state(self._catalog, self.stream_id)
+        key = keys.manifest_snapshot_key(self.stream_id, newest.snapshot_id)
+        if key in state.objects or newest.snapshot_id in self._taken_ids or not self._reachable(newest, state):
+            return
+        self.upload_snapshot(newest.snapshot_id)
+
+    def _reachable(self, snapshot: SnapshotAt, state: LogState) -> bool:
+        """Whether a replay from the snapshot would find its chunk on the remote."""
+        at = snapshot.position
+        if at.chunk_offset > CHUNK_HEADER_LEN:
+            return state.uploaded(self.stream_id, at.chunk_index)
+        return at.chunk_index == 0 or state.uploaded(self.stream_id, at.chunk_index - 1)
+
+    def upload_snapshot(self, snapshot_id: int) -> str:
+        """Puts a local snapshot on the remote and says so in the log; its etag. Repeating it is harmless."""
+        path = self.directory / snapshot_name(snapshot_id)
+        data = path.read_bytes()
+        snapshot = decode_snapshot(data, path=str(path))
+        key = keys.manifest_snapshot_key(self.stream_id, snapshot_id)
+        found = self._store.head_blob(key)
+        if found is not None and (found.size, found.crc64) != (len(data), native.crc64(data)):
+            # Left by a writer before a restore. Nothing refers to it; the next snapshot has another number.
+            log.warning("snapshot's name is taken on the remote", extra={"key": key})
+            self._taken_ids.add(snapshot_id)
+            return ""
+        at = snapshot.position
+        metadata = {
+            "snapshot_id": str(snapshot_id),
+            "chunk_index": str(at.chunk_index),
+            "chunk_offset": str(at.chunk_offset),
+            "ordinal": str(at.ordinal),
+            "created_ms": str(snapshot.created_ms),
+        }
+        self._log([UploadStarted(key)], at.chunk_index)
+        self.env.failpoint("replicate.snapshot.started")
+        try:
+            etag = self._remote.put(key, data, metadata)
+        except TransientError as e:
+            self._log([UploadFailed(key, e.reason_code)], at.chunk_index)
+            raise
+        self.env.failpoint("replicate.snapshot.put")
+        self._log([UploadDone(key, etag)], at.chunk_index)
+        self.env.failpoint("replicate.snapshot.logged")
+        return etag
+
+    def _prune_snapshots(self) -> None:
+        """The remote keeps as many snapshots as the folder does."""
+        state = log_state(self._catalog, self.stream_id)
+        parsed = (keys.parse_key(key) for key in state.objects)
+        ids = sorted(k.snapshot_id for k in parsed if isinstance(k, keys.ManifestSnapshotKey))
+        old = [keys.manifest_snapshot_key(self.stream_id, i) for i in ids[:-SNAPSHOTS_REMOTE]]
+        if old:
+            self._log([Tier2DeleteQueued(key) for key in old], 0)
+            self.env.failpoint("replicate.prune.queued")
+            self._uploader.finish_deletes(old)
+
+    def _compact(self, newest: SnapshotAt) -> bool:
+        state = log_state(self._catalog, self.stream_id)
+        if keys.manifest_snapshot_key(self.stream_id, newest.snapshot_id) not in state.objects:
+            return False
+        here = chunk_headers(self.directory)
+        oldest_here = here[0][0].index if here else newest.position.chunk_index
+        parsed = (keys.parse_key(key) for key in state.objects)
+        indexes = sorted(k.chunk_index for k in parsed if isinstance(k, keys.ManifestChunkKey))
+        covered = [i for i in indexes if i < min(oldest_here, newest.position.chunk_index)]
+        run = first_run(covered, self._bundle_chunks)
+        if run is None:
+            return False
+        at = newest.position
+        self._uploader.compact(*run, SnapshotMarker(at.chunk_index, at.chunk_offset, newest.snapshot_id))
+        return True
+
+    # -- after a crash -----------------------------------------------------------------------------------------
+
+    def _resume_pending(self) -> None:
+        """Deletions that were queued, bundles and snapshots that were under way. Chunks are found in the folder."""
+        state = log_state(self._catalog, self.stream_id)
+        if state.pending_deletes:
+            self._uploader.finish_deletes(state.pending_deletes)
+        here = {s.snapshot_id: s for s in local_snapshots(self.directory)}
+        for key in state.pending_uploads:
+            match keys.parse_key(key):
+                case keys.ManifestSnapshotKey(_, snapshot_id) if snapshot_id in here:
+                    self.upload_snapshot(snapshot_id)
+                case keys.ManifestBundleKey(_, first, last) if here and self._all_there(state, first, last):
+                    newest = here[max(here)]
+                    at = newest.position
+                    self._uploader.compact(
+                        first, last, SnapshotMarker(at.chunk_index, at.chunk_offset, newest.snapshot_id)
+                    )
+
+    def _all_there(self, state: LogState, first: int, last: int) -> bool:
+        return all(chunk_key(self.stream_id, i) in state.objects for i in range(first, last + 1))
+
+    # -- the log -----------------------------------------------------------------------------------------------
+
+    def _log(self, records: Sequence[Payload], chunk_index: int) -> None:
+        batch = RecordBatch()
+        for payload in records:
+            batch.add(payload, segment_id=LOG_SEGMENT_ID, logical_offset=chunk_index)
+        self._append(batch)
+
+    def _append(self, batch: RecordBatch) -> LogPosition:
+        append_records(self._writer, self.stream_id, batch)
+        with self._catalog.view() as view:
+            position = view.position(self.stream_id)
+        return position or LogPosition(0, CHUNK_HEADER_LEN, 0)
+
+
+def append_records(writer: CatalogWriter, stream_id: int, batch: RecordBatch) -> None:
+    """Tier records without row changes, durable when this returns."""
+
+    def work(b: Batch) -> None:
+        batch.stamp(b.now_ms)
+        b.records.extend(batch)
+
+    writer.call(stream_id, work, sync=True)
+
+
+def first_run(indexes: Iterable[int], length: int) -> tuple[int, int] | None:
+    """The first `length` of more than `length` consecutive numbers in an ascending sequence."""
+    numbered = enumerate(indexes)
+    for _, group in itertools.groupby(numbered, key=lambda pair: pair[1] - pair[0]):
+        run = [index for _, index in group]
+        if len(run) > length:
+            return run[0], run[length - 1]
+    return None

@@ -1,0 +1,283 @@
+"""LogReplicator: keeps the remote's copy of every stream's log, and the audit logs, up to date.
+
+    claim the volume → for each stream: resume → chunks in order → audit, snapshot, retention, bundles → wait
+
+One task a stream, so that a slow one holds nobody up; each runs `StreamUploads.step` on a worker thread until there is
+nothing left. Events carry no work, only "look again": the folder and the rows say what there is to do, so the queue is
+as long as the disk has chunks and memory holds a bounded part of it.
+
+Invariants
+- Nothing is put before the claim succeeded. A remote that is away is asked again, for ever, without a byte in the log:
+  after a failure the fence is asked first.
+- Reason 2 (authentication): said once, at ERROR, and nothing is tried until `kick`.
+- FencedError ends it: `on_fenced(reason)` once, no further write by this component.
+- An idle engine: no events, no steps.
+
+Owner: the nursery that runs `run`; events come on the trio thread. Cancelling waits for the request under way. A crash
+leaves what `stream` and `audit` say.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Final, TypeVar
+
+import msgspec
+import trio
+
+from aof2.engine.aio import open_nursery
+from aof2.engine.catalog.store import Catalog
+from aof2.engine.catalog.writer import CatalogWriter
+from aof2.engine.env import Env
+from aof2.engine.errors import (
+    Aof2Error,
+    CorruptError,
+    FatalIOError,
+    LimitError,
+    ReadOnlyError,
+    TransientError,
+    UnsupportedError,
+)
+from aof2.engine.manifest.format import ReasonCode
+from aof2.engine.manifest.upload import UploadGaveUpError
+from aof2.engine.manifest.writer import SealedChunk
+from aof2.engine.remote.errors import FencedError, RemoteMissingError, RemoteRefusedError
+from aof2.engine.remote.fence import Fence
+from aof2.engine.remote.store import RemoteStore
+from aof2.engine.replicate.audit import TenantAudit
+from aof2.engine.replicate.claim import take_claim
+from aof2.engine.replicate.stream import BUNDLE_CHUNKS, StreamUploads
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+DRAIN_STEP_S: Final = 0.01
+# What a remote that comes back, or another try, does not mend.
+_STUCK: Final = (CorruptError, UnsupportedError, LimitError, RemoteMissingError, RemoteRefusedError)
+
+
+class ReplicateOptions(msgspec.Struct, frozen=True, kw_only=True):
+    backoff_s: float = 0.5
+    backoff_max_s: float = 30.0
+    bundle_chunks: int = BUNDLE_CHUNKS
+
+
+class _Stream:
+    """A stream's task as the component sees it."""
+
+    def __init__(self, stream_id: int) -> None:
+        self.stream_id = stream_id
+        self.uploads: StreamUploads | None = None
+        self.audit: TenantAudit | None = None
+        self.wake = trio.Event()
+        self.busy = True
+
+
+class LogReplicator:
+    """See the module's text. `tenants` gives the streams that have an audit log and their names."""
+
+    def __init__(
+        self,
+        env: Env,
+        store: RemoteStore,
+        catalog: Catalog,
+        writer: CatalogWriter,
+        state_dir: Path,
+        *,
+        tenants: Callable[[], Mapping[int, str]],
+        on_fenced: Callable[[str], None],
+        options: ReplicateOptions | None = None,
+    ) -> None:
+        self.env = env
+        self.fence: Fence | None = None
+        self.fenced = ""
+        self.stuck: dict[int, str] = {}
+        self.failures = 0
+        self._store = store
+        self._catalog = catalog
+        self._writer = writer
+        self._state_dir = state_dir
+        self._tenants = tenants
+        self._on_fenced = on_fenced
+        self._options = options or ReplicateOptions()
+        self._streams: dict[int, _Stream] = {}
+        self._nursery: trio.Nursery | None = None
+        self._kicked = trio.Event()
+        self._moved = trio.Event()
+        self._auth_said = False
+
+    # -- events, on the trio thread ----------------------------------------------------------------------------
+
+    def sealed(self, stream_id: int, _chunk: SealedChunk | None = None) -> None:
+        """A chunk of the stream is sealed."""
+        stream = self._stream(stream_id)
+        if stream.uploads is not None:
+            stream.uploads.note_sealed()
+        self._wake(stream)
+
+    def snapshot_taken(self, stream_id: int) -> None:
+        """`snapshots.take` has stored a snapshot of the stream."""
+        stream = self._stream(stream_id)
+        if stream.uploads is not None:
+            stream.uploads.note_snapshot()
+        if stream.audit is not None:
+            stream.audit.note_snapshot()
+        self._wake(stream)
+
+    def kick(self) -> None:
+        """Whatever waits, tries again now: the operator mended something."""
+        self._auth_said = False
+        self._kicked.set()
+        self._kicked = trio.Event()
+        for stream in self._streams.values():
+            self._wake(stream)
+
+    @property
+    def idle(self) -> bool:
+        """Whether everything that was told is on the remote."""
+        return self.fence is not None and not self.stuck and not any(s.busy for s in self._streams.values())
+
+    async def drain(self) -> None:
+        """Waits until all that is committed is sealed and on the remote. For ever if need be: cancel it."""
+        while not self.fenced:
+            due_s = self._writer.target.due_s()
+            if due_s is not None:
+                await trio.sleep(max(due_s, DRAIN_STEP_S))
+            elif self.idle:
+                # An event may be on its way from the writer's thread: it is in before this returns.
+                await trio.lowlevel.checkpoint()
+                if self.idle and self._writer.target.due_s() is None:
+                    return
+            else:
+                await self._moved.wait()
+
+    # -- the tasks ---------------------------------------------------------------------------------------------
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Runs until cancelled, or until another writer took over."""
+        task_status.started()
+        try:
+            self.fence = await self._attempts(partial(take_claim, self.env, self._store, self._state_dir), "the claim")
+            with self._catalog.view() as view:
+                for stream_id in view.streams():
+                    self._stream(stream_id)
+            async with open_nursery() as nursery:
+                self._nursery = nursery
+                for stream in list(self._streams.values()):
+                    nursery.start_soon(self._run_stream, stream)
+                await trio.sleep_forever()
+        except Aof2Error as e:
+            self._stop(e)
+        finally:
+            self._nursery = None
+            for stream in self._streams.values():
+                if stream.audit is not None:
+                    stream.audit.close()
+
+    def _stop(self, error: Aof2Error) -> None:
+        if isinstance(error, ReadOnlyError) and not isinstance(error, FencedError):
+            log.info("log replication ends", extra={"error": str(error)})  # the catalog takes no more, and said why
+            return
+        self.fenced = str(error)
+        self._tell_moved()
+        log.error("log replication ends", extra={"error": str(error)})
+        self._on_fenced(self.fenced)
+
+    async def _run_stream(self, stream: _Stream) -> None:
+        assert self.fence is not None  # noqa: S101 (narrowing: tasks start after the claim)
+        directory = self._state_dir / "manifest" / str(stream.stream_id)
+        name = self._tenants().get(stream.stream_id)
+        if name is not None:
+            stream.audit = TenantAudit(
+                self.env, self._catalog, self._writer, self._state_dir, stream.stream_id, name, self.fence, self._store
+            )
+        stream.uploads = StreamUploads(
+            self.env,
+            self._catalog,
+            self._writer,
+            self._store,
+            self.fence,
+            directory,
+            stream.stream_id,
+            bundle_chunks=self._options.bundle_chunks,
+            before_retention=stream.audit.catch_up if stream.audit is not None else None,
+        )
+        while True:
+            stream.wake = trio.Event()
+            stream.busy = True
+            await self._steps(stream, stream.uploads)
+            if stream.wake.is_set():
+                continue
+            stream.busy = False
+            self._tell_moved()
+            await stream.wake.wait()
+
+    async def _steps(self, stream: _Stream, uploads: StreamUploads) -> None:
+        what = f"stream {stream.stream_id}"
+        try:
+            while await self._attempts(uploads.step, what):
+                pass
+            if stream.audit is not None:
+                await self._attempts(stream.audit.upload, what)
+            self.stuck.pop(stream.stream_id, None)
+        except _STUCK as e:
+            # A damaged local log, say: nothing goes over a good copy. It is tried again when more comes, or kicked.
+            if self.stuck.get(stream.stream_id) != str(e):
+                log.error("log upload stopped", extra={"stream_id": stream.stream_id, "error": str(e)})  # noqa: TRY400
+            self.stuck[stream.stream_id] = str(e)
+
+    async def _attempts(self, work: Callable[[], T], what: str) -> T:
+        """The work's result, however long the remote is away."""
+        pause_s = self._options.backoff_s
+        failed = False
+        while True:
+            try:
+                if failed and self.fence is not None:
+                    await trio.to_thread.run_sync(self.fence.check)
+                result = await trio.to_thread.run_sync(work)
+            except FatalIOError:
+                raise
+            except (TransientError, UploadGaveUpError, OSError) as e:
+                failed = True
+                self.failures += 1
+                reason_code = getattr(e, "reason_code", int(ReasonCode.TRANSIENT))
+                await self._wait(what, e, reason_code, pause_s)
+                pause_s = min(self._options.backoff_max_s, pause_s * 2)
+            else:
+                self._auth_said = self._auth_said and not failed
+                return result
+
+    async def _wait(self, what: str, error: Exception, reason_code: int, pause_s: float) -> None:
+        kicked = self._kicked
+        self._tell_moved()
+        if reason_code == ReasonCode.AUTH:
+            if not self._auth_said:
+                self._auth_said = True
+                log.error("remote refuses our credentials; uploads wait", extra={"what": what, "error": str(error)})
+            await kicked.wait()
+            return
+        log.info("upload waits", extra={"what": what, "error": str(error), "pause_s": pause_s})
+        with trio.move_on_after(self.env.rng.uniform(pause_s / 2, pause_s)):
+            await kicked.wait()
+
+    # -- inside ------------------------------------------------------------------------------------------------
+
+    def _stream(self, stream_id: int) -> _Stream:
+        stream = self._streams.get(stream_id)
+        if stream is None:
+            stream = self._streams[stream_id] = _Stream(stream_id)
+            if self._nursery is not None:
+                self._nursery.start_soon(self._run_stream, stream)
+        return stream
+
+    def _wake(self, stream: _Stream) -> None:
+        stream.busy = True
+        stream.wake.set()
+
+    def _tell_moved(self) -> None:
+        """Whoever drains looks again."""
+        self._moved.set()
+        self._moved = trio.Event()
