@@ -21,7 +21,7 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -46,13 +46,17 @@ from aof2.engine.local.handles import HandleTable, Key, ObjectHandle
 from aof2.engine.local.hot import HotCache
 from aof2.engine.local.warm import WarmStore
 from aof2.engine.manifest.writer import LogSettings, SealedChunk
+from aof2.engine.observe.http import MetricsServer
+from aof2.engine.observe.metrics import StorageMetrics
 from aof2.engine.pagecache import PageCache
 from aof2.engine.quota import DiskSpace, QuotaRow, StorageQuota
 from aof2.engine.remote.limiter import ReadLimiters
+from aof2.engine.remote.metered import MeteredStore
 from aof2.engine.remote.open import open_remote
 from aof2.engine.remote.settings import RemoteSettings
 from aof2.engine.remote.store import RemoteStore
 from aof2.engine.settings import Settings
+from aof2.engine.telemetry import connect
 from aof2.engine.tiering.coldscan import ColdScanner, ColdScanOptions, Sink
 from aof2.engine.tiering.evict import Evictor
 from aof2.engine.tiering.fetch import BlobFetcher
@@ -97,7 +101,9 @@ class Volume:
         self.state_dir = state_dir
         self.opened = opened
         self.catalog = opened.catalog
-        self.remote = remote
+        self.metrics = StorageMetrics(now_ms=env.now_ms)
+        self.remote: RemoteStore = MeteredStore(env, remote, self.metrics)
+        remote = self.remote
         self.manifest_dir = state_dir / "manifest"
         self.target = CatalogTarget(env, opened.catalog, opened.streams, events)
         self.target.enabled = settings.manifest.enabled
@@ -109,6 +115,7 @@ class Volume:
             tenants={name: s.quota_bytes for name, s in settings.tenants.items()},
             min_free=cache.min_free,
             disk=partial(_disk_space, state_dir),
+            on_exhausted=self.metrics.storage_quota_exhausted_total.inc,
         )
         self.handles = HandleTable()
         self.warm = WarmStore(env, state_dir / "warm", cache.warm_bytes, block_bytes=engine.block_bytes)
@@ -136,10 +143,16 @@ class Volume:
             block_bytes=engine.block_bytes,
             parallel=settings.remote.parallel,
             warm=self.warm,
+            metrics=self.metrics,
+            recently_evicted=self.evictor.recently_evicted,
         )
         self.limiters = ReadLimiters(env, bytes_per_s=cache.cold_scan_bytes_per_s, parallel=cache.cold_scan_parallel)
         self.cold = ColdScanner(
-            self.hydrator, self.hydrator.fetcher, self.limiters.of, timeout_s=settings.remote.timeout_s
+            self.hydrator,
+            self.hydrator.fetcher,
+            self.limiters.of,
+            timeout_s=settings.remote.timeout_s,
+            metrics=self.metrics,
         )
         self.publisher = Publisher(
             self.catalog,
@@ -150,6 +163,7 @@ class Volume:
             state_dir / "checkpoint_scratch",
             block_bytes=engine.block_bytes,
         )
+        self.metrics_port = 0
         self._tenants: dict[int, TenantRow] = {}
         self._snapshots_wanted: dict[int, None] = {}
         self._snapshot_wake = trio.Event()
@@ -354,6 +368,7 @@ class Volume:
         directory = self.manifest_dir / str(stream_id)
         taken = snapshots.take(self.env, self.catalog, self.writer, directory, stream_id)
         if taken is not None:
+            self.metrics.note_snapshot(stream_id, self.env.now_ms())
             snapshots.retain(self.env, self.catalog, directory, stream_id, taken.position)
 
     async def start(self, nursery: trio.Nursery) -> None:
@@ -391,16 +406,34 @@ async def open_volume(settings: Settings, *, env: Env | None = None) -> AsyncIte
         try:
             await trio.to_thread.run_sync(volume.ensure_tenants)
             volume.restore_quota()
+            connect(volume, volume.metrics)
             await trio.to_thread.run_sync(sweep_scratch, settings.volume.state_dir / "checkpoint_scratch", ())
-            async with open_nursery() as nursery:
-                await volume.start(nursery)
-                yield volume
-                nursery.cancel_scope.cancel()
+            with serve_metrics(volume):
+                async with open_nursery() as nursery:
+                    await volume.start(nursery)
+                    yield volume
+                    nursery.cancel_scope.cancel()
         finally:
             with trio.CancelScope(shield=True):
                 await _close(volume)
     finally:
         os.close(lock_fd)
+
+
+@contextlib.contextmanager
+def serve_metrics(volume: Volume) -> Iterator[None]:
+    """`/metrics` over HTTP while the block runs, if the settings want it."""
+    listen = volume.settings.metrics.listen
+    if not listen:
+        yield
+        return
+    server = MetricsServer(volume.metrics.render, listen)
+    server.start()
+    volume.metrics_port = server.port
+    try:
+        yield
+    finally:
+        server.close()
 
 
 async def _close(volume: Volume) -> None:

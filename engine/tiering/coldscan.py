@@ -24,6 +24,7 @@ import trio
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.rows import BlobRow, ChunkRow
 from aof2.engine.local.handles import ObjectHandle
+from aof2.engine.observe.metrics import FetchTier, ReadMode, StorageMetrics
 from aof2.engine.remote.limiter import RemoteReadLimiter
 from aof2.engine.tiering.fetch import BlobFetcher
 from aof2.engine.tiering.hydrate import REQUEST_BYTES, Hydrator, NotAvailableError
@@ -50,13 +51,13 @@ class ColdScanner:
         limiter: Callable[[str], RemoteReadLimiter],
         *,
         timeout_s: float,
-        on_read: Callable[[int], None] | None = None,
+        metrics: StorageMetrics | None = None,
     ) -> None:
         self._hydrator = hydrator
         self._fetcher = fetcher
         self._limiter = limiter
         self._timeout_s = timeout_s
-        self._on_read = on_read
+        self._metrics = metrics or StorageMetrics()
         self._held: Counter[str] = Counter()
 
     def holds(self, key: str) -> bool:
@@ -111,9 +112,11 @@ class ColdScanner:
                 return await self._hydrator.read(handle, start, stop - start)
             raise NotAvailableError(f"chunk {chunk.chunk_id} has no copy anywhere", path=str(handle.path))
         fetch = partial(self._fetch, handle.tenant, chunk, blob, index, last - first + 1, options.priority)
+        started_s = self._hydrator.hot.env.monotonic_s()
         data = b"".join(await trio.to_thread.run_sync(fetch))
-        if self._on_read is not None:
-            self._on_read(len(data))
+        self._metrics.remote_bytes_read_total[ReadMode.COLD_SCAN].inc(len(data))
+        elapsed_s = self._hydrator.hot.env.monotonic_s() - started_s
+        self._metrics.page_fetch_latency_seconds[FetchTier.COLD_SCAN].observe(elapsed_s)
         base = first * handle.block_bytes
         return data[start - base : stop - base]
 

@@ -16,6 +16,7 @@ Owner: the trio thread; one eviction at a time.
 from __future__ import annotations
 
 import logging
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -39,6 +40,8 @@ log = logging.getLogger(__name__)
 
 CRASH_POINTS: Final = ("evict.recorded", "evict.unlinked")
 VICTIMS_MAX: Final = 64
+THRASH_WINDOW_S: Final = 60.0
+GONE_MAX: Final = 4096
 
 
 def _give_up(b: Batch, chunk_ids: Sequence[int], kept: Mapping[int, int], block_bytes: int) -> int:
@@ -87,6 +90,7 @@ class Evictor:
         self._warm = warm
         self._keeps_warm = keeps_warm
         self._lock = trio.Lock()
+        self._gone: OrderedDict[tuple[int, int], float] = OrderedDict()  # chunks given up lately → when
         self._hand: tuple[int, bytes] | None = None
 
     # -- Room --------------------------------------------------------------------------------------------------
@@ -116,6 +120,11 @@ class Evictor:
                 if freed >= wanted:
                     break
             return freed
+
+    def recently_evicted(self, slot: tuple[int, int]) -> bool:
+        """Whether this chunk (stream id, chunk id) was given up a moment ago: fetching it again is thrash."""
+        when_s = self._gone.get(slot)
+        return when_s is not None and self.hot.env.monotonic_s() - when_s < THRASH_WINDOW_S
 
     # -- by name -----------------------------------------------------------------------------------------------
 
@@ -251,7 +260,8 @@ class Evictor:
             for chunk_id in victim.chunk_ids:
                 if self._warm is not None and chunk_id in kept:
                     self._warm.count((stream_id, chunk_id), victim.tenant, kept[chunk_id])
-        trio.from_thread.run_sync(self._note_freed, free[0].tenant, freed, len(free))
+        slots = [(stream_id, chunk_id) for chunk_id in chunk_ids]
+        trio.from_thread.run_sync(self._note_freed, free[0].tenant, freed, len(free), slots if demote else [])
         return freed
 
     # -- warm --------------------------------------------------------------------------------------------------
@@ -319,7 +329,11 @@ class Evictor:
         except FileNotFoundError:
             return True  # only its rows are left
 
-    def _note_freed(self, tenant: str, freed: int, count: int) -> None:
+    def _note_freed(self, tenant: str, freed: int, count: int, slots: Sequence[tuple[int, int]]) -> None:
+        now_s = self.hot.env.monotonic_s()
+        self._gone.update((slot, now_s) for slot in slots)
+        while len(self._gone) > GONE_MAX:
+            self._gone.popitem(last=False)
         self.quota.release_used(tenant, min(freed, self.quota.tenant_usage(tenant).used_bytes))
         self.evicted_bytes += freed
         self.evictions += count

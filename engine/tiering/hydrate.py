@@ -38,6 +38,7 @@ from aof2.engine.local.hot import HotCache, read_cached, read_exactly
 from aof2.engine.local.warm import WarmStore
 from aof2.engine.manifest import payloads as p
 from aof2.engine.manifest.format import ReasonCode
+from aof2.engine.observe.metrics import FetchTier, ReadMode, Result, StorageMetrics
 from aof2.engine.pagecache import PageCache, PageKey
 from aof2.engine.quota import Reservation
 from aof2.engine.remote.errors import RemoteMissingError
@@ -88,7 +89,8 @@ class Hydrator:
         block_bytes: int,
         parallel: int = 16,
         warm: WarmStore | None = None,
-        on_fetched: Callable[[int], None] | None = None,
+        metrics: StorageMetrics | None = None,
+        recently_evicted: Callable[[tuple[int, int]], bool] = lambda _: False,
     ) -> None:
         self.catalog = catalog
         self.writer = writer
@@ -100,7 +102,8 @@ class Hydrator:
         self.warm = warm
         self.block_bytes = block_bytes
         self.fetched_bytes = 0
-        self._on_fetched = on_fetched
+        self._metrics = metrics or StorageMetrics()
+        self._recently_evicted = recently_evicted
         self._limiter = trio.CapacityLimiter(parallel)
         self._in_flight: dict[tuple[Key, int], trio.Event] = {}
         self._settle_wanted = trio.Event()
@@ -129,7 +132,15 @@ class Hydrator:
         end = min(offset + length, handle.size)
         if offset >= end:
             return b""
+        started_s = self.hot.env.monotonic_s()
+        tier, data = await self._read(handle, offset, end)
+        self._metrics.page_fetch_latency_seconds[tier].observe(self.hot.env.monotonic_s() - started_s)
+        return data
+
+    async def _read(self, handle: ObjectHandle, offset: int, end: int) -> tuple[FetchTier, bytes]:
+        """The bytes, and the furthest tier that had to be asked."""
         await self.attach(handle)
+        tier = FetchTier.LOCAL
         first, last = offset // self.block_bytes, (end - 1) // self.block_bytes
         for _ in range(8):
             absent = handle.not_ready(first, last)
@@ -137,12 +148,16 @@ class Hydrator:
                 self._note_sequential(handle, offset, end)
                 data = await self._read_local(handle, offset, end - offset)
                 if data is not None:
-                    return data
+                    return tier, data
                 continue
+            fetched_before = self.fetched_bytes
             pages = await self._obtain(handle, self._widen(handle, absent, offset, end))
+            if self.fetched_bytes > fetched_before:
+                tier = FetchTier.REMOTE
             if any(block in pages for block in absent):
                 self._note_sequential(handle, offset, end)
-                return await self._assemble(handle, offset, end, pages)
+                tier = tier if tier is FetchTier.REMOTE else FetchTier.PAGE_CACHE
+                return tier, await self._assemble(handle, offset, end, pages)
         raise CorruptError("local copies keep failing their checksums", path=str(handle.path), offset=offset)
 
     async def attach(self, handle: ObjectHandle) -> None:
@@ -175,11 +190,10 @@ class Hydrator:
             start = block * self.block_bytes
             low, high = max(offset, start), min(end, start + self.block_bytes)
             page = pages.get(block)
-            if page is None:
-                page_part = await self.read(handle, low, high - low)
+            if page is not None:
+                parts.append(page[low - start : high - start])
             else:
-                page_part = page[low - start : high - start]
-            parts.append(page_part)
+                parts.append((await self._read(handle, low, high))[1])
         return b"".join(parts)
 
     # -- what to fetch -----------------------------------------------------------------------------------------
@@ -329,8 +343,11 @@ class Hydrator:
             raise
         size = sum(map(len, blocks))
         self.fetched_bytes += size
-        if self._on_fetched is not None:
-            self._on_fetched(size)
+        self._metrics.remote_bytes_read_total[ReadMode.NORMAL].inc(size)
+        self._metrics.hydrated_bytes_total.inc(size)
+        self._metrics.hydrations_total[Result.OK].inc()
+        if self._recently_evicted((stream_id, chunk.chunk_id)):
+            self._metrics.thrash_total.inc()
         return blocks
 
     async def _from_warm(self, handle: ObjectHandle, chunk: ChunkRow, first: int, count: int) -> list[bytes] | None:
@@ -363,6 +380,7 @@ class Hydrator:
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     async def _failed(self, stream_id: int, chunk: ChunkRow, reason: ReasonCode) -> None:
+        self._metrics.hydrations_total[Result.ERROR].inc()
         await result_of(
             self.writer.submit(stream_id, lambda b: objects.hydration_failed(b, chunk.chunk_id, int(reason)))
         )

@@ -15,6 +15,7 @@ from aof2.engine.settings.model import (
     EngineSettings,
     FilesTenant,
     ManifestSettings,
+    MetricsSettings,
     RemoteSettings,
     VolumeSettings,
 )
@@ -43,6 +44,7 @@ def small_settings(
         remote=RemoteSettings(url=url, **remote),  # type: ignore[arg-type]
         cache=CacheSettings(hot_bytes=hot_bytes, page_cache_bytes=16 * MIB, min_free=MinFree()),
         manifest=ManifestSettings(chunk_capacity_bytes=16 * KIB),
+        metrics=MetricsSettings(listen=""),
         tenants={"default": FilesTenant(compression=compression)},
         engine=EngineSettings(chunk_bytes=chunk_bytes, block_bytes=block_bytes),
     )

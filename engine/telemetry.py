@@ -1,0 +1,95 @@
+"""Connects a volume's parts to its metrics: values that somebody keeps already are read when scraped.
+
+Callbacks run in the scraping thread and only look at plain attributes; none waits, none opens a transaction longer than
+a few look-ups.
+
+Owner: called once, when the volume opens.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from aof2.engine import objects
+from aof2.engine.catalog import tables as t
+from aof2.engine.manifest.format import CHUNK_NAME
+from aof2.engine.observe.metrics import StorageMetrics, StorageTier
+
+if TYPE_CHECKING:
+    from aof2.engine.volume import Volume
+
+
+def connect(volume: Volume, metrics: StorageMetrics) -> None:
+    """Every value that is kept elsewhere, under its exposed name."""
+    quota, pages, evictor = volume.quota, volume.pages, volume.evictor
+    metrics.quota_used_bytes.set_callback(lambda: quota.usage.used_bytes)
+    metrics.quota_reserved_bytes.set_callback(lambda: quota.usage.reserved_bytes)
+    metrics.quota_limit_bytes.set_callback(lambda: volume.settings.cache.hot_bytes)
+    metrics.disk_free_bytes.set_callback(lambda: _free_bytes(volume))
+    metrics.page_cache_hits_total.set_callback(lambda: pages.stats().hits)
+    metrics.page_cache_misses_total.set_callback(lambda: pages.stats().misses)
+    metrics.evictions_total[StorageTier.HOT].set_callback(lambda: evictor.evictions)
+    metrics.evicted_bytes_total[StorageTier.HOT].set_callback(lambda: evictor.evicted_bytes)
+    metrics.tier_bytes.set_callback(lambda: _tier_bytes(volume))
+    metrics.tier_limit_bytes.set_callback(lambda: _tier_limits(volume))
+    metrics.tenant_bytes.set_callback(lambda: _tenant_bytes(volume))
+    metrics.dirty_bytes.set_callback(lambda: _dirty_bytes(volume))
+    metrics.jobs.set_callback(lambda: _jobs(volume))
+    metrics.manifest_chunks_active.set_callback(lambda: _chunks_on_disk(volume))
+    metrics.manifest_replay_seconds.set(volume.opened.replay_s)
+    metrics.manifest_crc_error_count.set(len(volume.opened.quarantined))
+
+
+def _free_bytes(volume: Volume) -> float:
+    status = os.statvfs(volume.state_dir)
+    return status.f_bavail * status.f_frsize
+
+
+def _tier_bytes(volume: Volume) -> Mapping[tuple[str, ...], float]:
+    return {
+        (StorageTier.PAGE_CACHE.value,): volume.pages.stats().used_bytes,
+        (StorageTier.HOT.value,): volume.quota.usage.used_bytes,
+        (StorageTier.WARM.value,): volume.warm.used_bytes,
+    }
+
+
+def _tier_limits(volume: Volume) -> Mapping[tuple[str, ...], float]:
+    cache = volume.settings.cache
+    return {
+        (StorageTier.PAGE_CACHE.value,): cache.page_cache_bytes,
+        (StorageTier.HOT.value,): cache.hot_bytes,
+        (StorageTier.WARM.value,): cache.warm_bytes,
+    }
+
+
+def _tenant_bytes(volume: Volume) -> Mapping[tuple[str, ...], float]:
+    out: dict[tuple[str, ...], float] = {}
+    with volume.catalog.view() as view:
+        for tenant_id, name in volume.tenant_names().items():
+            hot = view.get(tenant_id, t.COUNTERS, objects.HOT_BYTES)
+            warm = view.get(tenant_id, t.COUNTERS, objects.WARM_BYTES)
+            out[name, StorageTier.HOT.value] = hot or 0
+            out[name, StorageTier.WARM.value] = warm or 0
+    return out
+
+
+def _dirty_bytes(volume: Volume) -> float:
+    with volume.catalog.view() as view:
+        return sum(size for tenant_id in volume.tenant_names() for _, size in view.scan(tenant_id, t.UNPUBLISHED))
+
+
+def _jobs(volume: Volume) -> Mapping[tuple[str, ...], float]:
+    out: dict[tuple[str, ...], float] = {}
+    with volume.catalog.view() as view:
+        for tenant_id in volume.tenant_names():
+            for _, job in view.scan(tenant_id, t.JOBS):
+                state = job.state.name.lower()
+                out[(state,)] = out.get((state,), 0) + 1
+    return out
+
+
+def _chunks_on_disk(volume: Volume) -> float:
+    folders = [volume.manifest_dir / str(stream_id) for stream_id in volume.target.streams]
+    return sum(bool(CHUNK_NAME.fullmatch(name)) for folder in folders for name in os.listdir(folder))  # noqa: PTH208
