@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import click
 
 from aof2.engine.bench.formats import run
@@ -28,8 +30,30 @@ def formats(ctx: click.Context, quick: bool, check: bool, as_json: bool) -> None
     Only ratios have targets, each measured in one run against its baseline, in turns. Rates are what this machine does
     today. Files go to a folder under $TMPDIR and are removed.
     """
+    _measure(ctx, run, quick=quick, check=check, as_json=as_json)
+
+
+@bench.command(epilog="Example: aof2 bench engine --json")
+@click.option("--quick", is_flag=True, help="Smaller sizes and fewer rounds: seconds, and less to rely on.")
+@click.option("--check", is_flag=True, help="Exit with 1 when a target is missed.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a measurement.")
+@click.pass_context
+def engine(ctx: click.Context, quick: bool, check: bool, as_json: bool) -> None:
+    """Upload, hydration, resident reads, catalog operations, reopening and memory.
+
+    Starts an S3 server (SeaweedFS) of its own on loopback for the run, and compares with bare boto3 on it. Files go to
+    a folder under $TMPDIR (some 6 GiB without --quick) and are removed.
+    """
+    from aof2.engine.bench import tiers
+
+    _measure(ctx, tiers.run, quick=quick, check=check, as_json=as_json)
+
+
+def _measure(
+    ctx: click.Context, work: Callable[..., list[Measurement]], *, quick: bool, check: bool, as_json: bool
+) -> None:
     with output.progress("measurements") as report_progress:
-        results = run(quick=quick, on_progress=report_progress)
+        results = work(quick=quick, on_progress=report_progress)
     if as_json:
         for result in results:
             output.print_json(result)
