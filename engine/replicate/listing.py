@@ -105,6 +105,7 @@ class RemoteLog:
         self.stream_id = stream_id
         self.inventory = inventory if inventory is not None else list_stream(store, stream_id)
         self._bundle: dict[int, bytes] = {}
+        self._span: tuple[int, int] | None = None
 
     def refresh(self) -> None:
         self.inventory = list_stream(self.store, self.stream_id)
@@ -130,12 +131,16 @@ class RemoteLog:
                 damage = e
         span = self.inventory.bundle_of(index)
         if span is not None:
-            if index not in self._bundle:
-                self._bundle = dict(self._split(span))
-            return _parsed(self._bundle[index], bundle_key(self.stream_id, *span), index)
+            return self.bundled_chunk(span, index)
         if damage is not None:
             raise damage
         raise RemoteMissingError(f"chunk {index} of stream {self.stream_id} is not on the remote")
+
+    def bundled_chunk(self, span: tuple[int, int], index: int) -> tuple[bytes, Chunk]:
+        """The chunk out of this bundle, whether or not it also has an object of its own."""
+        if self._span != span:
+            self._bundle, self._span = dict(self._split(span)), span
+        return _parsed(self._bundle[index], bundle_key(self.stream_id, *span), index)
 
     def _split(self, span: tuple[int, int]) -> Iterator[tuple[int, bytes]]:
         key = bundle_key(self.stream_id, *span)

@@ -38,9 +38,11 @@ from aof2.engine.manifest.chunk import is_bookkeeping, mark_uploaded
 from aof2.engine.manifest.format import (
     CHUNK_HEADER_LEN,
     LOG_SEGMENT_ID,
+    ChunkFlag,
     ChunkHeader,
     LogPosition,
     chunk_key,
+    chunk_name,
     unpack_chunk_header,
 )
 from aof2.engine.manifest.payloads import (
@@ -66,6 +68,7 @@ BUNDLE_CHUNKS: Final = 64
 BACKLOG_MAX: Final = 64
 SNAPSHOTS_REMOTE: Final = 2
 UPKEEP_EVERY: Final = 32
+FLAGS_AT: Final = 56  # of ChunkHeader.flags
 CRASH_POINTS: Final = (
     "replicate.snapshot.started",
     "replicate.snapshot.put",
@@ -142,6 +145,16 @@ def sealed_chunk(chunk: ChunkFile) -> SealedChunk:
     if parsed is None:
         raise CorruptError("holds no commit, though others follow it", path=str(chunk.path))
     return SealedChunk(chunk.path, parsed.header, parsed.count)
+
+
+def as_uploaded(data: bytes) -> bytes:
+    """A sealed chunk's bytes as they are on the remote: with the `uploaded` flag clear."""
+    return data[:FLAGS_AT] + int(ChunkFlag.SEALED).to_bytes(8, "little") + data[CHUNK_HEADER_LEN:]
+
+
+def as_downloaded(data: bytes) -> bytes:
+    """The remote's bytes as they are here: known to be uploaded."""
+    return data[:FLAGS_AT] + int(ChunkFlag.SEALED | ChunkFlag.UPLOADED).to_bytes(8, "little") + data[CHUNK_HEADER_LEN:]
 
 
 def worth_a_snapshot(directory: Path) -> bool:
@@ -245,6 +258,10 @@ class StreamUploads:
     def _upload(self, sealed: SealedChunk) -> None:
         state = log_state(self._catalog, self.stream_id)
         self._uploader.upload(sealed, snapshot_id=state.marker_id)
+
+    def reput_chunk(self, index: int) -> None:
+        """Puts a chunk that is here once more: its object is gone from the remote."""
+        self._upload(sealed_chunk(ChunkFile(index, self.directory / chunk_name(index))))
 
     # -- what follows ------------------------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """LogReplicator: keeps the remote's copy of every stream's log, and the audit logs, up to date.
 
-    claim the volume → for each stream: resume → chunks in order → audit, snapshot, retention, bundles → wait
+    claim → for each stream: reconcile → resume → chunks in order → audit, snapshot, retention, bundles → wait
 
 One task a stream, so that a slow one holds nobody up; each runs `StreamUploads.step` on a worker thread until there is
 nothing left. Events carry no work, only "look again": the folder and the rows say what there is to do, so the queue is
@@ -49,6 +49,7 @@ from aof2.engine.remote.fence import Fence
 from aof2.engine.remote.store import RemoteStore
 from aof2.engine.replicate.audit import TenantAudit
 from aof2.engine.replicate.claim import take_claim
+from aof2.engine.replicate.reconcile import Status, StreamReport, examine_stream, repair_stream
 from aof2.engine.replicate.stream import BUNDLE_CHUNKS, StreamUploads
 
 log = logging.getLogger(__name__)
@@ -95,6 +96,7 @@ class LogReplicator:
         self.fence: Fence | None = None
         self.fenced = ""
         self.stuck: dict[int, str] = {}
+        self.reports: dict[int, StreamReport] = {}
         self.failures = 0
         self._store = store
         self._catalog = catalog
@@ -218,6 +220,9 @@ class LogReplicator:
     async def _steps(self, stream: _Stream, uploads: StreamUploads) -> None:
         what = f"stream {stream.stream_id}"
         try:
+            if stream.stream_id not in self.reports:
+                report = await self._attempts(partial(self._reconcile, uploads), what)
+                self.reports[stream.stream_id] = report
             while await self._attempts(uploads.step, what):
                 pass
             if stream.audit is not None:
@@ -228,6 +233,17 @@ class LogReplicator:
             if self.stuck.get(stream.stream_id) != str(e):
                 log.error("log upload stopped", extra={"stream_id": stream.stream_id, "error": str(e)})  # noqa: TRY400
             self.stuck[stream.stream_id] = str(e)
+
+    def _reconcile(self, uploads: StreamUploads) -> StreamReport:
+        """Once a start: the log against the listing; what is missing there and still here goes up again."""
+        report = examine_stream(self._store, self._catalog, uploads.directory, uploads.stream_id)
+        report = repair_stream(report, uploads)
+        for finding in report.of(Status.NEEDS_REPAIR, Status.DIVERGENT):
+            log.warning(
+                "manifest object on the remote is not what the log says",
+                extra={"key": finding.key, "status": finding.status.value, "detail": finding.detail},
+            )
+        return report
 
     async def _attempts(self, work: Callable[[], T], what: str) -> T:
         """The work's result, however long the remote is away."""

@@ -1,0 +1,332 @@
+"""A second state folder, fed only from the remote: its rows are the writer's rows, as far as the log got there.
+
+Each `catch_up` lists the streams, fetches the chunks after the ones it has (from objects or bundles), and replays them
+into its own catalog. Where chunks are gone for good, dropped after a snapshot that covers them, it goes on from that
+snapshot: the stream's rows are replaced by it in one transaction.
+
+Residency. Where the writer had its bytes says nothing about this machine: after every replay its residency rows
+and the identities of backing files are cleared and `hot_bytes` is zero, in the catalog only (the log here is the
+writer's, byte for byte). A folder that is to be opened as a volume gets the same as a batch in its log: see `restore`.
+`hydrations` lists what is published and not here, less what the log's delete records say is gone.
+
+Invariants
+- Nothing is placed in the folder that is not verified; files get their names by rename, after fsync.
+- Chunks are placed in order, so the folder never has a hole behind which replay would stop unnoticed.
+- The remote is only read. One process a folder (the lock that a volume takes, too).
+
+Owner: blocking; one thread. A crash leaves whole chunks that the next `catch_up` replays, and rows whose residency it
+clears before anything else.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from aof2.engine.catalog import snapshots
+from aof2.engine.catalog import tables as t
+from aof2.engine.catalog.fold import StreamFold
+from aof2.engine.catalog.recovery import replay_stream, stream_ids
+from aof2.engine.catalog.store import MAP_BYTES, Catalog, View, discard, trusted
+from aof2.engine.catalog.writer import apply_mutations
+from aof2.engine.env import Env
+from aof2.engine.errors import CorruptError, ReadOnlyError, UnsupportedError
+from aof2.engine.manifest.format import CHUNK_NAME, LogPosition, ManifestIntegrityError, chunk_name
+from aof2.engine.manifest.snapshot import Snapshot, list_snapshots, snapshot_name
+from aof2.engine.objects import HOT_BYTES
+from aof2.engine.remote.errors import FencedError, RemoteMissingError
+from aof2.engine.remote.fence import VolumeRecord, read_volume
+from aof2.engine.remote.store import RemoteStore
+from aof2.engine.replicate.claim import read_identity, write_identity
+from aof2.engine.replicate.listing import Inventory, RemoteLog, list_streams
+from aof2.engine.replicate.stream import as_downloaded, local_snapshots
+
+log = logging.getLogger(__name__)
+
+LOCAL_CHUNKS_MAX: Final = 64
+CRASH_POINTS: Final = (
+    "replicate.follow.chunk",
+    "replicate.follow.snapshot",
+    "replicate.follow.jumped",
+    "replicate.follow.replayed",
+    "replicate.follow.reset",
+)
+
+
+class StreamFollowed(msgspec.Struct, frozen=True, kw_only=True):
+    """What one `catch_up` did for a stream, and how far it is. `missing` says why it is not further."""
+
+    stream_id: int
+    position: LogPosition | None
+    chunks_fetched: int = 0
+    records: int = 0
+    snapshot_id: int | None = None
+    """The snapshot that replay started from this time, or jumped to over dropped chunks."""
+    missing: list[str] = msgspec.field(default_factory=list)
+
+
+class Hydration(NamedTuple):
+    """A chunk that is on the remote and not here."""
+
+    stream_id: int
+    chunk_id: int
+    ino: int
+    generation: int
+    key: str
+    length: int
+
+
+class Follower:
+    """See the module's text. Opening asks the remote nothing."""
+
+    def __init__(self, env: Env, store: RemoteStore, state_dir: Path, *, map_bytes: int = MAP_BYTES) -> None:
+        self.env = env
+        self.state_dir = state_dir
+        self._store = store
+        self._lock_fd = _lock(env, state_dir)
+        self._reset_due: set[int] = set()
+        try:
+            directory = state_dir / "catalog"
+            if not trusted(directory):
+                discard(directory)
+            self.catalog = Catalog.open(env, directory, map_bytes=map_bytes)
+            for stream_id in stream_ids(state_dir / "manifest"):
+                self._reset_due.add(stream_id)
+                self._replay(stream_id, [])  # what it lacks, the next catch-up fetches
+        except BaseException:
+            os.close(self._lock_fd)
+            raise
+
+    def close(self) -> None:
+        if self._lock_fd >= 0:
+            self.catalog.close()
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+
+    def __enter__(self) -> Follower:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    # -- following ---------------------------------------------------------------------------------------------
+
+    def check_volume(self) -> VolumeRecord:
+        """The remote's volume, which must be the one this folder follows; RemoteMissingError, FencedError."""
+        found = read_volume(self._store)
+        if found is None:
+            raise RemoteMissingError("volume.json: the remote holds no volume; is it the right url?")
+        known = read_identity(self.state_dir)
+        if known is None:
+            write_identity(self.env, self.state_dir, found[0].volume_uuid)
+        elif known != found[0].volume_uuid:
+            raise FencedError(f"the remote holds volume {found[0].volume_uuid}, this state_dir follows {known}")
+        return found[0]
+
+    def catch_up(self) -> list[StreamFollowed]:
+        """Brings every stream as far as the remote has it. TransientError when the remote is away: call again."""
+        self.check_volume()
+        return [self._follow(stream_id, found) for stream_id, found in sorted(list_streams(self._store).items())]
+
+    def _follow(self, stream_id: int, inventory: Inventory) -> StreamFollowed:
+        directory = self._directory(stream_id)
+        self.env.make_dirs(directory)
+        remote = RemoteLog(self._store, stream_id, inventory)
+        position = self._position(stream_id)
+        missing: list[str] = []
+        used: int | None = None
+        fetched = 0
+        if position is None and (started := self._jump(remote, stream_id, None, missing)) is not None:
+            used, position = started
+        while True:
+            count, gap = self._fetch_from(remote, directory, position)
+            fetched += count
+            if gap is None:
+                break
+            self._replay(stream_id, missing)  # what came before the gap counts if nothing else is found
+            position = self._position(stream_id) or position
+            jumped = self._jump(remote, stream_id, position, missing)
+            if jumped is None:
+                missing.append(gap)
+                break
+            used, position = jumped
+        records = self._replay(stream_id, missing)
+        self._drop_old(remote, directory, missing)
+        return StreamFollowed(
+            stream_id=stream_id,
+            position=self._position(stream_id),
+            chunks_fetched=fetched,
+            records=records,
+            snapshot_id=used,
+            missing=missing,
+        )
+
+    def _usable(self, remote: RemoteLog, missing: list[str], *, after: int) -> Iterator[tuple[int, Snapshot]]:
+        """Snapshots past chunk `after`, newest first, that are whole and whose chunk can be had."""
+        for snapshot_id in sorted(remote.inventory.snapshots, reverse=True):
+            try:
+                snapshot = remote.snapshot(snapshot_id)[1]
+            except (CorruptError, UnsupportedError, RemoteMissingError) as e:
+                missing.append(f"snapshot {snapshot_id}: {e}")
+                continue
+            if snapshot.position.chunk_index > after and remote.follows(snapshot.position):
+                yield snapshot_id, snapshot
+
+    def _fetch_from(self, remote: RemoteLog, directory: Path, position: LogPosition | None) -> tuple[int, str | None]:
+        """Places chunks from `position` on; how many, and what stopped it before the end."""
+        index = position.chunk_index if position else 0
+        fetched = 0
+        while True:
+            path = directory / chunk_name(index)
+            if path.exists():
+                index += 1
+                continue
+            if not remote.inventory.has_chunk(index):
+                later = [i for i in remote.inventory.chunk_indexes() if i > index]
+                return fetched, f"chunks {index} to {min(later) - 1} are not on the remote" if later else None
+            try:
+                data, _ = remote.chunk(index)
+            except ManifestIntegrityError as e:
+                return fetched, str(e)
+            self.env.replace_file(path, as_downloaded(data), mode=0o400)
+            self.env.failpoint("replicate.follow.chunk")
+            fetched += 1
+            index += 1
+
+    def _jump(
+        self, remote: RemoteLog, stream_id: int, position: LogPosition | None, missing: list[str]
+    ) -> tuple[int, LogPosition] | None:
+        """Makes the stream's rows those of the newest snapshot past `position`; None when there is none."""
+        directory = self._directory(stream_id)
+        for snapshot_id, snapshot in self._usable(remote, missing, after=position.chunk_index if position else -1):
+            self._place_snapshot(remote, directory, snapshot_id)
+            with self.catalog.begin_write() as txn:
+                clear_rows(txn, self.catalog, stream_id)
+                snapshots.load(txn, self.catalog, stream_id, snapshot)
+            self._reset_due.add(stream_id)
+            self.env.failpoint("replicate.follow.jumped")
+            _unlink_chunks(self.env, directory, before=snapshot.position.chunk_index)
+            log.info("follower jumped", extra={"stream_id": stream_id, "snapshot_id": snapshot_id})
+            return snapshot_id, snapshot.position
+        return None
+
+    def _place_snapshot(self, remote: RemoteLog, directory: Path, snapshot_id: int) -> None:
+        data, _ = remote.snapshot(snapshot_id)
+        self.env.replace_file(directory / snapshot_name(snapshot_id), data)
+        self.env.failpoint("replicate.follow.snapshot")
+
+    def _drop_old(self, remote: RemoteLog, directory: Path, missing: list[str]) -> None:
+        """Keeps the folder small: with many chunks here, a newer snapshot takes the place of the older ones."""
+        here = [name for name in os.listdir(directory) if CHUNK_NAME.fullmatch(name)]  # noqa: PTH208
+        position = self._position(int(directory.name))
+        if len(here) <= LOCAL_CHUNKS_MAX or position is None:
+            return
+        known = {s.snapshot_id for s in local_snapshots(directory)}
+        for snapshot_id, snapshot in self._usable(remote, missing, after=-1):
+            if snapshot.position.ordinal > position.ordinal:
+                continue
+            if snapshot_id not in known:
+                self._place_snapshot(remote, directory, snapshot_id)
+            _unlink_chunks(self.env, directory, before=snapshot.position.chunk_index)
+            for old in list_snapshots(directory):
+                if old < snapshot_id:
+                    self.env.files.unlink(directory / snapshot_name(old))
+            return
+
+    def _replay(self, stream_id: int, missing: list[str]) -> int:
+        """The folder's chunks into the rows; then this machine's residency, which is none."""
+        with self.catalog.view() as view:
+            before = view.position(stream_id)
+        records = 0
+        try:
+            records = replay_stream(self.env, self.catalog, self._directory(stream_id), stream_id)
+        except ManifestIntegrityError as e:
+            missing.append(str(e))
+        self.env.failpoint("replicate.follow.replayed")
+        if stream_id in self._reset_due or self._position(stream_id) != before:
+            reset_residency(self.catalog, stream_id)
+            self._reset_due.discard(stream_id)
+            self.env.failpoint("replicate.follow.reset")
+        return records
+
+    # -- what is not here --------------------------------------------------------------------------------------
+
+    def hydrations(self) -> Iterator[Hydration]:
+        """Chunks to fetch if this folder is to have the bytes: what the engine queues DownloadCheckpoint jobs for."""
+        for stream_id in stream_ids(self.state_dir / "manifest"):
+            with self.catalog.view() as view:
+                yield from list(hydrations(view, stream_id))
+
+    def _directory(self, stream_id: int) -> Path:
+        return self.state_dir / "manifest" / str(stream_id)
+
+    def _position(self, stream_id: int) -> LogPosition | None:
+        with self.catalog.view() as view:
+            return view.position(stream_id)
+
+
+def hydrations(view: View, stream_id: int) -> Iterator[Hydration]:
+    """Published chunks without local bytes, but for those whose object the log says is deleted, or about to be."""
+    fold = StreamFold(stream_id)
+    fold.reload(view)
+    fold.view = view
+    dropped = {key for _, key in fold.pending_deletes}
+    for chunk_id, chunk in view.scan(stream_id, t.CHUNKS):
+        residency = view.get(stream_id, t.RESIDENCY, chunk_id)
+        if not chunk.key or chunk.key in dropped or (residency is not None and residency.mask):
+            continue
+        entry = fold.entries.get(chunk_id)
+        if entry is None or entry.key:
+            yield Hydration(stream_id, chunk_id, chunk.ino, chunk.generation, chunk.key, chunk.length)
+
+
+def reset_residency(catalog: Catalog, stream_id: int) -> int:
+    """Nothing of the stream is on this machine: one transaction on the rows alone. How many rows said otherwise."""
+    with catalog.begin_write() as txn:
+        view = catalog.view_of(txn)
+        mutations: list[tuple[int, bytes, bytes | None]] = [
+            (t.RESIDENCY.number, t.RESIDENCY.key(chunk_id), None) for chunk_id, _ in view.scan(stream_id, t.RESIDENCY)
+        ]
+        for key, row in view.scan(stream_id, t.OBJECTS):
+            if row.backing is not None:
+                cleared = msgspec.structs.replace(row, backing=None)
+                mutations.append((t.OBJECTS.number, t.OBJECTS.key(key), t.encode(cleared)))
+        if view.get(stream_id, t.COUNTERS, HOT_BYTES):
+            mutations.append((t.COUNTERS.number, t.COUNTERS.key(HOT_BYTES), t.encode(0)))
+        apply_mutations(txn, catalog, stream_id, mutations)
+    return len(mutations)
+
+
+def clear_rows(txn: Any, catalog: Catalog, stream_id: int) -> None:
+    """Deletes every row of the stream; its position follows with what is loaded next."""
+    prefix = t.STREAM.pack(stream_id)
+    for name in t.DATABASES:
+        with txn.cursor(db=catalog.db(name)) as cursor:
+            more = cursor.set_range(prefix)
+            while more and cursor.key().startswith(prefix):
+                more = cursor.delete()
+
+
+def _unlink_chunks(env: Env, directory: Path, *, before: int) -> None:
+    indexes = sorted(int(m[1]) for name in os.listdir(directory) if (m := CHUNK_NAME.fullmatch(name)))  # noqa: PTH208
+    for index in indexes:
+        if index < before:
+            env.files.unlink(directory / chunk_name(index))
+    env.files.fsync_dir(directory)
+
+
+def _lock(env: Env, state_dir: Path) -> int:
+    env.make_dirs(state_dir)
+    fd = os.open(state_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        raise ReadOnlyError(f"{state_dir}: another aof2 process has this folder open; stop it first") from None
+    return fd

@@ -1,0 +1,348 @@
+"""What a restored volume cannot find, and what becomes of it.
+
+Bytes that were only on the lost machine are nowhere now. No file may look as if it had them: an object that is not on
+the remote is dropped, with its chunks; its inode goes back to the newest published generation, or, when there is none,
+goes too, with its names. Everything dropped is listed with its path. Before that, bytes are looked for: an upload that
+was complete but not recorded any more, or equal content of another file, makes the object whole.
+
+A published object whose blob is missing stays: its rows say what the bytes were, reads fail with NeedsRepair, and the
+report lists it.
+
+Invariants
+- Only rows of objects that are not PUBLISHED or TOMBSTONED are dropped; nothing on the remote is touched.
+- Each batch leaves the rows consistent: object, chunks, inode and names change together.
+
+Owner: `restore`, on the thread that calls it. A crash leaves a folder that the next restore throws away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from enum import StrEnum
+from functools import partial
+from typing import NamedTuple, TypeVar
+
+import msgspec
+
+from aof2.engine import objects
+from aof2.engine.blob.reader import check_identity, read_footer
+from aof2.engine.catalog import ops as o
+from aof2.engine.catalog import tables as t
+from aof2.engine.catalog.batch import Batch
+from aof2.engine.catalog.fold import StreamFold, load_index
+from aof2.engine.catalog.rows import ChunkRow, InodeRow, ObjectRow, ObjectState
+from aof2.engine.catalog.store import Catalog, View
+from aof2.engine.catalog.writer import CatalogWriter
+from aof2.engine.errors import CorruptError, UnsupportedError
+from aof2.engine.manifest import payloads as p
+from aof2.engine.manifest.format import ReasonCode
+from aof2.engine.manifest.index import Residency
+from aof2.engine.objects import Uploaded
+from aof2.engine.remote.errors import RemoteMissingError
+from aof2.engine.remote.store import RemoteStore
+from aof2.engine.replicate.audit import AUDIT_CHUNK, AUDIT_LOGSEQ
+
+T = TypeVar("T")
+
+BATCH_ROWS = 500
+
+
+class Why(StrEnum):
+    """Scripts see these names: they stay."""
+
+    NEVER_SEALED = "never_sealed"  # was being written
+    NEVER_UPLOADED = "never_uploaded"  # sealed, and not published
+    BLOB_MISSING = "blob_missing"  # published, and its blob is not there
+    WAL_MISSING = "wal_missing"  # a WAL segment that no checkpoint absorbed
+
+
+class Lost(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that could not be found. `outcome` says what was done about it."""
+
+    tenant: str
+    path: str
+    why: Why
+    outcome: str
+    ino: int = 0
+    generation: int = 0
+    size: int = 0
+    keys: list[str] = msgspec.field(default_factory=list)
+
+
+class Findings(NamedTuple):
+    lost: list[Lost]
+    rescued: list[str]
+    checked_blobs: int
+
+
+class _Loss(NamedTuple):
+    row: ObjectRow
+    why: Why
+
+
+class TenantSalvage:
+    """One tenant's stream of a restored folder."""
+
+    def __init__(
+        self, catalog: Catalog, writer: CatalogWriter, store: RemoteStore, stream_id: int, tenant: str
+    ) -> None:
+        self._catalog = catalog
+        self._writer = writer
+        self._store = store
+        self._stream_id = stream_id
+        self._tenant = tenant
+
+    def run(self) -> Findings:
+        """Clears the residency, makes whole what can be, drops what is lost, checks what is published."""
+        self._reset()
+        blobs = {info.key: info.size for info in self._store.list(f"checkpoints/{self._tenant}/")}
+        rescued: list[ObjectRow] = []
+        losses: list[_Loss] = []
+        for row in self._unpublished():
+            uploads = self._find_uploads(row, blobs) if row.state == ObjectState.SEALED else None
+            if uploads is None:
+                why = Why.NEVER_SEALED if row.state == ObjectState.DIRTY else Why.NEVER_UPLOADED
+                losses.append(_Loss(row, why))
+            else:
+                self._publish(row, uploads)
+                rescued.append(row)
+        paths = Paths(self._catalog, self._stream_id, self._tenant)
+        damaged, checked = self._check_published(blobs, paths)
+        lost = self._drop(losses, paths) + damaged + self._lost_wals(paths)
+        return Findings(lost, [paths.of(row.ino) for row in rescued], checked)
+
+    # -- residency ---------------------------------------------------------------------------------------------
+
+    def _reset(self) -> None:
+        """Nothing is on this machine, said in the log: a rebuild of the rows must not bring the old machine back."""
+        with self._catalog.view() as view:
+            resident = [chunk_id for chunk_id, _ in view.scan(self._stream_id, t.RESIDENCY)]
+            entries = _resident_entries(view, self._stream_id)
+            backed = [key for key, row in view.scan(self._stream_id, t.OBJECTS) if row.backing is not None]
+        for part in _parts(sorted({*resident, *entries})):
+            self._writer.call(self._stream_id, partial(_clear_chunks, chunk_ids=part))
+        for keys in _parts(backed):
+            self._writer.call(self._stream_id, partial(_clear_backing, keys=keys))
+        self._writer.call(self._stream_id, _clear_counters, sync=True)
+
+    # -- what was never published ------------------------------------------------------------------------------
+
+    def _unpublished(self) -> list[ObjectRow]:
+        with self._catalog.view() as view:
+            rows = [row for _, row in view.scan(self._stream_id, t.OBJECTS)]
+        return [row for row in rows if row.state in (ObjectState.DIRTY, ObjectState.SEALED)]
+
+    def _find_uploads(self, row: ObjectRow, blobs: Mapping[str, int]) -> list[Uploaded] | None:
+        """Where each chunk's content is on the remote after all; None when one of them is nowhere."""
+        found: list[Uploaded] = []
+        for chunk_id in row.chunks:
+            with self._catalog.view() as view:
+                chunk = view.get(self._stream_id, t.CHUNKS, chunk_id)
+                blob = view.get(self._stream_id, t.BLOBS, chunk.sha256) if chunk else None
+                fold = StreamFold(self._stream_id)
+                fold.reload(view)
+            if chunk is None:
+                return None
+            if blob is not None and blob.refs > 0 and blobs.get(blob.key) == blob.stored_bytes:
+                found.append(Uploaded(chunk_id, blob.key, blob.etag, blob.stored_bytes, chunk.compression, False))
+                continue
+            pending = [key for segment_id, key in fold.pending_uploads if segment_id == chunk_id and key in blobs]
+            uploaded = next((up for key in pending if (up := self._verified(chunk, key, blobs[key]))), None)
+            if uploaded is None:
+                return None
+            found.append(uploaded)
+        return found
+
+    def _verified(self, chunk: ChunkRow, key: str, size: int) -> Uploaded | None:
+        """A blob that was put and not recorded, if its footer says that it is this chunk's content."""
+        try:
+            footer = read_footer(partial(self._store.get_range, key), size, path=key)
+            check_identity(footer, sha256=chunk.sha256, path=key)
+            head = self._store.head_blob(key)
+        except (CorruptError, UnsupportedError, RemoteMissingError):
+            return None
+        compressed = any(frame.codec for frame in footer.frames)
+        return Uploaded(chunk.chunk_id, key, head.etag if head else "", size, "zstd" if compressed else "", True)
+
+    def _publish(self, row: ObjectRow, uploads: Sequence[Uploaded]) -> None:
+        def work(b: Batch) -> None:
+            checkpoint_id = b.get(t.COUNTERS, "checkpoint_id") or 0
+            objects.published(b, ino=row.ino, generation=row.generation, checkpoint_id=checkpoint_id, uploads=uploads)
+
+        self._writer.call(self._stream_id, work, sync=True)
+
+    # -- what is lost ------------------------------------------------------------------------------------------
+
+    def _drop(self, losses: Sequence[_Loss], paths: Paths) -> list[Lost]:
+        lost: list[Lost] = []
+        for loss in losses:
+            row = loss.row
+            path, names = paths.of(row.ino), paths.names(row.ino)
+            work = partial(_drop_object, ino=row.ino, generation=row.generation, names=names)
+            size, outcome = self._writer.call(self._stream_id, work)
+            lost.append(self._lost(row, path, loss.why, outcome, size=row.size or size))
+        self._writer.flush()
+        return lost
+
+    def _lost(
+        self, row: ObjectRow, path: str, why: Why, outcome: str, *, size: int = 0, keys: Sequence[str] = ()
+    ) -> Lost:
+        return Lost(
+            tenant=self._tenant,
+            path=path,
+            why=why,
+            outcome=outcome,
+            ino=row.ino,
+            generation=row.generation,
+            size=size,
+            keys=list(keys),
+        )
+
+    # -- what is published -------------------------------------------------------------------------------------
+
+    def _check_published(self, blobs: Mapping[str, int], paths: Paths) -> tuple[list[Lost], int]:
+        """Each published chunk's blob is there, with its size. Those that are not are marked NeedsRepair."""
+        damaged: list[Lost] = []
+        missing: list[int] = []
+        checked: set[str] = set()
+        with self._catalog.view() as view:
+            for _, row in view.scan(self._stream_id, t.OBJECTS):
+                if row.state not in (ObjectState.PUBLISHED, ObjectState.TOMBSTONED):
+                    continue
+                bad: list[str] = []
+                for chunk_id in row.chunks:
+                    key = self._missing_blob(view, chunk_id, blobs, checked)
+                    if key is not None:
+                        bad.append(key)
+                        missing.append(chunk_id)
+                if bad:
+                    outcome = "kept; reading it fails until it is repaired"
+                    damaged.append(
+                        self._lost(row, paths.of(row.ino), Why.BLOB_MISSING, outcome, size=row.size, keys=bad)
+                    )
+        for part in _parts(missing):
+            self._writer.call(self._stream_id, partial(_mark_missing, chunk_ids=part), sync=True)
+        return damaged, len(checked)
+
+    def _missing_blob(self, view: View, chunk_id: int, blobs: Mapping[str, int], checked: set[str]) -> str | None:
+        chunk = view.get(self._stream_id, t.CHUNKS, chunk_id)
+        if chunk is None or not chunk.key:
+            return f"chunk {chunk_id}"
+        checked.add(chunk.key)
+        blob = view.get(self._stream_id, t.BLOBS, chunk.sha256)
+        size = blobs.get(chunk.key)
+        return chunk.key if size is None or (blob is not None and blob.stored_bytes != size) else None
+
+    def _lost_wals(self, paths: Paths) -> list[Lost]:
+        with self._catalog.view() as view:
+            wals = [(ino, wal) for (ino, _), wal in view.scan(self._stream_id, t.WALS) if not wal.covered_by]
+        return [
+            Lost(
+                tenant=self._tenant,
+                path=paths.of(ino),
+                why=Why.WAL_MISSING,
+                outcome=f"segment {wal.segment_id} ({wal.path}) is listed only",
+                ino=ino,
+                size=wal.end_offset - wal.first_offset,
+            )
+            for ino, wal in wals
+        ]
+
+
+class Paths:
+    """Names of inodes, from one pass over the stream's directory entries; made when first asked."""
+
+    def __init__(self, catalog: Catalog, stream_id: int, tenant: str) -> None:
+        self._catalog = catalog
+        self._stream_id = stream_id
+        self._tenant = tenant
+        self._names: dict[int, list[tuple[int, bytes]]] | None = None
+
+    def names(self, ino: int) -> list[tuple[int, bytes]]:
+        """(parent, name) of every link."""
+        if self._names is None:
+            self._names = {}
+            with self._catalog.view() as view:
+                for key, entry in view.scan(self._stream_id, t.DENTRIES):
+                    self._names.setdefault(entry.ino, []).append(key)
+        return self._names.get(ino, [])
+
+    def of(self, ino: int) -> str:
+        """`tenant/dir/name`; an inode without a name is called by its number."""
+        parts: list[str] = []
+        at = ino
+        while links := self.names(at):
+            at, name = links[0]
+            parts.append(name.decode(errors="backslashreplace"))
+            if len(parts) > 4096:
+                break  # a loop, which no namespace of ours has
+        return "/".join([self._tenant, *reversed(parts)]) if parts else f"{self._tenant}/<inode {ino}>"
+
+
+# -- batches -----------------------------------------------------------------------------------------------------
+
+
+def _clear_chunks(b: Batch, *, chunk_ids: Sequence[int]) -> None:
+    for chunk_id in chunk_ids:
+        chunk = b.get(t.CHUNKS, chunk_id)
+        b.delete(t.RESIDENCY, chunk_id)
+        if chunk is not None and chunk.key:  # an eviction always follows an upload: the others are lost, not evicted
+            b.record(p.LocalEvicted(0), segment_id=chunk_id, logical_offset=chunk.length)
+
+
+def _clear_backing(b: Batch, *, keys: Sequence[tuple[int, int]]) -> None:
+    for key in keys:
+        row = b.get(t.OBJECTS, key)
+        if row is not None:
+            b.put(t.OBJECTS, key, msgspec.structs.replace(row, backing=None))
+
+
+def _clear_counters(b: Batch) -> None:
+    """No local bytes; and the audit log is as long as what was uploaded of it, so it is compared anew."""
+    b.put(t.COUNTERS, objects.HOT_BYTES, 0)
+    for counter in (AUDIT_LOGSEQ, AUDIT_CHUNK):
+        b.delete(t.COUNTERS, counter)
+
+
+def _drop_object(b: Batch, *, ino: int, generation: int, names: Sequence[tuple[int, bytes]]) -> tuple[int, str]:
+    """Drops a generation whose bytes are nowhere; the inode's size before, and what became of the file."""
+    row = b.get(t.OBJECTS, (ino, generation))
+    for chunk_id in row.chunks if row else ():
+        b.apply(o.DeleteChunk(chunk_id))
+    b.delete(t.OBJECTS, (ino, generation))
+    b.delete(t.UNPUBLISHED, (ino, generation))
+    inode = b.get(t.INODES, ino)
+    if inode is None or inode.generation != generation:
+        return 0, "dropped"
+    older = _newest_published(b, inode)
+    if older is not None:
+        b.put(t.INODES, ino, msgspec.structs.replace(inode, generation=older.generation, size=older.size))
+        return inode.size, f"taken back to generation {older.generation}"
+    for name in names:
+        b.delete(t.DENTRIES, name)
+    for key, _ in b.scan(t.XATTRS, prefix=ino.to_bytes(8, "big")):
+        b.delete(t.XATTRS, key)
+    b.delete(t.INODES, ino)
+    return inode.size, "dropped"
+
+
+def _newest_published(b: Batch, inode: InodeRow) -> ObjectRow | None:
+    rows = [row for _, row in b.scan(t.OBJECTS, prefix=inode.ino.to_bytes(8, "big"))]
+    published = [row for row in rows if row.state == ObjectState.PUBLISHED and row.generation < inode.generation]
+    return max(published, key=lambda row: row.generation, default=None)
+
+
+def _mark_missing(b: Batch, *, chunk_ids: Sequence[int]) -> None:
+    for chunk_id in chunk_ids:
+        b.record(p.HydrationFailed(ReasonCode.OBJECT_MISSING), segment_id=chunk_id)
+
+
+def _resident_entries(view: View, stream_id: int) -> list[int]:
+    """Segments that the folded records believe to be on the local disk."""
+    entries = load_index(view, stream_id).entries
+    return [segment_id for segment_id, entry in entries.items() if entry.residency & Residency.TIER0]
+
+
+def _parts(items: Iterable[T]) -> Iterable[list[T]]:
+    rows = list(items)
+    return (rows[i : i + BATCH_ROWS] for i in range(0, len(rows), BATCH_ROWS))

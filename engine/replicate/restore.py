@@ -1,0 +1,242 @@
+"""restore: a working state folder on an empty machine, from the remote alone, and what it could not find.
+
+    volume.json → every stream's log (as `follow` does) → residency cleared, losses dropped (`lost`) → audit logs → name
+
+Invariants
+- The folder is built beside its place, as `<state_dir>.restoring`, and gets its name by rename when it is whole: a half
+  restored volume cannot be opened. A state folder that holds anything is refused.
+- The remote is only read. The writer's epoch is claimed when the volume is opened, not here.
+- What is changed here (residency, losses) is in the restored logs, behind what came from the remote: the rows are
+  rebuilt the same from them.
+
+Owner: blocking; the thread that calls it. A crash leaves `<state_dir>.restoring`, which the next restore throws away.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from aof2.engine.audit.ranges import replay_ranges
+from aof2.engine.catalog import tables as t
+from aof2.engine.catalog.recovery import Opened, open_catalog
+from aof2.engine.catalog.store import MAP_BYTES
+from aof2.engine.catalog.writer import CatalogTarget, CatalogWriter
+from aof2.engine.env import Env
+from aof2.engine.errors import Aof2Error, CorruptError
+from aof2.engine.manifest.writer import LogSettings
+from aof2.engine.remote import keys
+from aof2.engine.remote.errors import RemoteMissingError
+from aof2.engine.remote.open import open_remote
+from aof2.engine.remote.settings import RemoteSettings
+from aof2.engine.remote.store import RemoteStore
+from aof2.engine.replicate.follow import Follower, StreamFollowed
+from aof2.engine.replicate.listing import get_bytes
+from aof2.engine.replicate.lost import Lost, TenantSalvage
+
+VOLUME_STREAM: Final = 0
+STAGING_SUFFIX: Final = ".restoring"
+CRASH_POINTS: Final = (
+    "replicate.restore.followed",
+    "replicate.restore.salvaged",
+    "replicate.restore.audited",
+    "replicate.restore.named",
+)
+
+Progress = Callable[[str], None]
+
+
+class RestoreError(Aof2Error):
+    """The volume cannot be restored from there. The message says what is in the way; nothing was changed."""
+
+
+class AuditRestored(msgspec.Struct, frozen=True, kw_only=True):
+    tenant: str
+    records: int
+    problem: str = ""
+
+
+class RestoreReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What came back and what did not. `complete`: nothing is known to be missing."""
+
+    volume_uuid: str
+    writer_epoch: int
+    state_dir: str
+    streams: list[StreamFollowed]
+    tenants: list[str]
+    never_uploaded: list[str]
+    """Tenants whose own log has nothing on the remote: they come back empty."""
+    lost: list[Lost]
+    rescued: list[str]
+    """Files whose upload was complete on the remote, though the log did not say so yet."""
+    checked_blobs: int
+    audit: list[AuditRestored]
+
+    @property
+    def gaps(self) -> list[str]:
+        """Parts of the logs that are missing or damaged on the remote."""
+        return [f"stream {s.stream_id}: {what}" for s in self.streams for what in s.missing]
+
+    @property
+    def complete(self) -> bool:
+        broken = any(a.problem for a in self.audit)
+        return not (self.lost or self.never_uploaded or self.gaps or broken)
+
+
+def restore(
+    env: Env,
+    remote: RemoteSettings,
+    state_dir: Path,
+    *,
+    log_settings: LogSettings | None = None,
+    map_bytes: int = MAP_BYTES,
+    progress: Progress | None = None,
+) -> RestoreReport:
+    """Builds `state_dir` from what `remote.url` holds. RestoreError, TransientError: nothing was changed."""
+    store = open_remote(env, remote)
+    try:
+        return restore_from(env, store, state_dir, log_settings=log_settings, map_bytes=map_bytes, progress=progress)
+    finally:
+        store.close()
+
+
+def restore_from(
+    env: Env,
+    store: RemoteStore,
+    state_dir: Path,
+    *,
+    log_settings: LogSettings | None = None,
+    map_bytes: int = MAP_BYTES,
+    progress: Progress | None = None,
+) -> RestoreReport:
+    """As `restore`, from a store that is open."""
+    tell = progress or (lambda _: None)
+    _refuse_taken(state_dir)
+    staging = state_dir.with_name(state_dir.name + STAGING_SUFFIX)
+    if staging.exists():
+        shutil.rmtree(staging)
+    env.make_dirs(staging)
+    try:
+        report = _build(env, store, staging, log_settings or LogSettings(), map_bytes, tell)
+    except Aof2Error:
+        shutil.rmtree(staging, ignore_errors=True)
+        raise
+    env.files.rename(staging, state_dir)
+    env.failpoint("replicate.restore.named")
+    env.files.fsync_dir(state_dir.parent)
+    return msgspec.structs.replace(report, state_dir=str(state_dir))
+
+
+def _refuse_taken(state_dir: Path) -> None:
+    if not state_dir.exists():
+        return
+    if not state_dir.is_dir() or any(state_dir.iterdir()):
+        raise RestoreError(f"{state_dir} is not empty; restore into a new folder, or remove what is there")
+    if state_dir.is_mount():
+        raise RestoreError(f"{state_dir} is a mount point; restore into a folder below it")
+
+
+def _build(
+    env: Env, store: RemoteStore, staging: Path, settings: LogSettings, map_bytes: int, tell: Progress
+) -> RestoreReport:
+    with Follower(env, store, staging, map_bytes=map_bytes) as follower:
+        try:
+            volume = follower.check_volume()
+        except RemoteMissingError as e:
+            raise RestoreError(str(e)) from None
+        tell("reading the logs")
+        streams = follower.catch_up()
+    env.failpoint("replicate.restore.followed")
+    _require_root(streams)
+    lost: list[Lost] = []
+    rescued: list[str] = []
+    checked = 0
+    with _writing(env, staging, settings, map_bytes) as (opened, writer):
+        with opened.catalog.view() as view:
+            tenants = {tenant_id: row.name for tenant_id, row in view.scan(VOLUME_STREAM, t.TENANTS)}
+        present = [tenant_id for tenant_id in tenants if tenant_id in opened.streams]
+        for tenant_id in present:
+            tell(f"checking what {tenants[tenant_id]} has on the remote")
+            found = TenantSalvage(opened.catalog, writer, store, tenant_id, tenants[tenant_id]).run()
+            lost += found.lost
+            rescued += found.rescued
+            checked += found.checked_blobs
+    env.failpoint("replicate.restore.salvaged")
+    audit = [_restore_audit(env, store, staging, tenant_id, name) for tenant_id, name in tenants.items()]
+    env.failpoint("replicate.restore.audited")
+    return RestoreReport(
+        volume_uuid=volume.volume_uuid,
+        writer_epoch=volume.writer_epoch,
+        state_dir=str(staging),
+        streams=streams,
+        tenants=sorted(tenants.values()),
+        never_uploaded=sorted(name for tenant_id, name in tenants.items() if tenant_id not in present),
+        lost=lost,
+        rescued=rescued,
+        checked_blobs=checked,
+        audit=[a for a in audit if a is not None],
+    )
+
+
+def _require_root(streams: list[StreamFollowed]) -> None:
+    """Without the volume's own log nobody knows which tenant a stream belongs to."""
+    known = {s.stream_id: s for s in streams}
+    root = known.get(VOLUME_STREAM)
+    if streams and (root is None or root.position is None):
+        why = "; ".join(root.missing) if root else "nothing of it was uploaded"
+        raise RestoreError(f"the volume's own log (manifest/{VOLUME_STREAM}/) cannot be read: {why}")
+
+
+@contextlib.contextmanager
+def _writing(env: Env, staging: Path, settings: LogSettings, map_bytes: int) -> Iterator[tuple[Opened, CatalogWriter]]:
+    """The restored catalog with its writer, closed cleanly."""
+    opened = open_catalog(env, staging / "catalog", staging / "manifest", settings, map_bytes=map_bytes)
+    writer = CatalogWriter(CatalogTarget(env, opened.catalog, opened.streams, None)).start()
+    try:
+        yield opened, writer
+    except BaseException:
+        writer.close()
+        opened.catalog.abandon()
+        raise
+    writer.close()
+    opened.catalog.close()
+
+
+def _restore_audit(env: Env, store: RemoteStore, staging: Path, tenant_id: int, tenant: str) -> AuditRestored | None:
+    """The tenant's audit log as far as its ranges chain; what follows is derived again when the volume opens."""
+    parsed = (keys.parse_key(info.key) for info in store.list(f"audit/{tenant_id}/"))
+    firsts = sorted(k.first_logseq for k in parsed if isinstance(k, keys.AuditRangeKey))
+    if not firsts:
+        return None
+    good: list[bytes] = []
+    records = 0
+    problem = ""
+
+    def parts() -> Iterator[tuple[int, bytes]]:
+        for first in firsts:
+            data = get_bytes(store, keys.audit_range_key(tenant_id, first))
+            yield first, data
+            good.append(data)  # asked for the next one: this one was whole
+
+    try:
+        for _ in replay_ranges(parts()):
+            records += 1
+    except (CorruptError, RemoteMissingError) as e:
+        problem = str(e)
+    if good:
+        folder = staging / "audit"
+        env.make_dirs(folder)
+        env.replace_file(folder / f"{tenant_id}.asl", b"".join(good))
+    return AuditRestored(tenant=tenant, records=records, problem=problem)
+
+
+def unfinished(state_dir: Path) -> Path | None:
+    """What a restore that was interrupted left beside `state_dir`, if anything."""
+    staging = state_dir.with_name(state_dir.name + STAGING_SUFFIX)
+    return staging if os.path.lexists(staging) else None
