@@ -1,0 +1,259 @@
+"""What a volume, and one file of it, is like now: facts from the rows, the logs' folders and nothing else.
+
+Works on any view: the daemon's own catalog or one opened read-only. Nothing is asked of the remote: "in the remote"
+means that the log says so, durably.
+
+Owner: the calling thread; reads only. A crash leaves nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from pathlib import Path
+
+import msgspec
+
+from aof2.engine.catalog import tables as t
+from aof2.engine.catalog.fold import _entry_decoder
+from aof2.engine.catalog.rows import JobState, ObjectRow, ObjectState, ResidencyRow
+from aof2.engine.catalog.store import View
+from aof2.engine.inspect.paths import Place, files_below
+from aof2.engine.inspect.rows import MANIFEST_DIR, VOLUME_STREAM
+from aof2.engine.manifest.snapshot import list_snapshots, snapshot_name
+from aof2.engine.objects import HOT_BYTES, WARM_BYTES, mask_bytes
+from aof2.engine.settings import Settings
+
+
+class TenantStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """`remote_bytes` is what the blobs take; `dirty_bytes` is what is not all in the remote yet."""
+
+    tenant: str
+    tenant_id: int
+    kind: str
+    objects: int
+    bytes: int
+    hot_bytes: int
+    warm_bytes: int
+    remote_bytes: int
+    dirty_objects: int
+    dirty_bytes: int
+    needs_repair: int
+    log_bytes: int
+    snapshot_age_s: float | None
+
+
+class VolumeStatus(msgspec.Struct, frozen=True, kw_only=True):
+    state_dir: str
+    remote: str
+    live: bool
+    tenants: list[TenantStatus]
+    hot_bytes: int
+    hot_limit_bytes: int
+    warm_bytes: int
+    warm_limit_bytes: int
+    dirty_bytes: int
+    jobs: dict[str, int]
+    log_bytes: int
+    snapshot_age_s: float | None
+    needs_repair: int
+    rebuilt: bool = False
+
+
+class ChunkStatus(msgspec.Struct, frozen=True, kw_only=True):
+    chunk_id: int
+    index: int
+    bytes: int
+    sha256: str
+    hot_bytes: int
+    warm_bytes: int
+    key: str
+
+
+class ObjectStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One file. `durable`: all of it is in the remote."""
+
+    path: str
+    tenant: str
+    ino: int
+    size: int
+    generation: int
+    state: str
+    sealed: bool
+    dirty: bool
+    durable: bool
+    sha256: str
+    hot_bytes: int
+    warm_bytes: int
+    remote_bytes: int
+    chunks: list[ChunkStatus]
+
+
+class TreeStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A directory: everything below it, added up."""
+
+    path: str
+    tenant: str
+    objects: int
+    bytes: int
+    dirty_objects: int
+    dirty_bytes: int
+    durable: bool
+    hot_bytes: int
+    warm_bytes: int
+    remote_bytes: int
+
+
+def volume_status(view: View, settings: Settings, *, live: bool, now_ms: int, rebuilt: bool = False) -> VolumeStatus:
+    manifest_dir = settings.volume.state_dir / MANIFEST_DIR
+    tenants: list[TenantStatus] = []
+    jobs: Counter[str] = Counter()
+    for tenant_id, row in view.scan(VOLUME_STREAM, t.TENANTS):
+        tenants.append(_tenant(view, manifest_dir, tenant_id, row.name, row.kind.name.lower(), now_ms))
+        jobs.update(JobState(job.state).name.lower() for _, job in view.scan(tenant_id, t.JOBS))
+    jobs.update(JobState(job.state).name.lower() for _, job in view.scan(VOLUME_STREAM, t.JOBS))
+    ages = [tenant.snapshot_age_s for tenant in tenants if tenant.snapshot_age_s is not None]
+    return VolumeStatus(
+        state_dir=str(settings.volume.state_dir),
+        remote=settings.remote.url,
+        live=live,
+        tenants=tenants,
+        hot_bytes=sum(tenant.hot_bytes for tenant in tenants),
+        hot_limit_bytes=settings.cache.hot_bytes,
+        warm_bytes=sum(tenant.warm_bytes for tenant in tenants),
+        warm_limit_bytes=settings.cache.warm_bytes,
+        dirty_bytes=sum(tenant.dirty_bytes for tenant in tenants),
+        jobs={state.name.lower(): jobs[state.name.lower()] for state in JobState},
+        log_bytes=folder_bytes(manifest_dir / str(VOLUME_STREAM)) + sum(tenant.log_bytes for tenant in tenants),
+        snapshot_age_s=max(ages, default=None),
+        needs_repair=sum(tenant.needs_repair for tenant in tenants),
+        rebuilt=rebuilt,
+    )
+
+
+def _tenant(view: View, manifest_dir: Path, tenant_id: int, name: str, kind: str, now_ms: int) -> TenantStatus:
+    objects = total = dirty = dirty_bytes = 0
+    for _, row in view.scan(tenant_id, t.OBJECTS):
+        if row.state == ObjectState.TOMBSTONED:
+            continue
+        objects += 1
+        total += row.size
+        if row.state in (ObjectState.DIRTY, ObjectState.SEALED):
+            dirty += 1
+            dirty_bytes += dirty_size(manifest_dir.parent, name, row)
+    folder = manifest_dir / str(tenant_id)
+    return TenantStatus(
+        tenant=name,
+        tenant_id=tenant_id,
+        kind=kind,
+        objects=objects,
+        bytes=total,
+        hot_bytes=view.get(tenant_id, t.COUNTERS, HOT_BYTES) or 0,
+        warm_bytes=view.get(tenant_id, t.COUNTERS, WARM_BYTES) or 0,
+        remote_bytes=sum(blob.stored_bytes for _, blob in view.scan(tenant_id, t.BLOBS)),
+        dirty_objects=dirty,
+        dirty_bytes=dirty_bytes,
+        needs_repair=sum(1 for _ in needs_repair(view, tenant_id)),
+        log_bytes=folder_bytes(folder),
+        snapshot_age_s=snapshot_age_s(folder, now_ms),
+    )
+
+
+def dirty_size(state_dir: Path, tenant: str, row: ObjectRow) -> int:
+    """Of an object that is still being written only its backing file knows."""
+    if row.state != ObjectState.DIRTY:
+        return row.size
+    try:
+        return os.stat(state_dir / "hot_cache" / tenant / f"{row.ino}.{row.generation}").st_size
+    except OSError:
+        return row.size
+
+
+def needs_repair(view: View, stream_id: int) -> list[int]:
+    """Chunks whose bytes were asked for and are neither here nor, as they should be, in the remote."""
+    prefix = t.STREAM.pack(stream_id) + t.SEGMENT_ENTRY
+    return [
+        int.from_bytes(key[len(prefix) :], "big")
+        for key, value in view.raw_scan("segments", prefix)
+        if _entry_decoder.decode(value).needs_repair
+    ]
+
+
+def folder_bytes(folder: Path) -> int:
+    try:
+        with os.scandir(folder) as entries:
+            return sum(entry.stat().st_size for entry in entries if entry.is_file())
+    except FileNotFoundError:
+        return 0
+
+
+def snapshot_age_s(folder: Path, now_ms: int) -> float | None:
+    """Of the newest one; None when there is none yet."""
+    try:
+        newest = list_snapshots(folder)[-1:]
+        return max(0.0, now_ms / 1000 - os.stat(folder / snapshot_name(newest[0])).st_mtime) if newest else None
+    except FileNotFoundError:
+        return None
+
+
+def object_status(view: View, settings: Settings, place: Place) -> ObjectStatus:
+    """A file's newest generation. One never written to has generation 0 and is durable as it is."""
+    inode = place.inode
+    row = view.get(place.tenant_id, t.OBJECTS, (inode.ino, inode.generation)) if inode.generation else None
+    chunks: list[ChunkStatus] = []
+    remote_bytes = 0
+    for index, chunk_id in enumerate(row.chunks if row else ()):
+        chunk = view.get(place.tenant_id, t.CHUNKS, chunk_id)
+        if chunk is None:
+            continue
+        here = view.get(place.tenant_id, t.RESIDENCY, chunk_id) or ResidencyRow()
+        chunks.append(
+            ChunkStatus(
+                chunk_id=chunk_id,
+                index=index,
+                bytes=chunk.length,
+                sha256=chunk.sha256.hex(),
+                hot_bytes=mask_bytes(here.mask, chunk.length, settings.engine.block_bytes),
+                warm_bytes=here.warm_bytes,
+                key=chunk.key,
+            )
+        )
+        remote_bytes += chunk.length if chunk.key else 0
+    dirty = row is not None and row.state in (ObjectState.DIRTY, ObjectState.SEALED)
+    return ObjectStatus(
+        path=place.path,
+        tenant=place.tenant,
+        ino=inode.ino,
+        size=dirty_size(settings.volume.state_dir, place.tenant, row) if row else inode.size,
+        generation=inode.generation,
+        state=row.state.name.lower() if row else "empty",
+        sealed=row is None or row.state != ObjectState.DIRTY,
+        dirty=dirty,
+        durable=not dirty and all(c.key for c in chunks),
+        sha256=row.sha256.hex() if row else "",
+        hot_bytes=sum(c.hot_bytes for c in chunks),
+        warm_bytes=sum(c.warm_bytes for c in chunks),
+        remote_bytes=remote_bytes,
+        chunks=chunks,
+    )
+
+
+def tree_status(view: View, settings: Settings, place: Place) -> TreeStatus:
+    found = (object_status(view, settings, file) for file in files_below(view, place) if file.is_file)
+    sums: Counter[str] = Counter()
+    for one in found:
+        sums.update(objects=1, bytes=one.size, hot=one.hot_bytes, warm=one.warm_bytes, remote=one.remote_bytes)
+        if one.dirty:
+            sums.update(dirty=1, dirty_bytes=one.size)
+    return TreeStatus(
+        path=place.path,
+        tenant=place.tenant,
+        objects=sums["objects"],
+        bytes=sums["bytes"],
+        dirty_objects=sums["dirty"],
+        dirty_bytes=sums["dirty_bytes"],
+        durable=not sums["dirty"],
+        hot_bytes=sums["hot"],
+        warm_bytes=sums["warm"],
+        remote_bytes=sums["remote"],
+    )

@@ -1,0 +1,121 @@
+"""The audit logs against the rows: the chain, what the records claim, and the set of artifacts that exist.
+
+The audit log is derived from sealed chunks of the manifest log, so it may be behind by what came since; a difference in
+an object that the log's last chunks changed is no damage. `audit_chunk`, in the rows, says how far back that goes.
+
+Owner: the calling thread; reads only. A crash leaves nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from aof2.engine.audit.damage import Tail
+from aof2.engine.audit.format import ArtifactRef, artifact_ref
+from aof2.engine.audit.reader import Replay
+from aof2.engine.audit.state import VisibleState
+from aof2.engine.catalog import tables as t
+from aof2.engine.catalog.batch import EVENT_SCHEMA_ID, decode_event
+from aof2.engine.catalog.rows import ObjectState
+from aof2.engine.catalog.store import View
+from aof2.engine.errors import CorruptError, UnsupportedError
+from aof2.engine.inspect.rows import MANIFEST_DIR
+from aof2.engine.manifest.batch import Event
+from aof2.engine.manifest.format import LogPosition, ManifestIntegrityError
+from aof2.engine.manifest.index import ManifestIndex
+from aof2.engine.manifest.reader import Stream
+from aof2.engine.verify.context import Context
+from aof2.engine.verify.findings import Finding, Kind, Severity, finding
+
+AUDIT_CHUNK = "audit_chunk"
+_OBJECTS = (t.OBJECTS.number, t.OBJECTS.tag)
+
+
+def check_audit(ctx: Context, view: View, stream_id: int) -> Iterator[Finding]:
+    """One tenant's audit log."""
+    tenant = ctx.tenants[stream_id]
+    path = ctx.state_dir / "audit" / f"{stream_id}.asl"
+
+    def say(severity: Severity, message: str) -> Finding:
+        return finding(Kind.AUDIT, severity, f"{path}: {message}", tenant=tenant, path=str(path))
+
+    if not path.exists():
+        yield say(Severity.NOTE, "no audit log yet")
+        return
+    replay = Replay(path)
+    try:
+        state = VisibleState.of(replay)
+    except (CorruptError, UnsupportedError) as e:
+        yield finding(Kind.AUDIT, Severity.ERROR, str(e), tenant=tenant, path=str(path))
+        return
+    if replay.outcome.tail is not Tail.CLEAN:
+        yield say(Severity.NOTE, f"ends in an append that was not finished ({replay.outcome.tail.value})")
+    for problem in state.problems:
+        yield say(Severity.ERROR, f"record {problem.logseq}: {problem.what}")
+    for message in _seals(view, stream_id, state):
+        yield say(Severity.ERROR, message)
+    if ctx.safe(stream_id):
+        for severity, message in _compare(ctx, view, stream_id, tenant, state):
+            yield say(severity, message)
+
+
+def _seals(view: View, stream_id: int, state: VisibleState) -> Iterator[str]:
+    for chunk_id, chunk in view.scan(stream_id, t.CHUNKS):
+        sealed = state.seals.get(chunk_id)
+        if sealed is not None and sealed != chunk.sha256:
+            yield f"chunk {chunk_id} was sealed as {sealed.hex()}, its row says {chunk.sha256.hex()}"
+
+
+def _compare(
+    ctx: Context, view: View, stream_id: int, tenant: str, state: VisibleState
+) -> Iterator[tuple[Severity, str]]:
+    """Published and tombstoned objects, both ways; what the audit log has not been told yet is a note."""
+    touched, deleted = _pending(ctx, view, stream_id)
+    behind = 0
+    visible: set[ArtifactRef] = set()
+    for key, row in view.scan(stream_id, t.OBJECTS):
+        if row.state not in (ObjectState.PUBLISHED, ObjectState.TOMBSTONED):
+            continue
+        ref = artifact_ref(tenant, row.ino, row.generation, row.sha256)
+        should = row.state == ObjectState.PUBLISHED
+        visible.add(ref)
+        if state.is_visible(ref) == should and (should or state.is_published(ref)):
+            continue
+        if key in touched:
+            behind += 1
+        else:
+            says = "visible" if state.is_visible(ref) else "not visible"
+            what = f"object {row.ino}.{row.generation} is {row.state.name.lower()}, the audit log has it {says}"
+            yield Severity.ERROR, what
+    extra = sum(ref not in visible for ref in state)
+    if extra > deleted:
+        yield Severity.ERROR, f"{extra} artifact(s) are published there that have no row, {deleted} went since"
+    elif extra or behind:
+        yield Severity.NOTE, f"behind by {extra + behind} object(s); the next mount catches up"
+
+
+def _pending(ctx: Context, view: View, stream_id: int) -> tuple[set[tuple[int, int]], int]:
+    """Objects changed, and how many rows deleted, in chunks of the log that the audit log may not have yet."""
+    touched: set[tuple[int, int]] = set()
+    deleted = 0
+
+    def on_event(event: Event, _: LogPosition) -> None:
+        nonlocal deleted
+        for number, key, value in decode_event(event.body) if event.schema_id == EVENT_SCHEMA_ID else ():
+            if (number, key[:1]) == _OBJECTS:
+                touched.add(t.OBJECTS.unpack_key(key[1:]))
+                deleted += value is None
+
+    from_chunk = view.get(stream_id, t.COUNTERS, AUDIT_CHUNK) or 0
+    index = ManifestIndex()
+    index.on_event = on_event
+    directory: Path = ctx.state_dir / MANIFEST_DIR / str(stream_id)
+    stream = Stream(directory)
+    stream.chunks = [c for c in stream.chunks if c.index >= from_chunk]
+    try:
+        for chunk in stream.read():
+            index.apply_chunk(chunk)
+    except (ManifestIntegrityError, FileNotFoundError):
+        pass
+    return touched, deleted

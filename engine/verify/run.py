@@ -1,0 +1,275 @@
+"""verify: every check, in order, on as many threads as asked; on a running volume what is found is looked at twice.
+
+    rows from the logs ← compared with the catalog
+    logs · evictions · audit · rows · local bytes · strays · remote
+
+Invariants
+- Read-only, and without the writer's lock, unless it repairs; then the lock is held from before the first look.
+- Memory is bounded: rows and sets lie in a temporary folder, work is handed out as it is done.
+- On a running volume a finding counts only if it is found again, with rows read anew: what was on its way the first
+  time has arrived, or it is damage.
+
+Owner: the calling thread and its pool. A crash leaves a temporary folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+from aof2.engine.catalog import tables as t
+from aof2.engine.catalog.recovery import stream_ids
+from aof2.engine.catalog.store import View
+from aof2.engine.env import Env
+from aof2.engine.errors import TransientError
+from aof2.engine.inspect.paths import files_below, resolve
+from aof2.engine.inspect.rows import MANIFEST_DIR, check_state_dir, is_live, tenant_names
+from aof2.engine.remote.open import open_remote
+from aof2.engine.remote.settings import RemoteSettings
+from aof2.engine.remote.store import RemoteStore
+from aof2.engine.settings import Settings
+from aof2.engine.verify import audit, local, log, remote, rows
+from aof2.engine.verify.context import Context
+from aof2.engine.verify.findings import Collector, Finding, Kind, Report, Severity, finding
+from aof2.engine.verify.index import Index
+from aof2.engine.verify.repair import exclusive, repair_findings
+from aof2.engine.verify.truth import open_truth
+
+Progress = Callable[[int, int], None]
+"""Called with (pieces of work done, pieces known so far)."""
+QUEUED_PER_JOB = 4
+
+
+def default_jobs() -> int:
+    return min(4, os.cpu_count() or 1)
+
+
+def verify(
+    settings: Settings,
+    *,
+    deep_remote: bool = False,
+    repair: bool = False,
+    jobs: int | None = None,
+    paths: Sequence[str] = (),
+    env: Env | None = None,
+    on_progress: Progress | None = None,
+) -> Report:
+    """Checks the volume, and mends what is safe to. ReadOnlyError: repair was asked for while it is mounted."""
+    env = env or Env()
+    state_dir = check_state_dir(settings.volume.state_dir)
+    with contextlib.ExitStack() as stack:
+        if repair:
+            stack.enter_context(exclusive(state_dir))
+        store, unreachable = _open_remote(env, settings)
+        if store is not None:
+            stack.callback(store.close)
+        look = partial(_Look, env, settings, store, deep_remote, jobs or default_jobs(), paths, on_progress)
+        live = not repair and is_live(state_dir)
+        report = look(live, unreachable).run()
+        if live and any(f.severity is not Severity.NOTE for f in report.findings):
+            again = look(live, unreachable).run()
+            seen = {f.identity for f in report.findings}
+            again.findings = [f for f in again.findings if f.severity is Severity.NOTE or f.identity in seen]
+            report = again
+        if repair:
+            report.findings = repair_findings(env, settings, store, report.findings)
+    report.conclude()
+    return report
+
+
+class _Look:
+    """One pass over everything."""
+
+    def __init__(
+        self,
+        env: Env,
+        settings: Settings,
+        store: RemoteStore | None,
+        deep: bool,
+        jobs: int,
+        paths: Sequence[str],
+        on_progress: Progress | None,
+        live: bool,
+        unreachable: str,
+    ) -> None:
+        self.report = Report(state_dir=str(settings.volume.state_dir), live=live, findings=[])
+        self._out = Collector(self.report)
+        self._env = env
+        self._settings = settings
+        self._store = store
+        self._deep = deep
+        self._jobs = jobs
+        self._paths = paths
+        self._on_progress = on_progress
+        self._live = live
+        self._unreachable = unreachable
+        self._done = self._total = 0
+
+    def run(self) -> Report:
+        state_dir = self._settings.volume.state_dir
+        started_ms = self._env.now_ms()
+        with (
+            tempfile.TemporaryDirectory(prefix="aof2-verify-") as folder,
+            open_truth(self._env, state_dir, Path(folder), live=self._live) as truth,
+            contextlib.closing(Index(Path(folder) / "index")) as index,
+            truth.rows.view() as view,
+        ):
+            self._add(truth.findings)
+            ctx = Context(
+                env=self._env,
+                settings=self._settings,
+                rows=truth.rows,
+                out=self._out,
+                live=self._live,
+                started_ms=started_ms,
+                damaged=truth.damaged,
+            )
+            self._look(ctx, view, index)
+        return self.report
+
+    def _look(self, ctx: Context, view: View, index: Index) -> None:
+        ctx.tenants = tenant_names(view)
+        ctx.scope = self._scope(view)
+        streams = [s for s in stream_ids(ctx.state_dir / MANIFEST_DIR) if self._in_scope(ctx, s)]
+        for stream_id in streams:
+            found = list(log.check_log(ctx, stream_id))
+            self._add(found)
+            self._add(_unexplained(ctx, stream_id, found))
+            self._add(log.check_evictions(ctx, stream_id))
+        tenants = [s for s in streams if s in ctx.tenants]
+        for stream_id in tenants:
+            self._add(rows.check_rows(ctx, view, stream_id, index))
+            self._add(audit.check_audit(ctx, view, stream_id))
+        self._spread(self._local_work(ctx, view, tenants))
+        if ctx.scope is None:
+            self._add(local.check_strays(ctx, view))
+        self._look_remote(ctx, view, index, streams, tenants)
+
+    def _scope(self, view: View) -> set[tuple[int, int]] | None:
+        if not self._paths:
+            return None
+        scope: set[tuple[int, int]] = set()
+        for text in self._paths:
+            place = resolve(view, self._settings.volume.mountpoint, text)
+            if place is None:
+                return None
+            scope |= {(file.tenant_id, file.inode.ino) for file in files_below(view, place)}
+        return scope
+
+    @staticmethod
+    def _in_scope(ctx: Context, stream_id: int) -> bool:
+        return ctx.scope is None or any(stream == stream_id for stream, _ in ctx.scope)
+
+    def _local_work(self, ctx: Context, view: View, tenants: Iterable[int]) -> Iterator[Callable[[], None]]:
+        for stream_id in tenants:
+            for row in ctx.objects(view, stream_id):
+                if row.chunks:
+                    yield partial(local.check_object, ctx, stream_id, row)
+            for chunk_id, stored_bytes in view.scan(stream_id, t.WARM):
+                chunk = view.get(stream_id, t.CHUNKS, chunk_id)
+                if chunk is not None and (ctx.scope is None or (stream_id, chunk.ino) in ctx.scope):
+                    yield partial(local.check_warm_blob, ctx, stream_id, chunk, stored_bytes)
+
+    # -- the remote --------------------------------------------------------------------------------------------
+
+    def _look_remote(self, ctx: Context, view: View, index: Index, streams: list[int], tenants: list[int]) -> None:
+        if self._store is None:
+            self._remote_failed(self._unreachable)
+            return
+        self.report.remote = "read" if self._deep else "listed"
+        try:
+            if ctx.scope is not None:
+                self._spread(self._scoped_work(ctx, view, self._store, index, tenants))
+                return
+            for stream_id in streams:
+                remote.expect(ctx, view, stream_id, index)
+            self._add(remote.check_listing(ctx, self._store, index, deep=self._deep))
+            if self._deep:
+                self._spread(self._remote_work(ctx, view, self._store, index, tenants))
+                for stream_id in streams:
+                    self._add(remote.check_log_copies(ctx, self._store, view, stream_id))
+        except TransientError as e:
+            self._remote_failed(str(e))
+
+    def _remote_work(
+        self, ctx: Context, view: View, store: RemoteStore, index: Index, tenants: Iterable[int]
+    ) -> Iterator[Callable[[], None]]:
+        for stream_id in tenants:
+            for sha256, blob in view.scan(stream_id, t.BLOBS):
+                resident = index.refs(stream_id, sha256).resident_chunk
+                chunk = view.get(stream_id, t.CHUNKS, resident) if resident else None
+                yield partial(remote.check_blob, ctx, store, stream_id, blob, chunk, sha256, index)
+
+    def _scoped_work(
+        self, ctx: Context, view: View, store: RemoteStore, index: Index, tenants: Iterable[int]
+    ) -> Iterator[Callable[[], None]]:
+        """The blobs of the files that were named, one by one."""
+        for stream_id in tenants:
+            for row in ctx.objects(view, stream_id):
+                for chunk_id in row.chunks:
+                    yield partial(remote.check_chunk_blob, ctx, store, stream_id, chunk_id, deep=self._deep)
+
+    def _remote_failed(self, why: str) -> None:
+        """Asked to read the remote and cannot: the run failed. Not asked: the rest is still worth knowing."""
+        self.report.remote = "unreachable"
+        severity = Severity.ERROR if self._deep else Severity.NOTE
+        self._out.add(finding(Kind.REMOTE_UNREACHABLE, severity, f"the remote was not checked: {why}"))
+
+    # -- work --------------------------------------------------------------------------------------------------
+
+    def _add(self, found: Iterable[Finding]) -> None:
+        for one in found:
+            self._out.add(one)
+
+    def _spread(self, work: Iterable[Callable[[], None]]) -> None:
+        """Runs the pieces on the pool, a bounded number ahead."""
+        pending: deque[Future[None]] = deque()
+        with ThreadPoolExecutor(self._jobs, thread_name_prefix="aof2-verify") as pool:
+            try:
+                for piece in work:
+                    self._total += 1
+                    pending.append(pool.submit(piece))
+                    while len(pending) >= self._jobs * QUEUED_PER_JOB:
+                        self._finish(pending.popleft())
+                while pending:
+                    self._finish(pending.popleft())
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+
+    def _finish(self, future: Future[None]) -> None:
+        future.result()
+        self._done += 1
+        if self._on_progress is not None:
+            self._on_progress(self._done, self._total)
+
+
+def _unexplained(ctx: Context, stream_id: int, found: Sequence[Finding]) -> Iterator[Finding]:
+    """A stream whose rows cannot be rebuilt though its folder looks right: the log lost its end."""
+    why = ctx.damaged.get(stream_id)
+    if why is not None and not any(f.severity is Severity.ERROR for f in found):
+        yield finding(Kind.LOG, Severity.ERROR, why, tenant=ctx.tenants.get(stream_id, ""))
+
+
+def _open_remote(env: Env, settings: Settings) -> tuple[RemoteStore | None, str]:
+    r = settings.remote
+    if r.directory is not None and not r.directory.is_dir():
+        return None, f"{r.directory}: no such folder"  # opening would make it
+    try:
+        wanted = RemoteSettings(
+            url=r.url,
+            endpoint_url=r.endpoint_url,
+            region=r.region,
+            timeout_s=r.timeout_s,
+            retries=r.retries,
+            parallel=r.parallel,
+        )
+        return open_remote(env, wanted), ""
+    except TransientError as e:
+        return None, str(e)

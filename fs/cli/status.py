@@ -1,0 +1,202 @@
+"""`aof2 status` and `aof2 why`: what a volume or a file is like, and how it came to be. Read-only, daemon or not."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import click
+
+from aof2.engine.inspect.paths import NoSuchPathError, Place, resolve
+from aof2.engine.inspect.rows import MANIFEST_DIR, OpenRows, is_live, open_rows
+from aof2.engine.inspect.status import (
+    ObjectStatus,
+    TreeStatus,
+    VolumeStatus,
+    object_status,
+    tree_status,
+    volume_status,
+)
+from aof2.engine.inspect.why import History, Step, history
+from aof2.engine.settings import Settings
+from aof2.engine.units import format_size
+from aof2.fs.cli import output
+from aof2.fs.cli.conf import conf_option, load_conf
+from aof2.fs.cli.errors import complain
+from aof2.fs.cli.manifest import iso_time, style
+
+TENANT_COLUMNS = ("tenant", "kind", "objects", "bytes", "hot", "warm", "remote", "dirty", "needs repair")
+CHUNK_COLUMNS = ("chunk", "index", "bytes", "hot", "warm", "sha256", "key")
+WHY_COLUMNS = ("time (UTC)", "event", "from", "to", "bytes", "chunk", "generation", "reason", "key")
+
+
+@click.command(epilog="Example: aof2 status /aof2/default/report.parquet --json")
+@click.argument("path", metavar="[PATH]", required=False)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@conf_option
+def status(path: str | None, as_json: bool, conf: str | None) -> None:
+    """What the volume, a directory or a file is like now.
+
+    PATH is in the mount, or TENANT/…. The volume: tenants with bytes per tier, cache use and limit, dirty bytes, jobs.
+    A file: size, generation, state, bytes per tier, chunks with ids, hashes and remote keys, and whether all of it is
+    in the remote (durable).
+    """
+    settings = load_conf(conf)
+    with open_rows(settings.volume.state_dir) as rows:
+        _warn(rows)
+        facts = _facts(settings, rows, path)
+    if as_json:
+        output.print_json(facts)
+    elif isinstance(facts, VolumeStatus):
+        _print_volume(facts)
+    elif isinstance(facts, TreeStatus):
+        _print_tree(facts)
+    else:
+        _print_object(facts)
+
+
+def _facts(settings: Settings, rows: OpenRows, path: str | None) -> VolumeStatus | TreeStatus | ObjectStatus:
+    with rows.view() as view:
+        place = resolve(view, settings.volume.mountpoint, path) if path else None
+        if place is None:
+            live = is_live(settings.volume.state_dir)
+            return volume_status(view, settings, live=live, now_ms=time.time_ns() // 1_000_000, rebuilt=rows.rebuilt)
+        return object_status(view, settings, place) if place.is_file else tree_status(view, settings, place)
+
+
+def _warn(rows: OpenRows) -> None:
+    for stream_id, why in rows.damaged.items():
+        complain(f"note: stream {stream_id} is shown as far as its log can be read: {why}")
+
+
+def _print_volume(v: VolumeStatus) -> None:
+    jobs = ", ".join(f"{count} {state}" for state, count in v.jobs.items() if count) or "none"
+    age = "none yet" if v.snapshot_age_s is None else f"{v.snapshot_age_s:.0f} s old"
+    output.print_facts(
+        [
+            ("volume", v.state_dir),
+            ("remote", v.remote),
+            ("daemon", "running" if v.live else "not running"),
+            ("hot", f"{format_size(v.hot_bytes)} of {format_size(v.hot_limit_bytes)}"),
+            ("warm", f"{format_size(v.warm_bytes)} of {format_size(v.warm_limit_bytes)}"),
+            ("dirty", format_size(v.dirty_bytes)),
+            ("jobs", jobs),
+            ("log", f"{format_size(v.log_bytes)}, oldest snapshot {age}"),
+            ("needs repair", str(v.needs_repair)),
+        ]
+    )
+    rows = [
+        (
+            one.tenant,
+            one.kind,
+            str(one.objects),
+            *(format_size(n) for n in (one.bytes, one.hot_bytes, one.warm_bytes, one.remote_bytes, one.dirty_bytes)),
+            str(one.needs_repair),
+        )
+        for one in v.tenants
+    ]
+    _print_rows(TENANT_COLUMNS, rows, {})
+
+
+def _print_tree(one: TreeStatus) -> None:
+    output.print_facts(
+        [
+            ("path", one.path),
+            ("files", str(one.objects)),
+            ("bytes", format_size(one.bytes)),
+            ("durable", _yes(one.durable)),
+            ("dirty", f"{one.dirty_objects} file(s), {format_size(one.dirty_bytes)}"),
+            ("hot", format_size(one.hot_bytes)),
+            ("warm", format_size(one.warm_bytes)),
+            ("remote", format_size(one.remote_bytes)),
+        ]
+    )
+
+
+def _print_object(one: ObjectStatus) -> None:
+    output.print_facts(
+        [
+            ("path", one.path),
+            ("size", str(one.size)),
+            ("generation", str(one.generation)),
+            ("state", one.state),
+            ("sealed", _yes(one.sealed)),
+            ("dirty", _yes(one.dirty)),
+            ("durable", _yes(one.durable)),
+            ("sha256", one.sha256 or "-"),
+            ("hot", format_size(one.hot_bytes)),
+            ("warm", format_size(one.warm_bytes)),
+            ("remote", format_size(one.remote_bytes)),
+        ]
+    )
+    rows = [
+        (str(c.chunk_id), str(c.index), str(c.bytes), str(c.hot_bytes), str(c.warm_bytes), c.sha256, c.key or "-")
+        for c in one.chunks
+    ]
+    if rows:
+        _print_rows(CHUNK_COLUMNS, rows, {"sha256": 16, "key": 24})
+
+
+@click.command(epilog="Example: aof2 why /aof2/default/report.parquet")
+@click.argument("path", metavar="PATH")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@conf_option
+def why(path: str, as_json: bool, conf: str | None) -> None:
+    """The tier history of a file, from the manifest log: when it moved, from where, how many bytes, under which key.
+
+    From the log on this disk; where older parts of it are only in the remote, that is said.
+    """
+    settings = load_conf(conf)
+    with open_rows(settings.volume.state_dir) as rows, rows.view() as view:
+        _warn(rows)
+        place = resolve(view, settings.volume.mountpoint, path)
+        found = history(view, settings.volume.state_dir / MANIFEST_DIR, _file(place, path))
+    if as_json:
+        output.print_json(found)
+        return
+    _print_rows(WHY_COLUMNS, [_why_cells(step) for step in found.steps], {"key": 24}, [s.event for s in found.steps])
+    for damage in found.damage:
+        complain(f"note: {damage}")
+    if found.earlier_records:
+        complain(f"note: {_earlier(found)}")
+
+
+def _earlier(found: History) -> str:
+    return f"{found.path}: the first {found.earlier_records} record(s) of the log are only in the remote"
+
+
+def _file(place: Place | None, path: str) -> Place:
+    if place is None or not place.is_file:
+        raise NoSuchPathError(f"{path}: not a file; name one")
+    return place
+
+
+def _why_cells(s: Step) -> tuple[str, ...]:
+    return (
+        iso_time(s.timestamp_ms),
+        s.event,
+        s.source or "-",
+        s.target or "-",
+        "-" if s.bytes is None else str(s.bytes),
+        str(s.chunk_id),
+        str(s.generation),
+        s.reason or "-",
+        s.key or "-",
+    )
+
+
+def _print_rows(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], folding: dict[str, int], events: list[str] | None = None
+) -> None:
+    if not output.on_terminal():
+        output.print_tsv(columns)
+        for row in rows:
+            output.print_tsv(row)
+        return
+    titles = [output.Column(title, fold_min=folding.get(title, 0)) for title in columns]
+    styles = [style(event) for event in events] if events else [""] * len(rows)
+    output.print_table(titles, [output.Styled(row, how) for row, how in zip(rows, styles, strict=True)])
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"
