@@ -245,9 +245,10 @@ class Publisher:
     async def rebuild(self, target: Target, chunk: ChunkRow, key: str, job: str) -> Uploaded:
         """Puts a damaged or missing blob again, from local bytes that prove to be right; CorruptError if they do not.
 
-        The caller keeps the local bytes from being evicted, and records what comes back.
+        The bytes are those of `target`; the blob says of itself what `chunk` says. The caller keeps the local bytes
+        from being evicted, and records what comes back.
         """
-        path = self.hot.path(target.tenant, chunk.ino, chunk.generation)
+        path = self.hot.path(target.tenant, target.row.ino, target.row.generation)
         offset = chunk.index * target.row.chunk_bytes
         await trio.to_thread.run_sync(self._check_local, path, offset, chunk)
         # The remote may still believe in its damaged bytes, and then a put of the right ones would move nothing.
@@ -293,7 +294,7 @@ class Publisher:
 
     def _put(self, target: Target, chunk: ChunkRow, key: str, scratch: Path, compression: str) -> _Put:
         env = self.hot.env
-        path = self.hot.path(target.tenant, chunk.ino, chunk.generation)
+        path = self.hot.path(target.tenant, target.row.ino, target.row.generation)
         offset = chunk.index * target.row.chunk_bytes
         began_s = env.monotonic_s()
         blob = self._stage(path, offset, chunk, scratch) if compression else self._in_place(path, offset, chunk)
