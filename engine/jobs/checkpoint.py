@@ -1,0 +1,287 @@
+"""CreateCheckpoint: sealed objects go to the remote, some at a time, under one checkpoint id.
+
+    plan → (quota → stage → validate → upload → publish), object by object, by `tiering.publish` → clean up
+
+Invariants
+- The plan, with the id that the blobs' keys are made of, is in the commit that enqueues the job: every attempt of the
+  job puts the same bytes under the same keys, in the order of the plan.
+- An object is in at most one plan that is not over. A failed job keeps its objects: they are tried again with it.
+- Published objects are passed over by the next attempt, and so is what was unlinked or opened for writing meanwhile.
+- One damaged object does not keep the others of its plan from being published; the job fails when they are.
+
+Owner: planning runs on the writer thread, the rest on the trio thread. A crash leaves a job that goes on where it was.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import msgspec
+import trio
+
+from aof2.engine.aio import open_nursery
+from aof2.engine.catalog import tables as t
+from aof2.engine.catalog.batch import Batch
+from aof2.engine.catalog.rows import JobRow, JobState, JobType, ObjectRow, ObjectState
+from aof2.engine.catalog.store import View
+from aof2.engine.env import Env
+from aof2.engine.errors import CorruptError
+from aof2.engine.jobs import queue
+from aof2.engine.jobs.errors import JobCancelledError, judge
+from aof2.engine.jobs.worker import JobContext
+from aof2.engine.objects import CHECKPOINT, ObjectGoneError
+from aof2.engine.observe import events
+from aof2.engine.observe.metrics import StorageMetrics
+from aof2.engine.tiering.publish import Publisher, Tally, Target
+
+log = logging.getLogger(__name__)
+
+PLAN_BYTES_MAX: Final = 1 << 30
+PLAN_OBJECTS_MAX: Final = 256
+PLANS_LIVE_MAX: Final = 4
+OBJECTS_PARALLEL: Final = 8
+SAVES_PER_JOB: Final = 16  # of progress; a save is a row in the log
+CRASH_POINTS: Final = ("checkpoint.object_published", "checkpoint.cleaned_up")
+
+
+class Plan(msgspec.Struct, frozen=True, array_like=True):
+    """What one job publishes. Written to disk: append fields, with a default."""
+
+    checkpoint_id: int
+    objects: tuple[tuple[int, int], ...]
+    size_bytes: int
+
+
+_plans: Final = msgspec.msgpack.Decoder(Plan)
+
+
+def plan_of(row: JobRow) -> Plan:
+    return _plans.decode(queue.envelope(row).body)
+
+
+def make_plans(
+    b: Batch,
+    *,
+    bytes_max: int = PLAN_BYTES_MAX,
+    objects_max: int = PLAN_OBJECTS_MAX,
+    live_max: int = PLANS_LIVE_MAX,
+) -> list[int]:
+    """Enqueues jobs for sealed objects that no job has yet; their numbers. With `live_max` jobs on their way it waits:
+    planning goes on when one of them is over."""
+    taken, live = _taken(b.view, b.stream_id)
+    made: list[int] = []
+    plan: list[ObjectRow] = []
+    size_bytes = 0
+    for row in _plannable(b, taken):
+        if plan and (len(plan) == objects_max or size_bytes + row.size > bytes_max):
+            made.append(_enqueue(b, plan))
+            plan, size_bytes = [], 0
+        if live + len(made) >= live_max:
+            return made
+        plan.append(row)
+        size_bytes += row.size
+    if plan:
+        made.append(_enqueue(b, plan))
+    return made
+
+
+def is_plannable(view: View, tenant_id: int, *, live_max: int = PLANS_LIVE_MAX) -> bool:
+    """Whether `make_plans` would make any."""
+    taken, live = _taken(view, tenant_id)
+    return live < live_max and any(key not in taken for key, _ in view.scan(tenant_id, t.UNPUBLISHED))
+
+
+def _taken(view: View, tenant_id: int) -> tuple[set[tuple[int, int]], int]:
+    """The objects that some job has, and how many of those jobs are on their way."""
+    taken: set[tuple[int, int]] = set()
+    live = 0
+    for job in queue.jobs(view, tenant_id):
+        if job.type == JobType.CREATE_CHECKPOINT and (job.state in queue.LIVE or job.state == JobState.FAILED):
+            taken.update(plan_of(job).objects)
+            live += job.state in queue.LIVE
+    return taken, live
+
+
+def _plannable(b: Batch, taken: set[tuple[int, int]]) -> Iterator[ObjectRow]:
+    for key, _ in b.scan(t.UNPUBLISHED):
+        row = b.get(t.OBJECTS, key)
+        if row is None:
+            b.delete(t.UNPUBLISHED, key)  # unlinked before it was published
+        elif row.state == ObjectState.SEALED and key not in taken:
+            yield row
+
+
+def _enqueue(b: Batch, plan: list[ObjectRow]) -> int:
+    checkpoint_id = b.next_id("checkpoint_id")
+    objects = tuple((row.ino, row.generation) for row in plan)
+    body = t.encode(Plan(checkpoint_id, objects, sum(row.size for row in plan)))
+    blobs = sum(len(row.chunks) for row in plan)
+    return queue.enqueue(b, JobType.CREATE_CHECKPOINT, f"checkpoint/{checkpoint_id}", body, total=blobs)[0]
+
+
+class _Work:
+    """One attempt: what is left to do, and what came of it so far."""
+
+    def __init__(self, todo: list[ObjectRow], done: int, total: int) -> None:
+        self.todo = iter(todo)
+        self.done = done
+        self.total = total
+        self.saved = done
+        self.save_due = trio.Event()
+        self.tally = Tally(self._blob_done)
+        self.error: Exception | None = None
+        self.damaged: list[str] = []
+
+    def _blob_done(self) -> None:
+        self.done += 1
+        if self.done - self.saved >= max(1, self.total // SAVES_PER_JOB):
+            self.save_due.set()
+
+
+class CreateCheckpoint:
+    """The executor."""
+
+    def __init__(
+        self,
+        env: Env,
+        publisher: Publisher,
+        compression_of: Callable[[str], str],
+        *,
+        metrics: StorageMetrics | None = None,
+        on_published: Callable[[], object] | None = None,
+        parallel: int = OBJECTS_PARALLEL,
+    ) -> None:
+        self._env = env
+        self._publisher = publisher
+        self._compression_of = compression_of
+        self._metrics = metrics
+        self._on_published = on_published
+        self._parallel = parallel
+
+    async def run(self, job: JobContext) -> None:
+        plan = plan_of(job.row)
+        work = self._look(job, plan)
+        events.checkpoint_started(
+            log, job_id=job.name, tenant=job.tenant, plan_size_bytes=plan.size_bytes, wal_range=None
+        )
+        try:
+            await self._publish_all(job, plan, work)
+            self._tell(job, plan, work.tally)
+        except JobCancelledError:
+            raise
+        except Exception as e:
+            verdict = judge(e, job.row.type)
+            stage = "validate" if isinstance(e, CorruptError) else "upload"
+            events.checkpoint_failed(
+                log, job_id=job.name, error=verdict.reason, stage=stage, retryable=verdict.retryable
+            )
+            raise
+        finally:
+            self._count(work.tally)
+            released = work.tally.released_bytes + self._publisher.quota.release_job(job.name)
+            events.checkpoint_cleaned_up(log, job_id=job.name, quota_released_bytes=released)
+        self._env.failpoint("checkpoint.cleaned_up")
+        if self._metrics is not None:
+            took_ms = max(0, self._env.now_ms() - job.row.created_ms)
+            self._metrics.checkpoint_duration_seconds.observe(took_ms / 1000)
+
+    async def _publish_all(self, job: JobContext, plan: Plan, work: _Work) -> None:
+        async with open_nursery() as saver:
+            saver.start_soon(self._save_often, job, work)
+            async with open_nursery() as nursery:
+                for _ in range(self._parallel):
+                    nursery.start_soon(self._publish_some, job, plan, work)
+            saver.cancel_scope.cancel()
+        await self._save(job, work)
+        if work.error is not None:
+            raise work.error
+        if work.damaged:
+            raise CorruptError(f"{len(work.damaged)} objects cannot be published: {'; '.join(work.damaged[:10])}")
+        job.check_cancelled()
+
+    def _look(self, job: JobContext, plan: Plan) -> _Work:
+        """What an earlier attempt left to do. Blobs of objects that are gone leave the total, not the count."""
+        todo: list[ObjectRow] = []
+        done = 0
+        with self._publisher.catalog.view() as view:
+            for key in plan.objects:
+                row = view.get(job.tenant_id, t.OBJECTS, key)
+                if row is not None and row.state == ObjectState.SEALED:
+                    todo.append(row)
+                elif row is not None and row.state == ObjectState.PUBLISHED:
+                    done += len(row.chunks)
+        return _Work(todo, done, done + sum(len(row.chunks) for row in todo))
+
+    async def _publish_some(self, job: JobContext, plan: Plan, work: _Work) -> None:
+        """One of several that take the next object until there is none. An error stops everyone after what they have
+        in hand, which is then not done in vain."""
+        for row in work.todo:
+            if work.error is not None or job.cancel_requested:
+                return
+            await trio.lowlevel.checkpoint()
+            try:
+                await self._publish_one(job, plan, work, row)
+            except CorruptError as e:
+                if self._is_still(job.tenant_id, row):
+                    work.damaged.append(f"object {row.ino}.{row.generation}: {e}")
+            except ObjectGoneError:
+                continue  # unlinked meanwhile
+            except Exception as e:  # noqa: BLE001 (kept for the job's end)
+                if self._is_still(job.tenant_id, row):
+                    work.error = work.error or e
+
+    async def _publish_one(self, job: JobContext, plan: Plan, work: _Work, row: ObjectRow) -> None:
+        target = Target(job.tenant_id, job.tenant, row, self._compression_of(job.tenant))
+        if not self._is_still(job.tenant_id, row):
+            return
+        await self._publisher.publish(target, plan.checkpoint_id, job.name, work.tally)
+        self._env.failpoint("checkpoint.object_published")
+        if self._on_published is not None:
+            self._on_published()
+
+    async def _save_often(self, job: JobContext, work: _Work) -> None:
+        while True:
+            await work.save_due.wait()
+            work.save_due = trio.Event()
+            await self._save(job, work)
+
+    async def _save(self, job: JobContext, work: _Work) -> None:
+        if work.done != work.saved or work.total != job.row.total:
+            work.saved = work.done
+            await job.progress(work.done, work.total)
+
+    def _is_still(self, tenant_id: int, row: ObjectRow) -> bool:
+        """Whether the object is what it was when the attempt began: not unlinked, not opened for writing."""
+        with self._publisher.catalog.view() as view:
+            now = view.get(tenant_id, t.OBJECTS, (row.ino, row.generation))
+        return now is not None and now.state == ObjectState.SEALED and now.sha256 == row.sha256
+
+    # -- telling -------------------------------------------------------------------------------------------------
+
+    def _tell(self, job: JobContext, plan: Plan, tally: Tally) -> None:
+        with self._publisher.catalog.view() as view:
+            generation = view.get(job.tenant_id, t.WATERMARKS, CHECKPOINT) or 0
+        events.checkpoint_staged(
+            log,
+            job_id=job.name,
+            staged_chunks=tally.staged_blobs,
+            staged_bytes=tally.staged_bytes,
+            duration_ms=int(tally.staged_s * 1000),
+        )
+        events.checkpoint_uploaded(
+            log,
+            job_id=job.name,
+            uploaded_blobs=tally.uploaded_blobs,
+            uploaded_bytes=tally.uploaded_bytes,
+            duration_ms=int(tally.uploaded_s * 1000),
+        )
+        events.checkpoint_published(
+            log, job_id=job.name, manifest_generation=generation, checkpoint_id=plan.checkpoint_id
+        )
+
+    def _count(self, tally: Tally) -> None:
+        if self._metrics is not None:
+            self._metrics.checkpoint_bytes_written_local.inc(tally.staged_bytes)
+            self._metrics.checkpoint_bytes_written_remote.inc(tally.uploaded_bytes)

@@ -1,0 +1,352 @@
+"""PruneCheckpoint: what retention no longer keeps leaves the catalog, then the remote.
+
+    generations beyond the newest N, tombstones past their window → rows released → blobs without references
+    → Tier2DeleteQueued (durable, the blob's row goes with it) → remote delete → Tier2Deleted
+
+Invariants
+- A blob is deleted only when no chunk row references it, nobody has for `purge_after`, and the commit that took it out
+  of the catalog is durable: whoever publishes the same content from then on uploads it anew, under another key.
+- The manifest's pending deletes are the work list, so a crash leaves nothing undone and nothing forgotten.
+- What a cold scan still reads stays (`blocked`): the job comes again. What is in use locally stays until the next
+  prune.
+- Uploads that were begun under a name that no chunk has (cancelled jobs, objects unlinked midway) are cleared as well,
+  once nothing happened to them for `purge_after`.
+
+Owner: the trio thread; scans and deletes on worker threads. A crash leaves pending deletes, which the job goes on with.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import groupby, islice
+from typing import Final, NamedTuple, TypeVar
+
+import msgspec
+import trio
+
+from aof2.engine import objects
+from aof2.engine.aio import result_of
+from aof2.engine.catalog import tables as t
+from aof2.engine.catalog.batch import Batch
+from aof2.engine.catalog.rows import BlobRow, ObjectRow, ObjectState
+from aof2.engine.catalog.store import Catalog, View
+from aof2.engine.jobs.errors import PostponedError
+from aof2.engine.jobs.worker import JobContext
+from aof2.engine.local.handles import Key
+from aof2.engine.manifest import payloads as p
+from aof2.engine.manifest.index import ManifestEntry
+from aof2.engine.remote.keys import ChunkBlobKey, DeltaBlobKey, parse_key
+from aof2.engine.remote.store import RemoteStore
+from aof2.engine.tiering.evict import Evictor
+from aof2.engine.tiering.fetch import BlobFetcher
+
+log = logging.getLogger(__name__)
+
+PAGE: Final = 64
+SCAN_PAGE: Final = 4096
+CRASH_POINTS: Final = ("prune.released", "prune.queued", "prune.deleted", "prune.recorded")
+
+T = TypeVar("T")
+Upload = tuple[int, str]  # chunk id, key
+_uploads: Final = msgspec.msgpack.Decoder(tuple[int, str, int])
+_deletes: Final = msgspec.msgpack.Decoder(tuple[int, str])
+_entries: Final = msgspec.msgpack.Decoder(ManifestEntry)
+
+
+class Retention(NamedTuple):
+    """What is kept: the newest generations of an inode, what was unlinked lately, unreferenced blobs for a while."""
+
+    generations: int
+    purge_after_ms: int
+    undelete_window_ms: int
+
+
+class Report(msgspec.Struct):
+    objects_released: int = 0
+    objects_in_use: int = 0
+    blobs_deleted: int = 0
+    bytes_freed: int = 0
+    blobs_blocked: int = 0
+
+
+# -- what is due -------------------------------------------------------------------------------------------------
+
+
+def retirable(view: View, tenant_id: int, rows: Sequence[ObjectRow], now_ms: int, keep: Retention) -> list[ObjectRow]:
+    """Of one inode's generations, those that may go."""
+    published = sorted((r for r in rows if r.state == ObjectState.PUBLISHED), key=lambda r: r.generation)
+    inode = view.get(tenant_id, t.INODES, rows[0].ino)
+    current = 0 if inode is None else inode.generation
+    old = [r for r in published[: -max(1, keep.generations)] if r.generation != current]
+    gone = [r for r in old if _superseded(view, tenant_id, r, now_ms)]
+    dead = [r for r in rows if r.state == ObjectState.TOMBSTONED and _is_over(r.tombstoned_ms, keep, now_ms)]
+    if dead and all(r in dead or r in published for r in rows) and max(r.generation for r in dead) > current:
+        return list(rows)  # the newest is dead for good: there is nothing that its past would be the past of
+    return gone + dead
+
+
+def _is_over(tombstoned_ms: int, keep: Retention, now_ms: int) -> bool:
+    return tombstoned_ms + keep.undelete_window_ms <= now_ms
+
+
+def _superseded(view: View, tenant_id: int, row: ObjectRow, now_ms: int) -> bool:
+    chunks = (view.get(tenant_id, t.CHUNKS, chunk_id) for chunk_id in row.chunks)
+    return all(chunk is None or (chunk.superseded and chunk.purge_at_ms <= now_ms) for chunk in chunks)
+
+
+def find_retirable(catalog: Catalog, tenant_id: int, now_ms: int, keep: Retention) -> Iterator[ObjectRow]:
+    """Goes through the objects in short looks. Blocks."""
+    after: bytes | None = None
+    while True:
+        with catalog.view() as view:
+            page = [row for _, row in islice(view.scan(tenant_id, t.OBJECTS, after=after), SCAN_PAGE)]
+            if not page:
+                return
+            # The last inode of a page may go on behind it: it is looked at as a whole.
+            rest = view.scan(tenant_id, t.OBJECTS, prefix=page[-1].ino.to_bytes(8, "big"))
+            page = [r for r in page if r.ino != page[-1].ino] + [row for _, row in rest]
+            found = [
+                row
+                for _, group in groupby(page, key=lambda r: r.ino)
+                for row in retirable(view, tenant_id, list(group), now_ms, keep)
+            ]
+        yield from found
+        after = t.OBJECTS.pack_key((page[-1].ino, page[-1].generation))
+
+
+def find_unreferenced(catalog: Catalog, tenant_id: int, before_ms: int) -> Iterator[tuple[bytes, BlobRow]]:
+    """Blobs that nobody has referenced since before then. Blocks."""
+    after: bytes | None = None
+    while True:
+        with catalog.view() as view:
+            page = list(islice(view.scan(tenant_id, t.BLOBS, after=after), SCAN_PAGE))
+        if not page:
+            return
+        yield from ((sha256, blob) for sha256, blob in page if not blob.refs and blob.unreferenced_ms <= before_ms)
+        after = page[-1][0]
+
+
+def find_abandoned(catalog: Catalog, tenant_id: int, before_ms: int) -> list[Upload]:
+    """Uploads that were begun, did not end, and whose chunk is gone or has its blob under another key. Blocks."""
+    prefix = t.STREAM.pack(tenant_id)
+    with catalog.view() as view:
+        pending = [_uploads.decode(v)[:2] for _, v in view.raw_scan("segments", prefix + t.SEGMENT_PENDING_UPLOAD)]
+        return [
+            (chunk_id, key)
+            for chunk_id, key in pending
+            if _is_blob(key) and _is_abandoned(view, tenant_id, chunk_id, key, before_ms)
+        ]
+
+
+def _is_abandoned(view: View, tenant_id: int, chunk_id: int, key: str, before_ms: int) -> bool:
+    chunk = view.get(tenant_id, t.CHUNKS, chunk_id)
+    if chunk is not None and chunk.key in ("", key):
+        return False
+    entry = view.raw("segments", t.STREAM.pack(tenant_id) + t.SEGMENT_ENTRY + chunk_id.to_bytes(8, "big"))
+    quiet = entry is None or _entries.decode(entry).last_ms <= before_ms
+    return quiet and not _is_named(view, tenant_id, key)
+
+
+def find_deletes(catalog: Catalog, tenant_id: int) -> list[Upload]:
+    """Deletes that are queued and not done; never one of an object that a row names. Blocks."""
+    prefix = t.STREAM.pack(tenant_id) + t.SEGMENT_PENDING_DELETE
+    with catalog.view() as view:
+        pending = [_deletes.decode(value) for _, value in view.raw_scan("segments", prefix)]
+        return [pair for pair in pending if _is_blob(pair[1]) and not _is_named(view, tenant_id, pair[1])]
+
+
+def is_due(catalog: Catalog, tenant_id: int, now_ms: int, keep: Retention) -> bool:
+    """Whether a prune would find anything. Blocks."""
+    before_ms = now_ms - keep.purge_after_ms
+    return (
+        next(find_retirable(catalog, tenant_id, now_ms, keep), None) is not None
+        or next(find_unreferenced(catalog, tenant_id, before_ms), None) is not None
+        or bool(find_deletes(catalog, tenant_id))
+        or bool(find_abandoned(catalog, tenant_id, before_ms))
+    )
+
+
+def _is_blob(key: str) -> bool:
+    """Not the log's own objects: their deletes are the replication's."""
+    return isinstance(parse_key(key), ChunkBlobKey | DeltaBlobKey)
+
+
+def _is_named(view: View, tenant_id: int, key: str) -> bool:
+    parsed = parse_key(key)
+    blob = view.get(tenant_id, t.BLOBS, parsed.sha256) if isinstance(parsed, ChunkBlobKey | DeltaBlobKey) else None
+    return blob is not None and blob.key == key
+
+
+# -- doing it ----------------------------------------------------------------------------------------------------
+
+
+class PruneCheckpoint:
+    """The executor."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        remote: RemoteStore,
+        evictor: Evictor,
+        fetcher: BlobFetcher,
+        retention: Retention,
+        *,
+        blocked: Callable[[str], bool] = lambda _: False,
+    ) -> None:
+        self._catalog = catalog
+        self._remote = remote
+        self._evictor = evictor
+        self._fetcher = fetcher
+        self._keep = retention
+        self._blocked = blocked
+        self._env = evictor.hot.env
+
+    async def run(self, job: JobContext) -> None:
+        report = Report()
+        await self._release(job, report)
+        await self._queue_unreferenced(job, report)
+        await self._queue_abandoned(job, report)
+        await self._delete_queued(job, report)
+        if report.blobs_blocked:
+            raise PostponedError(f"{report.blobs_blocked} blobs are being read by cold scans")
+
+    # -- rows ----------------------------------------------------------------------------------------------------
+
+    async def _release(self, job: JobContext, report: Report) -> None:
+        now_ms = self._env.now_ms()
+        rows = await trio.to_thread.run_sync(
+            lambda: list(find_retirable(self._catalog, job.tenant_id, now_ms, self._keep))
+        )
+        for page in _pages(rows):
+            job.check_cancelled()
+            keys = [(job.tenant_id, row.ino, row.generation) for row in page]
+            await self._release_page(job, keys, report)
+            self._env.failpoint("prune.released")
+
+    async def _release_page(self, job: JobContext, keys: list[Key], report: Report) -> None:
+        """Local bytes first, then the rows, while nobody new can open the objects."""
+        local = [key for key in keys if self._evictor.hot_bytes_of(key)]
+        _, skipped = await self._evictor.evict(local) if local else (0, [])
+        handles = self._evictor.handles
+        free = [key for key in keys if key not in skipped and key not in handles.evicting and self._unused(key)]
+        report.objects_in_use += len(keys) - len(free)
+        over = trio.Event()
+        for key in free:
+            handles.forget(key)
+            handles.evicting[key] = over
+        try:
+            now_ms = self._env.now_ms()
+            work = partial(_release_objects, keys=free, now_ms=now_ms, keep=self._keep)
+            report.objects_released += await result_of(self._evictor.writer.submit(job.tenant_id, work))
+        finally:
+            for key in free:
+                del handles.evicting[key]
+            over.set()
+
+    def _unused(self, key: Key) -> bool:
+        handle = self._evictor.handles.peek(key)
+        return handle is None or not (handle.users or handle.pins or handle.added)
+
+    # -- the queue of deletes ------------------------------------------------------------------------------------
+
+    async def _queue_unreferenced(self, job: JobContext, report: Report) -> None:
+        before_ms = self._env.now_ms() - self._keep.purge_after_ms
+        found = await trio.to_thread.run_sync(lambda: list(find_unreferenced(self._catalog, job.tenant_id, before_ms)))
+        for page in _pages(found):
+            job.check_cancelled()
+            free = [(sha256, blob) for sha256, blob in page if not self._is_blocked(blob.key, report)]
+            miscounted = await trio.to_thread.run_sync(self._still_referenced, job.tenant_id, {s for s, _ in free})
+            hashes = [sha256 for sha256, _ in free if sha256 not in miscounted]
+            sizes = {blob.key: blob.stored_bytes for _, blob in free}
+            work = partial(_queue_blobs, hashes=hashes, before_ms=before_ms)
+            queued = await result_of(self._evictor.writer.submit(job.tenant_id, work, sync=True))
+            report.bytes_freed += sum(sizes[key] for key in queued)
+            self._env.failpoint("prune.queued")
+
+    def _still_referenced(self, tenant_id: int, hashes: set[bytes]) -> set[bytes]:
+        """Which of these a chunk row needs after all. The count says none; a wrong count must not cost data."""
+        if not hashes:
+            return set()
+        with self._catalog.view() as view:
+            needed = {c.sha256 for _, c in view.scan(tenant_id, t.CHUNKS) if c.key and c.sha256 in hashes}
+        if needed:
+            log.error("blobs without references are referenced; run verify", extra={"blobs": len(needed)})
+        return needed
+
+    async def _queue_abandoned(self, job: JobContext, report: Report) -> None:
+        before_ms = self._env.now_ms() - self._keep.purge_after_ms
+        found = await trio.to_thread.run_sync(find_abandoned, self._catalog, job.tenant_id, before_ms)
+        for page in _pages(found):
+            job.check_cancelled()
+            await job.commit(partial(_queue_uploads, uploads=page), sync=True)
+
+    async def _delete_queued(self, job: JobContext, report: Report) -> None:
+        # Durable already where this job queued them; where another did, perhaps not yet.
+        await job.commit(lambda _: None, sync=True)
+        found = await trio.to_thread.run_sync(find_deletes, self._catalog, job.tenant_id)
+        pairs = [pair for pair in found if not self._is_blocked(pair[1], report)]
+        for page in _pages(pairs):
+            job.check_cancelled()
+            await trio.to_thread.run_sync(self._remote.delete, [key for _, key in page])
+            self._env.failpoint("prune.deleted")
+            for _, key in page:
+                self._fetcher.forget(key)
+            report.blobs_deleted += len(page)
+            await job.progress(
+                report.blobs_deleted,
+                len(pairs),
+                report=msgspec.structs.asdict(report),
+                along=partial(_record_deleted, pairs=page),
+            )
+            self._env.failpoint("prune.recorded")
+        if not pairs and report != Report():
+            await job.progress(0, 0, report=msgspec.structs.asdict(report))
+
+    def _is_blocked(self, key: str, report: Report) -> bool:
+        if not self._blocked(key):
+            return False
+        report.blobs_blocked += 1
+        return True
+
+
+def _release_objects(b: Batch, keys: Sequence[Key], now_ms: int, keep: Retention) -> int:
+    """Releases those that may still go: somebody may have undeleted or read one meanwhile."""
+    released = 0
+    for _, ino, generation in keys:
+        rows = [row for _, row in b.scan(t.OBJECTS, prefix=ino.to_bytes(8, "big"))]
+        if not any(r.generation == generation for r in retirable(b.view, b.stream_id, rows, now_ms, keep)):
+            continue
+        row = objects.get_object(b, ino, generation)
+        residency = (b.get(t.RESIDENCY, chunk_id) for chunk_id in row.chunks)
+        if any(r is not None and r.mask for r in residency):
+            continue
+        objects.release_object(b, ino, generation)
+        released += 1
+    return released
+
+
+def _queue_blobs(b: Batch, hashes: Sequence[bytes], before_ms: int) -> list[str]:
+    queued = (objects.queue_blob_delete(b, sha256, unreferenced_before_ms=before_ms) for sha256 in hashes)
+    return [key for key in queued if key is not None]
+
+
+def _queue_uploads(b: Batch, uploads: Sequence[Upload]) -> None:
+    for chunk_id, key in uploads:
+        b.record(p.UploadDone(key, ""), segment_id=chunk_id)  # ends the attempt, whatever came of it
+        b.record(p.Tier2DeleteQueued(key), segment_id=chunk_id)
+        chunk = b.get(t.CHUNKS, chunk_id)
+        blob = b.get(t.BLOBS, chunk.sha256) if chunk is not None else None
+        if blob is not None:
+            b.record(p.UploadDone(blob.key, blob.etag), segment_id=chunk_id)  # where its content really is
+
+
+def _record_deleted(b: Batch, pairs: Sequence[Upload]) -> None:
+    for chunk_id, key in pairs:
+        b.record(p.Tier2Deleted(key), segment_id=chunk_id)
+
+
+def _pages(items: Sequence[T]) -> Iterator[list[T]]:
+    for at in range(0, len(items), PAGE):
+        yield list(items[at : at + PAGE])

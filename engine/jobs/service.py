@@ -1,0 +1,240 @@
+"""Jobs: what the volume opens, wakes and calls. The runner, its executors, and when checkpoints and prunes are made.
+
+A seal is told by `sealed`; what was sealed within COALESCE_S, or COALESCE_BYTES of it, becomes one plan. Planning goes
+on whenever a job is over, until everything sealed is published. Prunes are looked for every `prune_every_s` and made
+only where there is something to prune, so an idle volume writes nothing.
+
+Owner: the trio thread. A crash forgets only when to plan next: at start everything unpublished is planned.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Callable, Collection
+from functools import partial
+from typing import Final
+
+import trio
+
+from aof2.engine.aio import open_nursery, result_of
+from aof2.engine.catalog import tables as t
+from aof2.engine.catalog.rows import JobRow, JobState, JobType, ObjectState
+from aof2.engine.catalog.store import Catalog
+from aof2.engine.catalog.writer import CatalogWriter
+from aof2.engine.env import Env
+from aof2.engine.errors import FatalIOError, ReadOnlyError
+from aof2.engine.jobs import checkpoint, download, prune, verify
+from aof2.engine.jobs.errors import JobFailedError
+from aof2.engine.jobs.worker import LEASE_S, Executor, JobContext, JobRunner, RefuseTruncation
+from aof2.engine.local.handles import Key
+from aof2.engine.observe.metrics import StorageMetrics
+from aof2.engine.tiering.evict import Evictor
+from aof2.engine.tiering.hydrate import Hydrator
+from aof2.engine.tiering.publish import Publisher
+
+COALESCE_S: Final = 0.5
+COALESCE_BYTES: Final = 256 << 20
+
+
+class Jobs:
+    """The jobs of a volume. `run` is its task; the rest is for everyone on the trio thread."""
+
+    def __init__(
+        self,
+        env: Env,
+        catalog: Catalog,
+        writer: CatalogWriter,
+        publisher: Publisher,
+        hydrator: Hydrator,
+        evictor: Evictor,
+        *,
+        tenants: Callable[[], dict[int, str]],
+        compression_of: Callable[[str], str],
+        retention: prune.Retention,
+        blocked: Callable[[str], bool] = lambda _: False,
+        metrics: StorageMetrics | None = None,
+        lease_s: float = LEASE_S,
+        prune_every_s: float | None = None,
+        plan_bytes_max: int = checkpoint.PLAN_BYTES_MAX,
+        plan_objects_max: int = checkpoint.PLAN_OBJECTS_MAX,
+    ) -> None:
+        quota, remote = publisher.quota, publisher.remote
+        self.env = env
+        self.catalog = catalog
+        self.writer = writer
+        self.retention = retention
+        executors: dict[JobType, Executor] = {
+            JobType.CREATE_CHECKPOINT: checkpoint.CreateCheckpoint(
+                env, publisher, compression_of, metrics=metrics, on_published=self._on_published
+            ),
+            JobType.VERIFY_MANIFEST: verify.VerifyManifest(catalog, remote, publisher, hydrator, compression_of),
+            JobType.DOWNLOAD_CHECKPOINT: download.DownloadCheckpoint(catalog, hydrator, quota),
+            JobType.PRUNE_CHECKPOINT: prune.PruneCheckpoint(
+                catalog, remote, evictor, hydrator.fetcher, retention, blocked=blocked
+            ),
+            JobType.TRUNCATE_APPEND_ONLY: RefuseTruncation(),
+        }
+        self.runner = JobRunner(env, catalog, writer, quota, tenants, executors, lease_s=lease_s, on_over=self._on_over)
+        self._tenants = tenants
+        self._metrics = metrics
+        self._prune_every_s = prune_every_s
+        self._plan = partial(checkpoint.make_plans, bytes_max=plan_bytes_max, objects_max=plan_objects_max)
+        self._sealed_bytes = 0
+        self._to_plan: set[int] = set()
+        self._plan_wanted = trio.Event()
+        self._plan_now = trio.Event()
+
+    # -- checkpoints ---------------------------------------------------------------------------------------------
+
+    def sealed(self, tenant_id: int, size_bytes: int) -> None:
+        """An object was sealed: it is on its way to the remote soon."""
+        self._to_plan.add(tenant_id)
+        self._plan_wanted.set()
+        self._sealed_bytes += size_bytes
+        if self._sealed_bytes >= COALESCE_BYTES:
+            self._plan_now.set()
+
+    async def checkpoint(self, tenant_id: int, *, wait: bool = True) -> int:
+        """Publishes what is sealed so far, also what failed before; how many objects. JobFailedError if one cannot."""
+        with self.catalog.view() as view:
+            pending = [(tenant_id, *key) for key, _ in view.scan(tenant_id, t.UNPUBLISHED)]
+        if not pending:
+            return 0
+        for row in self.runner.jobs(tenant_id):
+            if row.type == JobType.CREATE_CHECKPOINT and row.state in (JobState.FAILED, JobState.QUEUED):
+                await self.runner.retry(tenant_id, row.job_id)
+        await self.plan(tenant_id)
+        if wait:
+            await self.wait_published(pending)
+        return len(pending)
+
+    async def wait_published(self, keys: Collection[Key]) -> None:
+        """Until these sealed objects are in the remote (or gone, or being written again). JobFailedError when the job
+        of one failed."""
+        left = list(keys)
+        while True:
+            change = self.runner.changes.next()
+            while left and self._settled(left[-1]):
+                left.pop()
+            if not left:
+                return
+            self._raise_failed(left)
+            await change.wait()
+
+    def _settled(self, key: Key) -> bool:
+        with self.catalog.view() as view:
+            row = view.get(key[0], t.OBJECTS, (key[1], key[2]))
+        return row is None or row.state != ObjectState.SEALED
+
+    def _raise_failed(self, keys: Collection[Key]) -> None:
+        for tenant_id in {key[0] for key in keys}:
+            for row in self.runner.jobs(tenant_id):
+                if row.type != JobType.CREATE_CHECKPOINT or row.state != JobState.FAILED:
+                    continue
+                planned = set(checkpoint.plan_of(row).objects)
+                if any((ino, generation) in planned for tenant, ino, generation in keys if tenant == tenant_id):
+                    raise JobFailedError(f"job {row.job_id} ({row.type.name}) failed: {row.reason}")
+
+    async def plan(self, tenant_id: int) -> list[int]:
+        """Enqueues checkpoints for what is sealed and not yet planned; the jobs' numbers."""
+        made = await result_of(self.writer.submit(tenant_id, self._plan, sync=True))
+        if made:
+            self.env.failpoint("job.enqueued")
+            self.runner.wake()
+        return made
+
+    # -- the other types -----------------------------------------------------------------------------------------
+
+    async def verify(self, tenant_id: int, *, checkpoint_id: int = 0, token: str | None = None) -> int:
+        """Fetches and proves every blob of the checkpoint (0: of the tenant); the job's number."""
+        body = t.encode(verify.Scope(checkpoint_id))
+        token = token or f"verify/{checkpoint_id}"
+        return await self.runner.enqueue(tenant_id, JobType.VERIFY_MANIFEST, token, body)
+
+    async def download(
+        self,
+        tenant_id: int,
+        *,
+        checkpoint_id: int = 0,
+        objects: Collection[tuple[int, int]] = (),
+        token: str | None = None,
+    ) -> int:
+        """Brings a checkpoint, these objects, or everything of the tenant onto the local disk; the job's number."""
+        scope = download.Scope(checkpoint_id, tuple(sorted(objects)))
+        body = t.encode(scope)
+        token = token or f"download/{hashlib.sha256(body).hexdigest()[:16]}"
+        return await self.runner.enqueue(tenant_id, JobType.DOWNLOAD_CHECKPOINT, token, body)
+
+    async def prune(self, tenant_id: int, *, token: str | None = None) -> int:
+        """Lets go of what retention does not keep; the job's number."""
+        return await self.runner.enqueue(tenant_id, JobType.PRUNE_CHECKPOINT, token or "prune")
+
+    async def wait(self, tenant_id: int, job_id: int) -> JobRow:
+        return await self.runner.wait(tenant_id, job_id)
+
+    # -- the task ------------------------------------------------------------------------------------------------
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        async with open_nursery() as nursery:
+            await nursery.start(self.runner.run)
+            nursery.start_soon(self._plan_forever)
+            if self._metrics is not None:
+                nursery.start_soon(self._measure, self._metrics)
+            if self._prune_every_s is not None:
+                nursery.start_soon(self._prune_forever, self._prune_every_s)
+            self._to_plan.update(self._tenants())
+            self._plan_now.set()
+            self._plan_wanted.set()
+            task_status.started()
+
+    async def _plan_forever(self) -> None:
+        while True:
+            await self._plan_wanted.wait()
+            with trio.move_on_after(COALESCE_S):
+                await self._plan_now.wait()
+            self._plan_wanted, self._plan_now = trio.Event(), trio.Event()
+            self._sealed_bytes = 0
+            wanted, self._to_plan = self._to_plan, set()
+            for tenant_id in wanted:
+                with contextlib.suppress(ReadOnlyError, FatalIOError):  # the volume says so itself
+                    if self._is_plannable(tenant_id):
+                        await self.plan(tenant_id)
+
+    def _is_plannable(self, tenant_id: int) -> bool:
+        """A look before a commit."""
+        with self.catalog.view() as view:
+            return checkpoint.is_plannable(view, tenant_id)
+
+    async def _measure(self, metrics: StorageMetrics) -> None:
+        """Keeps the numbers that a scrape reads."""
+        states = dict.fromkeys(JobState, 0)
+        metrics.jobs.set_callback(lambda: {(state.name.lower(),): float(n) for state, n in states.items()})
+        while True:
+            change = self.runner.changes.next()
+            rows = [row for tenant_id in self._tenants() for row in self.runner.jobs(tenant_id)]
+            states.update({state: sum(row.state == state for row in rows) for state in JobState})
+            waiting = [r for r in rows if r.type == JobType.CREATE_CHECKPOINT and r.state == JobState.QUEUED]
+            metrics.checkpoint_queue_depth.set(len(waiting))
+            await change.wait()
+
+    async def _prune_forever(self, every_s: float) -> None:
+        while True:
+            await trio.sleep(every_s)
+            for tenant_id in self._tenants():
+                now_ms = self.env.now_ms()
+                due = await trio.to_thread.run_sync(prune.is_due, self.catalog, tenant_id, now_ms, self.retention)
+                if due:
+                    with contextlib.suppress(ReadOnlyError, FatalIOError):
+                        await self.prune(tenant_id)
+
+    def _on_published(self) -> None:
+        self.runner.changes.fire()
+
+    def _on_over(self, job: JobContext) -> None:
+        """A job is over: what found no place in a plan before may find one now. After a cancellation that is not meant:
+        what was cancelled is planned again with the next seal, or when somebody asks."""
+        if job.row.type == JobType.CREATE_CHECKPOINT and not job.cancel_requested:
+            self._to_plan.add(job.tenant_id)
+            self._plan_wanted.set()
+            self._plan_now.set()

@@ -1,0 +1,351 @@
+"""JobRunner: takes jobs that are due, runs them a few at a time, and writes down what came of them.
+
+Nobody polls: it sleeps until a job is enqueued, one ends, or the backoff of the next one is over.
+
+Invariants
+- A job runs once at a time: it is claimed in a commit, its lease is renewed while it runs, and its number is kept here.
+- Whatever an executor does, its job ends up finished, queued again, failed or cancelled, and its quota is given back.
+- Being shut down is not failing: the job is QUEUED, as it was, for the next start.
+- Checkpoints may take every slot; the others leave some free, so that a long verification does not hold up uploads.
+
+Owner: the trio thread that runs `run`. `wake` may be called from any thread. A crash leaves jobs RUNNING, which
+`recover` puts back; the executors find out themselves how far they had come.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Final, Protocol
+
+import trio
+
+from aof2.engine.aio import open_nursery, result_of
+from aof2.engine.catalog.batch import Batch
+from aof2.engine.catalog.rows import JobRow, JobState, JobType
+from aof2.engine.catalog.store import Catalog
+from aof2.engine.catalog.tables import encode
+from aof2.engine.catalog.writer import CatalogWriter
+from aof2.engine.env import Env
+from aof2.engine.errors import FatalIOError, ReadOnlyError
+from aof2.engine.jobs import queue
+from aof2.engine.jobs.errors import JobCancelledError, JobFailedError, JobGoneError, JobRefusedError, judge
+from aof2.engine.quota import StorageQuota
+
+log = logging.getLogger(__name__)
+
+PARALLEL: Final = 4
+BACKGROUND_MAX: Final = 2
+LEASE_S: Final = 60.0
+REFUSED_S: Final = 5.0  # until the catalog is asked again after it took no writes
+CRASH_POINTS: Final = ("job.enqueued", "job.claimed", "job.progressed", "job.executed", "job.finished")
+
+JobKey = tuple[int, int]  # tenant id, job id
+
+
+class Changes:
+    """Tells everyone who waits that something changed; they look for themselves whether it is what they wait for."""
+
+    def __init__(self) -> None:
+        self._event = trio.Event()
+
+    def fire(self) -> None:
+        self._event.set()
+        self._event = trio.Event()
+
+    def next(self) -> trio.Event:
+        """Set at the next change. Take it before looking, then wait."""
+        return self._event
+
+
+class JobContext:
+    """A job as its executor sees it."""
+
+    def __init__(self, runner: JobRunner, row: JobRow, tenant: str) -> None:
+        self.row = row
+        self.tenant = tenant
+        self.tenant_id = row.tenant_id
+        self.name = queue.job_name(row.tenant_id, row.job_id)
+        self.body = queue.envelope(row).body
+        self.cancel_requested = False
+        self._runner = runner
+
+    def check_cancelled(self) -> None:
+        """Between two steps: JobCancelledError when somebody asked the job to stop."""
+        if self.cancel_requested:
+            raise JobCancelledError(f"job {self.row.job_id} was cancelled")
+
+    async def commit(self, work: Callable[[Batch], object], *, sync: bool = False) -> None:
+        """A change of the tenant's rows."""
+        await result_of(self._runner.writer.submit(self.tenant_id, work, sync=sync))
+
+    async def progress(
+        self,
+        done: int,
+        total: int,
+        *,
+        body: bytes | None = None,
+        report: Mapping[str, object] | None = None,
+        along: Callable[[Batch], object] | None = None,
+        sync: bool = False,
+    ) -> None:
+        """Writes down how far it is; `along` changes rows in the same commit."""
+        packed = None if report is None else encode(dict(report))
+
+        def work(b: Batch) -> None:
+            if along is not None:
+                along(b)
+            queue.progress(b, self.row.job_id, done, total, body=body, report=packed)
+
+        await self.commit(work, sync=sync)
+        self._runner.env.failpoint("job.progressed")
+        self._runner.changes.fire()
+
+
+class Executor(Protocol):
+    """Does the jobs of one type. Called again for a job it had begun, it goes on: it does not start over."""
+
+    async def run(self, job: JobContext) -> None: ...
+
+
+class RefuseTruncation:
+    """TruncateAppendOnly has nothing to work on before there are append tenants: refused, never half done."""
+
+    async def run(self, job: JobContext) -> None:
+        raise JobRefusedError(
+            f"TruncateAppendOnly of tenant {job.tenant} is refused: append streams cannot be truncated yet; "
+            "nothing was changed"
+        )
+
+
+class JobRunner:
+    """Runs the jobs of every tenant of a volume."""
+
+    def __init__(
+        self,
+        env: Env,
+        catalog: Catalog,
+        writer: CatalogWriter,
+        quota: StorageQuota,
+        tenants: Callable[[], dict[int, str]],
+        executors: Mapping[JobType, Executor],
+        *,
+        parallel: int = PARALLEL,
+        background_max: int = BACKGROUND_MAX,
+        lease_s: float = LEASE_S,
+        on_over: Callable[[JobContext], object] | None = None,
+    ) -> None:
+        self.env = env
+        self.catalog = catalog
+        self.writer = writer
+        self.quota = quota
+        self.executors = dict(executors)
+        self.changes = Changes()
+        self._tenants = tenants
+        self._parallel = parallel
+        self._background_max = min(background_max, parallel)
+        self._lease_s = lease_s
+        self._on_over = on_over
+        self._running: dict[JobKey, JobContext] = {}
+        self._token: trio.lowlevel.TrioToken | None = None
+        self._woken = trio.Event()
+
+    # -- for everyone --------------------------------------------------------------------------------------------
+
+    async def enqueue(self, tenant_id: int, job_type: JobType, token: str, body: bytes = b"", *, total: int = 0) -> int:
+        """The job with this token: a new one, or the one that is not over yet. Durable when this returns."""
+        work = partial(queue.enqueue, job_type=job_type, token=token, body=body, total=total)
+        job_id, _ = await result_of(self.writer.submit(tenant_id, work, sync=True))
+        self.env.failpoint("job.enqueued")
+        self._wake()
+        return job_id
+
+    async def cancel(self, tenant_id: int, job_id: int) -> JobState:
+        """Stops the job, at once or between two steps; the state it is in now."""
+        state = await result_of(self.writer.submit(tenant_id, partial(queue.cancel, job_id=job_id), sync=True))
+        running = self._running.get((tenant_id, job_id))
+        if running is not None:
+            running.cancel_requested = True
+        self.changes.fire()
+        return state
+
+    async def retry(self, tenant_id: int, job_id: int) -> bool:
+        """A failed job, or one in its backoff, is tried again now; False when there is nothing to retry."""
+        done = await result_of(self.writer.submit(tenant_id, partial(queue.retry, job_id=job_id)))
+        self._wake()
+        return done
+
+    async def kick(self, tenant_id: int | None = None) -> list[JobKey]:
+        """An operator acted: every failed job and every one in its backoff is tried again now; which."""
+        kicked = []
+        for tenant in [tenant_id] if tenant_id is not None else sorted(self._tenants()):
+            for row in self.jobs(tenant):
+                waits = row.state == JobState.QUEUED and row.not_before_ms > 0
+                if (row.state == JobState.FAILED or waits) and await self.retry(tenant, row.job_id):
+                    kicked.append((tenant, row.job_id))
+        return kicked
+
+    def jobs(self, tenant_id: int) -> list[JobRow]:
+        with self.catalog.view() as view:
+            return list(queue.jobs(view, tenant_id))
+
+    def job(self, tenant_id: int, job_id: int) -> JobRow | None:
+        return next((row for row in self.jobs(tenant_id) if row.job_id == job_id), None)
+
+    async def wait(self, tenant_id: int, job_id: int) -> JobRow:
+        """The job once it is over; JobFailedError with its reason when it failed."""
+        while True:
+            change = self.changes.next()
+            row = self.job(tenant_id, job_id)
+            if row is None:
+                raise JobGoneError(f"there is no job {job_id} of tenant {tenant_id}")
+            if row.state == JobState.FAILED:
+                raise JobFailedError(f"job {job_id} ({row.type.name}) failed: {row.reason}")
+            if row.state not in queue.LIVE:
+                return row
+            await change.wait()
+
+    def wake(self) -> None:
+        """Jobs may be due. From any thread."""
+        if self._token is not None:
+            with contextlib.suppress(trio.RunFinishedError):
+                self._token.run_sync_soon(self._wake)
+
+    def _wake(self) -> None:
+        self._woken.set()
+        self.changes.fire()
+
+    # -- the loop ------------------------------------------------------------------------------------------------
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        self._token = trio.lowlevel.current_trio_token()
+        await self.recover()
+        async with open_nursery() as nursery:
+            task_status.started()
+            while True:
+                self._woken = trio.Event()
+                with contextlib.suppress(
+                    ReadOnlyError, FatalIOError
+                ):  # said already; whoever wakes us may find it well
+                    await self._start_due(nursery)
+                with trio.move_on_after(self._idle_s()):
+                    await self._woken.wait()
+
+    async def recover(self) -> None:
+        """Puts back what an earlier process was running. Before anything is claimed."""
+        for tenant_id in self._tenants():
+            with contextlib.suppress(ReadOnlyError, FatalIOError):
+                if any(row.state not in (JobState.DONE, JobState.CANCELLED) for row in self.jobs(tenant_id)):
+                    await result_of(self.writer.submit(tenant_id, queue.recover))
+
+    def _free_types(self) -> set[JobType]:
+        """What may be started now."""
+        if len(self._running) >= self._parallel:
+            return set()
+        background = sum(job.row.type != JobType.CREATE_CHECKPOINT for job in self._running.values())
+        return set(JobType) if background < self._background_max else {JobType.CREATE_CHECKPOINT}
+
+    async def _start_due(self, nursery: trio.Nursery) -> None:
+        """Claims in turns, one job a tenant and round, until nothing is due or no slot is free."""
+        claimed = True
+        while claimed:
+            claimed = False
+            for tenant_id, tenant in sorted(self._tenants().items()):
+                row = await self._claim(tenant_id)
+                if row is not None:
+                    claimed = True
+                    job = self._running[tenant_id, row.job_id] = JobContext(self, row, tenant)
+                    nursery.start_soon(self._run_one, job)
+
+    async def _claim(self, tenant_id: int) -> JobRow | None:
+        types = self._free_types()
+        mine = {job_id for tenant, job_id in self._running if tenant == tenant_id}
+        now_ms = self.env.now_ms()
+        # Looking costs nothing; a claim is a commit.
+        if not any(
+            row.type in types and row.job_id not in mine and queue.is_due(row, now_ms) for row in self.jobs(tenant_id)
+        ):
+            return None
+        work = partial(queue.claim, lease_ms=int(self._lease_s * 1000), types=types, skip=mine)
+        row = await result_of(self.writer.submit(tenant_id, work))
+        self.env.failpoint("job.claimed")
+        self.changes.fire()
+        return row
+
+    def _idle_s(self) -> float:
+        """How long there is nothing to start, unless somebody wakes us."""
+        types, now_ms = self._free_types(), self.env.now_ms()
+        waits = [
+            wait_ms
+            for tenant_id in (self._tenants() if types else ())
+            for row in self.jobs(tenant_id)
+            if row.type in types and (tenant_id, row.job_id) not in self._running
+            if (wait_ms := queue.due_in_ms(row, now_ms)) is not None
+        ]
+        return min(waits) / 1000 if waits else math.inf
+
+    # -- one job -------------------------------------------------------------------------------------------------
+
+    async def _run_one(self, job: JobContext) -> None:
+        try:
+            await self._execute(job)
+            self.env.failpoint("job.executed")
+            await self._record(job, queue.finish)
+            self.env.failpoint("job.finished")
+        except JobCancelledError:
+            await self._record(job, queue.cancelled)
+        except JobGoneError:
+            log.info("job was taken away while it ran", extra={"job_id": job.row.job_id, "tenant": job.tenant})
+        except trio.Cancelled:
+            with trio.CancelScope(shield=True):
+                await self._record(job, queue.release)
+            raise
+        except Exception as e:  # noqa: BLE001 (whatever it was, the job must not be lost)
+            await self._failed(job, e)
+        finally:
+            del self._running[job.tenant_id, job.row.job_id]
+            self.quota.release_job(job.name)
+            if self._on_over is not None:
+                self._on_over(job)
+            self._wake()
+
+    async def _execute(self, job: JobContext) -> None:
+        executor = self.executors.get(job.row.type)
+        if executor is None:
+            raise JobRefusedError(f"nobody here does jobs of type {job.row.type.name}")
+        async with open_nursery() as nursery:
+            nursery.start_soon(self._keep_lease, job)
+            await executor.run(job)
+            nursery.cancel_scope.cancel()
+
+    async def _keep_lease(self, job: JobContext) -> None:
+        work = partial(queue.renew, job_id=job.row.job_id, lease_ms=int(self._lease_s * 1000))
+        while True:
+            await trio.sleep(self._lease_s / 3)
+            await job.commit(work)
+
+    async def _failed(self, job: JobContext, error: Exception) -> None:
+        verdict = judge(error, job.row.type)
+        if not verdict.expected:
+            log.error("job failed in an unexpected way", exc_info=error, extra={"job_id": job.row.job_id})
+        work = partial(
+            queue.fail,
+            reason=verdict.reason,
+            reason_code=verdict.reason_code,
+            retryable=verdict.retryable,
+            attempts_max=verdict.attempts_max,
+            jitter=self.env.rng.random(),
+        )
+        await self._record(job, work)
+
+    async def _record(self, job: JobContext, work: Callable[..., Any]) -> None:
+        """The job's new state. If it cannot be written, recovery finds the job RUNNING and puts it back."""
+        try:
+            await job.commit(partial(work, job_id=job.row.job_id), sync=True)
+        except JobGoneError:
+            log.info("job was over before it ended", extra={"job_id": job.row.job_id, "tenant": job.tenant})
+        except (ReadOnlyError, FatalIOError) as e:
+            log.info("job's end could not be recorded", extra={"job_id": job.row.job_id, "error": str(e)})
