@@ -5,7 +5,7 @@ into its own catalog. Where chunks are gone for good, dropped after a snapshot t
 snapshot: the stream's rows are replaced by it in one transaction.
 
 Residency. Where the writer had its bytes says nothing about this machine: after every replay its residency rows
-and the identities of backing files are cleared and `hot_bytes` is zero, in the catalog only (the log here is the
+and the identities of backing files are cleared and its byte counters are zero, in the catalog only (the log here is the
 writer's, byte for byte). A folder that is to be opened as a volume gets the same as a batch in its log: see `restore`.
 `hydrations` lists what is published and not here, less what the log's delete records say is gone.
 
@@ -39,7 +39,7 @@ from aof2.engine.env import Env
 from aof2.engine.errors import CorruptError, ReadOnlyError, UnsupportedError
 from aof2.engine.manifest.format import CHUNK_NAME, LogPosition, ManifestIntegrityError, chunk_name
 from aof2.engine.manifest.snapshot import Snapshot, list_snapshots, snapshot_name
-from aof2.engine.objects import HOT_BYTES
+from aof2.engine.objects import HOT_BYTES, WARM_BYTES
 from aof2.engine.remote.errors import FencedError, RemoteMissingError
 from aof2.engine.remote.fence import VolumeRecord, read_volume
 from aof2.engine.remote.store import RemoteStore
@@ -85,10 +85,20 @@ class Hydration(NamedTuple):
 class Follower:
     """See the module's text. Opening asks the remote nothing."""
 
-    def __init__(self, env: Env, store: RemoteStore, state_dir: Path, *, map_bytes: int = MAP_BYTES) -> None:
+    def __init__(
+        self,
+        env: Env,
+        store: RemoteStore,
+        state_dir: Path,
+        *,
+        map_bytes: int = MAP_BYTES,
+        clear_residency: bool = True,
+    ) -> None:
+        """`clear_residency` off: the rows are exactly the log's. For a caller that clears them in the log itself."""
         self.env = env
         self.state_dir = state_dir
         self._store = store
+        self._clear_residency = clear_residency
         self._lock_fd = _lock(env, state_dir)
         self._reset_due: set[int] = set()
         try:
@@ -249,7 +259,7 @@ class Follower:
         except ManifestIntegrityError as e:
             missing.append(str(e))
         self.env.failpoint("replicate.follow.replayed")
-        if stream_id in self._reset_due or self._position(stream_id) != before:
+        if self._clear_residency and (stream_id in self._reset_due or self._position(stream_id) != before):
             reset_residency(self.catalog, stream_id)
             self._reset_due.discard(stream_id)
             self.env.failpoint("replicate.follow.reset")
@@ -293,12 +303,14 @@ def reset_residency(catalog: Catalog, stream_id: int) -> int:
         mutations: list[tuple[int, bytes, bytes | None]] = [
             (t.RESIDENCY.number, t.RESIDENCY.key(chunk_id), None) for chunk_id, _ in view.scan(stream_id, t.RESIDENCY)
         ]
+        mutations += [(t.WARM.number, t.WARM.key(chunk_id), None) for chunk_id, _ in view.scan(stream_id, t.WARM)]
         for key, row in view.scan(stream_id, t.OBJECTS):
             if row.backing is not None:
                 cleared = msgspec.structs.replace(row, backing=None)
                 mutations.append((t.OBJECTS.number, t.OBJECTS.key(key), t.encode(cleared)))
-        if view.get(stream_id, t.COUNTERS, HOT_BYTES):
-            mutations.append((t.COUNTERS.number, t.COUNTERS.key(HOT_BYTES), t.encode(0)))
+        for counter in (HOT_BYTES, WARM_BYTES):
+            if view.get(stream_id, t.COUNTERS, counter):
+                mutations.append((t.COUNTERS.number, t.COUNTERS.key(counter), t.encode(0)))
         apply_mutations(txn, catalog, stream_id, mutations)
     return len(mutations)
 

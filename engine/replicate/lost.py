@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
@@ -32,6 +32,7 @@ from aof2.engine.catalog.batch import Batch
 from aof2.engine.catalog.fold import StreamFold, load_index
 from aof2.engine.catalog.rows import ChunkRow, InodeRow, ObjectRow, ObjectState
 from aof2.engine.catalog.store import Catalog, View
+from aof2.engine.catalog.tables import Table
 from aof2.engine.catalog.writer import CatalogWriter
 from aof2.engine.errors import CorruptError, UnsupportedError
 from aof2.engine.manifest import payloads as p
@@ -44,7 +45,8 @@ from aof2.engine.replicate.audit import AUDIT_CHUNK, AUDIT_LOGSEQ
 
 T = TypeVar("T")
 
-BATCH_ROWS = 500
+BATCH_ROWS: Final = 500
+_LOCAL: Final[tuple[Table[int, Any], ...]] = (t.RESIDENCY, t.WARM)
 
 
 class Why(StrEnum):
@@ -116,7 +118,7 @@ class TenantSalvage:
     def _reset(self) -> None:
         """Nothing is on this machine, said in the log: a rebuild of the rows must not bring the old machine back."""
         with self._catalog.view() as view:
-            resident = [chunk_id for chunk_id, _ in view.scan(self._stream_id, t.RESIDENCY)]
+            resident = [chunk_id for table in _LOCAL for chunk_id, _ in view.scan(self._stream_id, table)]
             entries = _resident_entries(view, self._stream_id)
             backed = [key for key, row in view.scan(self._stream_id, t.OBJECTS) if row.backing is not None]
         for part in _parts(sorted({*resident, *entries})):
@@ -286,6 +288,7 @@ def _clear_chunks(b: Batch, *, chunk_ids: Sequence[int]) -> None:
     for chunk_id in chunk_ids:
         chunk = b.get(t.CHUNKS, chunk_id)
         b.delete(t.RESIDENCY, chunk_id)
+        b.delete(t.WARM, chunk_id)
         if chunk is not None and chunk.key:  # an eviction always follows an upload: the others are lost, not evicted
             b.record(p.LocalEvicted(0), segment_id=chunk_id, logical_offset=chunk.length)
 
@@ -299,7 +302,8 @@ def _clear_backing(b: Batch, *, keys: Sequence[tuple[int, int]]) -> None:
 
 def _clear_counters(b: Batch) -> None:
     """No local bytes; and the audit log is as long as what was uploaded of it, so it is compared anew."""
-    b.put(t.COUNTERS, objects.HOT_BYTES, 0)
+    for counter in (objects.HOT_BYTES, objects.WARM_BYTES):
+        b.put(t.COUNTERS, counter, 0)
     for counter in (AUDIT_LOGSEQ, AUDIT_CHUNK):
         b.delete(t.COUNTERS, counter)
 

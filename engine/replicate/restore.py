@@ -145,7 +145,7 @@ def _refuse_taken(state_dir: Path) -> None:
 def _build(
     env: Env, store: RemoteStore, staging: Path, settings: LogSettings, map_bytes: int, tell: Progress
 ) -> RestoreReport:
-    with Follower(env, store, staging, map_bytes=map_bytes) as follower:
+    with Follower(env, store, staging, map_bytes=map_bytes, clear_residency=False) as follower:
         try:
             volume = follower.check_volume()
         except RemoteMissingError as e:

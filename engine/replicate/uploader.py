@@ -166,6 +166,7 @@ class LogReplicator:
             with self._catalog.view() as view:
                 for stream_id in view.streams():
                     self._stream(stream_id)
+            self._tell_moved()
             async with open_nursery() as nursery:
                 self._nursery = nursery
                 for stream in list(self._streams.values()):

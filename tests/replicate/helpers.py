@@ -36,6 +36,9 @@ from aof2.engine.remote import (
     open_remote,
 )
 from aof2.engine.replicate.uploader import LogReplicator, ReplicateOptions
+from aof2.engine.settings import Settings
+from aof2.engine.volume import Volume as EngineVolume
+from aof2.engine.volume import open_volume as open_engine
 from tests.catalog.helpers import Volume, open_volume, settings
 
 TENANT = 1
@@ -241,3 +244,53 @@ def in_state(number: int, state: ObjectState) -> Callable[[Batch], None]:
 
 def purged(number: int) -> Callable[[Batch], None]:
     return lambda b: b.delete(t.OBJECTS, (number, 1))
+
+
+# -- the whole volume --------------------------------------------------------------------------------------------
+
+
+class Replicated:
+    """An engine volume and its replicator, wired as the volume does it."""
+
+    def __init__(self, volume: EngineVolume, replicator: LogReplicator) -> None:
+        self.volume = volume
+        self.replicator = replicator
+        self.fenced: list[str] = []
+
+    async def settle(self) -> None:
+        with trio.fail_after(60):
+            await self.replicator.drain()
+
+    async def snapshot(self, stream_id: int) -> None:
+        directory = self.volume.manifest_dir / str(stream_id)
+        v = self.volume
+        await trio.to_thread.run_sync(lambda: snapshots.take(v.env, v.catalog, v.writer, directory, stream_id))
+        self.replicator.snapshot_taken(stream_id)
+        await self.settle()
+
+
+def run_replicated(
+    settings: Settings, body: Callable[[Replicated], Awaitable[None]], *, env: Env | None = None
+) -> None:
+    async def main() -> None:
+        async with open_engine(settings, env=env) as volume:
+            fenced: list[str] = []
+            replicator = LogReplicator(
+                volume.env,
+                volume.remote,
+                volume.catalog,
+                volume.writer,
+                settings.volume.state_dir,
+                tenants=volume.tenant_names,
+                on_fenced=fenced.append,
+                options=ReplicateOptions(backoff_s=0.002, backoff_max_s=0.01, bundle_chunks=4),
+            )
+            volume.on_sealed = replicator.sealed  # type: ignore[method-assign]
+            made = Replicated(volume, replicator)
+            made.fenced = fenced
+            async with trio.open_nursery() as nursery:
+                await nursery.start(replicator.run)
+                await body(made)
+                nursery.cancel_scope.cancel()
+
+    trio.run(main)

@@ -1,0 +1,386 @@
+"""A volume from the remote alone: what was published is there, byte for byte; what was not is named, and not shown."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+
+import msgspec
+import pytest
+import trio
+
+from aof2.engine.audit import Replay, VisibleState
+from aof2.engine.catalog import tables as t
+from aof2.engine.catalog.fold import load_index
+from aof2.engine.catalog.rows import ObjectState
+from aof2.engine.env import Env
+from aof2.engine.errors import CorruptError
+from aof2.engine.manifest import payloads as p
+from aof2.engine.objects import HOT_BYTES
+from aof2.engine.remote import RemoteSettings, claim, open_remote, read_volume
+from aof2.engine.replicate.claim import read_identity
+from aof2.engine.replicate.lost import Why
+from aof2.engine.replicate.restore import RestoreError, RestoreReport, restore, unfinished
+from aof2.engine.settings import Settings
+from tests.engine.helpers import KIB, small_settings
+
+from .helpers import Replicated, keys_of, open_directory, run_replicated
+
+MAP = 1 << 30
+TENANT = 1
+SIZES = {b"empty": 0, b"one": 1, b"small": 5000, b"two-chunks": 300 * KIB}
+
+
+def content(name: bytes) -> bytes:
+    return random.Random(name).randbytes(SIZES[name])
+
+
+def run_restore(root: Path, settings: Settings) -> RestoreReport:
+    return restore(Env(), RemoteSettings(url=settings.remote.url), settings.volume.state_dir, map_bytes=MAP)
+
+
+def lose_machine(settings: Settings) -> None:
+    settings.volume.state_dir.rename(settings.volume.state_dir.with_name("lost"))
+
+
+async def fill(r: Replicated) -> None:
+    for name in SIZES:
+        await r.volume.put("default", name, content(name))
+    await r.volume.checkpoint("default")
+
+
+async def look_up(r: Replicated, name: bytes) -> tuple[int, int, int] | None:
+    from aof2.engine.catalog.rows import INO_STREAM_SHIFT, ROOT_INO
+
+    with r.volume.catalog.view() as view:
+        entry = view.get(TENANT, t.DENTRIES, (TENANT << INO_STREAM_SHIFT | ROOT_INO, name))
+        inode = view.get(TENANT, t.INODES, entry.ino) if entry else None
+    return (TENANT, inode.ino, inode.generation) if inode else None
+
+
+async def expect_all(r: Replicated) -> None:
+    for name, size in SIZES.items():
+        key = await look_up(r, name)
+        assert key is not None
+        assert await r.volume.read(key, 0, size + 1) == content(name)
+
+
+@pytest.mark.parametrize("snapshots", [False, True])
+def test_what_was_published_comes_back_byte_for_byte(tmp_path: Path, snapshots: bool) -> None:
+    settings = small_settings(tmp_path)
+
+    async def first(r: Replicated) -> None:
+        await fill(r)
+        await r.settle()
+        if snapshots:
+            await r.snapshot(0)
+            await r.snapshot(TENANT)
+            await r.volume.put("default", b"later", b"later")
+            await r.volume.checkpoint("default")
+        await r.settle()
+
+    run_replicated(settings, first)
+    lose_machine(settings)
+    before = read_volume(open_directory(tmp_path))
+    report = run_restore(tmp_path, settings)
+    assert report.complete, report
+    assert report.lost == []
+    assert report.tenants == ["default"]
+    assert report.checked_blobs >= 4
+    assert read_volume(open_directory(tmp_path)) == before  # claimed when it is opened, not before
+    assert read_identity(settings.volume.state_dir) == report.volume_uuid
+
+    async def second(r: Replicated) -> None:
+        with r.volume.catalog.view() as view:
+            assert list(view.scan(TENANT, t.RESIDENCY)) == []
+            assert view.get(TENANT, t.COUNTERS, HOT_BYTES) == 0
+        assert r.volume.quota.usage.used_bytes == 0
+        await expect_all(r)
+        key = await r.volume.put("default", b"new", b"new bytes")
+        await r.volume.checkpoint("default")
+        await r.settle()
+        assert r.fenced == []
+        assert await r.volume.read(key, 0, 100) == b"new bytes"
+        assert r.replicator.fence is not None
+        assert r.replicator.fence.epoch == 2
+
+    run_replicated(settings, second)
+    # Whatever was changed by the restore is in the logs: the rows come back from them the same.
+    shutil.rmtree(settings.volume.state_dir / "catalog")
+    run_replicated(settings, expect_all)
+
+
+def test_a_rebuilt_catalog_does_not_bring_the_old_machine_back(tmp_path: Path) -> None:
+    settings = small_settings(tmp_path)
+
+    async def first(r: Replicated) -> None:
+        await fill(r)
+        await r.settle()
+
+    run_replicated(settings, first)
+    lose_machine(settings)
+    run_restore(tmp_path, settings)
+    shutil.rmtree(settings.volume.state_dir / "catalog")
+
+    async def second(r: Replicated) -> None:
+        with r.volume.catalog.view() as view:
+            assert list(view.scan(TENANT, t.RESIDENCY)) == []
+            assert view.get(TENANT, t.COUNTERS, HOT_BYTES) == 0
+            assert all(row.backing is None for _, row in view.scan(TENANT, t.OBJECTS))
+        await expect_all(r)
+
+    run_replicated(settings, second)
+
+
+def test_what_never_got_there_is_named_and_not_shown(tmp_path: Path) -> None:
+    settings = small_settings(tmp_path)
+
+    async def first(r: Replicated) -> None:
+        await fill(r)
+        await r.volume.put("default", b"sealed only", b"x" * 777)
+        await r.volume.create("default", b"being written")
+        await r.volume.put("default", b"same as small", content(b"small"))
+        await r.settle()
+
+    run_replicated(settings, first)
+    lose_machine(settings)
+    report = run_restore(tmp_path, settings)
+    assert not report.complete
+    assert sorted((x.path, x.why, x.size, x.outcome) for x in report.lost) == [
+        ("default/being written", Why.NEVER_SEALED, 0, "dropped"),
+        ("default/sealed only", Why.NEVER_UPLOADED, 777, "dropped"),
+    ]
+    assert report.rescued == ["default/same as small"]  # its content is on the remote, under another's name
+
+    async def second(r: Replicated) -> None:
+        await expect_all(r)
+        assert await look_up(r, b"sealed only") is None
+        assert await look_up(r, b"being written") is None
+        key = await look_up(r, b"same as small")
+        assert key is not None
+        assert await r.volume.read(key, 0, 5000) == content(b"small")
+        with r.volume.catalog.view() as view:
+            states = {row.state for _, row in view.scan(TENANT, t.OBJECTS)}
+            assert states == {ObjectState.PUBLISHED}
+            assert list(view.scan(TENANT, t.UNPUBLISHED)) == []
+        await r.volume.put("default", b"sealed only", b"again")
+
+    run_replicated(settings, second)
+
+
+def test_a_complete_upload_that_was_not_recorded_is_found(tmp_path: Path) -> None:
+    """The blobs are put, the commit that says so is lost with the machine."""
+    settings = small_settings(tmp_path)
+
+    async def first(r: Replicated) -> None:
+        await r.volume.put("default", b"two-chunks", content(b"two-chunks"))
+        await r.settle()
+        uploads = keys_of(r.volume.remote, "manifest/")
+        await r.volume.checkpoint("default")
+        # UploadStarted got there, UploadDone did not: cut the remote's log behind what it had, plus the starts.
+        await r.settle()
+        r.volume.remote.delete(set(keys_of(r.volume.remote, "manifest/")) - set(uploads))
+
+    run_replicated(settings, first)
+    store = open_directory(tmp_path)
+    lose_machine(settings)
+    report = run_restore(tmp_path, settings)
+    # Without UploadStarted nobody knows where to look, so it is lost ...
+    assert [x.why for x in report.lost] == [Why.NEVER_UPLOADED]
+    assert keys_of(store, "checkpoints/")
+    shutil.rmtree(settings.volume.state_dir)
+
+    # ... and with it, it is found.
+    lost = settings.volume.state_dir.with_name("lost")
+    lost.rename(settings.volume.state_dir)
+
+    async def again(r: Replicated) -> None:
+        keys = keys_of(r.volume.remote, "checkpoints/")
+        with r.volume.catalog.view() as view:
+            chunk_ids = [chunk_id for chunk_id, _ in view.scan(TENANT, t.CHUNKS)]
+
+        def started(b: object) -> None:
+            for chunk_id in chunk_ids:
+                row = b.get(t.CHUNKS, chunk_id)  # type: ignore[attr-defined]
+                b.put(t.CHUNKS, chunk_id, msgspec.structs.replace(row, key=""))  # type: ignore[attr-defined]
+                b.delete(t.BLOBS, row.sha256)  # type: ignore[attr-defined]
+                (key,) = [k for k in keys if row.sha256.hex() in k]
+                b.record(p.UploadStarted(key), segment_id=chunk_id)  # type: ignore[attr-defined]
+            for key, row in b.scan(t.OBJECTS):  # type: ignore[attr-defined]
+                b.put(t.OBJECTS, key, msgspec.structs.replace(row, state=ObjectState.SEALED))  # type: ignore[attr-defined]
+
+        await trio.to_thread.run_sync(lambda: r.volume.writer.call(TENANT, started, sync=True))
+        await r.settle()
+
+    run_replicated(settings, again)
+    lose_machine(settings)
+    report = run_restore(tmp_path, settings)
+    assert report.lost == []
+    assert report.rescued == ["default/two-chunks"]
+
+    async def last(r: Replicated) -> None:
+        key = await look_up(r, b"two-chunks")
+        assert key is not None
+        assert await r.volume.read(key, 0, 1 << 20) == content(b"two-chunks")
+
+    run_replicated(settings, last)
+
+
+def test_a_file_that_was_being_changed_goes_back_to_what_was_published(tmp_path: Path) -> None:
+    settings = small_settings(tmp_path)
+
+    async def first(r: Replicated) -> None:
+        await fill(r)
+        key = await look_up(r, b"small")
+        assert key is not None
+        ino = key[1]
+
+        def reopen(b: object) -> None:
+            inode = b.get(t.INODES, ino)  # type: ignore[attr-defined]
+            old = b.get(t.OBJECTS, (ino, 1))  # type: ignore[attr-defined]
+            b.put(t.INODES, ino, msgspec.structs.replace(inode, generation=2, size=9999))  # type: ignore[attr-defined]
+            dirty = msgspec.structs.replace(old, generation=2, state=ObjectState.DIRTY, chunks=())
+            b.put(t.OBJECTS, (ino, 2), dirty)  # type: ignore[attr-defined]
+
+        await trio.to_thread.run_sync(lambda: r.volume.writer.call(TENANT, reopen, sync=True))
+        await r.settle()
+
+    run_replicated(settings, first)
+    lose_machine(settings)
+    report = run_restore(tmp_path, settings)
+    (lost,) = report.lost
+    assert (lost.path, lost.outcome) == ("default/small", "taken back to generation 1")
+    run_replicated(settings, expect_all)
+
+
+@pytest.mark.expects_warnings
+def test_missing_blobs_are_listed_and_never_served(tmp_path: Path) -> None:
+    settings = small_settings(tmp_path)
+
+    async def first(r: Replicated) -> None:
+        await fill(r)
+        await r.settle()
+
+    run_replicated(settings, first)
+    lose_machine(settings)
+    store = open_directory(tmp_path)
+    sizes = {info.key: info.size for info in store.list("checkpoints/")}
+    gone = min(sizes, key=lambda key: sizes[key])  # the blob of the one byte
+    store.delete([gone])
+    report = run_restore(tmp_path, settings)
+    (lost,) = report.lost
+    assert (lost.path, lost.why, lost.keys) == ("default/one", Why.BLOB_MISSING, [gone])
+
+    async def second(r: Replicated) -> None:
+        key = await look_up(r, b"one")
+        assert key is not None
+        with r.volume.catalog.view() as view:
+            assert len(load_index(view, TENANT).needs_repair) == 1
+        with pytest.raises(CorruptError):
+            await r.volume.read(key, 0, 1)
+        other = await look_up(r, b"small")
+        assert other is not None
+        assert await r.volume.read(other, 0, 5000) == content(b"small")
+
+    run_replicated(settings, second)
+
+
+def test_bundles_and_audit_ranges_come_back(tmp_path: Path) -> None:
+    settings = small_settings(tmp_path)
+
+    async def first(r: Replicated) -> None:
+        for i in range(12):
+            await r.volume.put("default", b"f%d" % i, b"%d" % i * 100)
+            await r.volume.checkpoint("default")
+            await r.settle()
+            if i % 3 == 2:
+                await r.snapshot(TENANT)
+        await r.volume.put("default", b"last", b"last")
+        await r.volume.checkpoint("default")
+        await r.settle()
+
+    run_replicated(settings, first)
+    store = open_directory(tmp_path)
+    assert any(key.endswith(".mlogs") for key in keys_of(store, f"manifest/{TENANT}/"))
+    audit = settings.volume.state_dir / "audit" / f"{TENANT}.asl"
+    original = VisibleState.of(Replay(audit), strict=True)
+    lose_machine(settings)
+    report = run_restore(tmp_path, settings)
+    assert report.complete, report
+    (restored,) = report.audit
+    assert restored.records > 0
+
+    async def second(r: Replicated) -> None:
+        await r.settle()
+
+    run_replicated(settings, second)
+    again = VisibleState.of(Replay(audit), strict=True)
+    assert again.root_hash() == original.root_hash()
+    assert again.problems == []
+
+
+def test_what_cannot_be_restored_is_refused_with_a_reason(tmp_path: Path) -> None:
+    settings = small_settings(tmp_path)
+    with pytest.raises(RestoreError, match="right url"):
+        run_restore(tmp_path, settings)
+    assert not settings.volume.state_dir.exists()
+    store = open_directory(tmp_path)
+    fence = claim(Env(), store)
+    report = run_restore(tmp_path, settings)
+    assert report.tenants == []
+    with pytest.raises(RestoreError, match="not empty"):
+        run_restore(tmp_path, settings)
+    shutil.rmtree(settings.volume.state_dir)
+    fence.put_manifest(f"manifest/{TENANT}/0.mlog", b"x")
+    with pytest.raises(RestoreError, match="volume's own log"):
+        run_restore(tmp_path, settings)
+    assert unfinished(settings.volume.state_dir) is None
+
+
+def test_tenants_that_never_uploaded_are_named(tmp_path: Path) -> None:
+    settings = small_settings(tmp_path)
+    run_replicated(settings, lambda r: r.settle())
+    lose_machine(settings)
+    store = open_remote(Env(), RemoteSettings(url=settings.remote.url))
+    store.delete(keys_of(store, f"manifest/{TENANT}/"))
+    report = run_restore(tmp_path, settings)
+    assert report.never_uploaded == ["default"]
+    assert not report.complete
+
+    async def second(r: Replicated) -> None:
+        await fill(r)
+        await expect_all(r)
+
+    run_replicated(settings, second)
+
+
+@pytest.mark.expects_warnings
+def test_two_machines_one_volume(tmp_path: Path) -> None:
+    """The restored one takes over when it opens; the first turns read-only at its next upload."""
+    settings = small_settings(tmp_path)
+    other = msgspec.structs.replace(
+        settings, volume=msgspec.structs.replace(settings.volume, state_dir=tmp_path / "second")
+    )
+
+    async def first(r: Replicated) -> None:
+        await fill(r)
+        await r.settle()
+        await trio.to_thread.run_sync(lambda: run_restore(tmp_path, other))
+        await trio.to_thread.run_sync(lambda: run_replicated(other, second))
+        before = keys_of(r.volume.remote, "manifest/")
+        await r.volume.put("default", b"too late", b"x")
+        with trio.fail_after(10):
+            while not r.fenced:
+                await trio.sleep(0.01)
+        assert "another writer took the volume over" in r.fenced[0]
+        assert keys_of(r.volume.remote, "manifest/") == before
+
+    async def second(r: Replicated) -> None:
+        await expect_all(r)
+        await r.volume.put("default", b"mine", b"mine")
+        await r.volume.checkpoint("default")
+        await r.settle()
+        assert r.fenced == []
+
+    run_replicated(settings, first)
