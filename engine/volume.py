@@ -340,7 +340,7 @@ class Volume:
 
     async def evict(self, keys: list[Key]) -> tuple[int, list[Key]]:
         """Drops every local copy of these objects; the bytes freed, and what was in use or not durable."""
-        await self.hydrator.settle()
+        await self.hydrator.quiesce()
         for key in keys:
             self.pages.drop_object(key[1], key[2])
         return await self.evictor.evict(keys)

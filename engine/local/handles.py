@@ -59,6 +59,7 @@ class ObjectHandle:
         self.pins = 0
         self.next_offset = 0  # where a sequential reader would go on
         self.window_blocks = 1
+        self.frontier = 0  # the first block that nobody asked for yet
 
     @property
     def size(self) -> int:

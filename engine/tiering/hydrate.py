@@ -2,9 +2,9 @@
 
     PageCache → hot_cache → warm → remote
 
-Single flight a block: whoever comes second waits for the first. Sequential reading grows the window up to a whole
-chunk, random reading fetches just the blocks asked for. Blocks that find room land in the backing file; those that do
-not are served from the PageCache alone, so a read never fails for lack of room.
+Single flight a block: whoever comes second waits for the first. A sequential reader is kept supplied in the background,
+up to a whole chunk ahead; random reading fetches just the blocks asked for. Blocks that find room land in the backing
+file; those that do not are served from the PageCache alone, so a read never fails for lack of room.
 
 Invariants
 - Nothing unverified is returned: a fetched block matches the crc64 of its seal, a local one is trusted (see `handles`)
@@ -32,7 +32,7 @@ from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.rows import BlobRow, ChunkRow
 from aof2.engine.catalog.store import Catalog
 from aof2.engine.catalog.writer import CatalogWriter
-from aof2.engine.errors import CorruptError, TransientError
+from aof2.engine.errors import Aof2Error, CorruptError, TransientError
 from aof2.engine.local.handles import HandleTable, Key, ObjectHandle, load_handle
 from aof2.engine.local.hot import HotCache, read_cached, read_exactly
 from aof2.engine.local.warm import WarmStore
@@ -48,7 +48,9 @@ from aof2.engine.tiering.hashing import block_crc
 log = logging.getLogger(__name__)
 
 REQUEST_BYTES: Final = 8 << 20
-SETTLE_PERIOD_S: Final = 0.1
+REQUESTS_MAX: Final = 6
+# Losing what was not recorded yet means fetching it again: not worth an fsync more often than this.
+SETTLE_PERIOD_S: Final = 1.0
 ATTEMPTS: Final = 2
 
 CRASH_POINTS: Final = ("hydrate.written", "hydrate.synced", "hydrate.recorded")
@@ -59,6 +61,9 @@ class Room(Protocol):
 
     async def take(self, tenant: str, size_bytes: int) -> Reservation | None:
         """Room for so many bytes, made by eviction if need be; None when there is none to be had."""
+
+
+Land = Callable[[list[bytes]], None]
 
 
 class NotAvailableError(CorruptError):
@@ -104,7 +109,9 @@ class Hydrator:
         self.fetched_bytes = 0
         self._metrics = metrics or StorageMetrics()
         self._recently_evicted = recently_evicted
-        self._limiter = trio.CapacityLimiter(parallel)
+        # Each request holds its bytes in memory; a handful of 8 MiB ones keeps a link busy.
+        self._limiter = trio.CapacityLimiter(min(parallel, REQUESTS_MAX))
+        self._nursery: trio.Nursery | None = None
         self._in_flight: dict[tuple[Key, int], trio.Event] = {}
         self._settle_wanted = trio.Event()
 
@@ -145,20 +152,29 @@ class Hydrator:
         for _ in range(8):
             absent = handle.not_ready(first, last)
             if not absent:
-                self._note_sequential(handle, offset, end)
+                self._read_ahead(handle, offset, end)
                 data = await self._read_local(handle, offset, end - offset)
                 if data is not None:
                     return tier, data
                 continue
-            fetched_before = self.fetched_bytes
-            pages = await self._obtain(handle, self._widen(handle, absent, offset, end))
-            if self.fetched_bytes > fetched_before:
+            self._read_ahead(handle, offset, end)
+            pages, from_remote = await self._obtain(handle, absent)
+            if from_remote:
                 tier = FetchTier.REMOTE
             if any(block in pages for block in absent):
-                self._note_sequential(handle, offset, end)
                 tier = tier if tier is FetchTier.REMOTE else FetchTier.PAGE_CACHE
                 return tier, await self._assemble(handle, offset, end, pages)
         raise CorruptError("local copies keep failing their checksums", path=str(handle.path), offset=offset)
+
+    async def fill(self, handle: ObjectHandle) -> None:
+        """Brings the whole object to this disk, as far as there is room, and records it: `warm`."""
+        await self.attach(handle)
+        step = 4 * handle.blocks_per_chunk
+        for first in range(0, handle.block_count, step):
+            absent = handle.not_ready(first, min(first + step, handle.block_count) - 1)
+            if absent:
+                await self._obtain(handle, absent)
+        await self.settle()
 
     async def attach(self, handle: ObjectHandle) -> None:
         """Opens the backing file if there should be one, and decides what of it may be trusted."""
@@ -198,17 +214,37 @@ class Hydrator:
 
     # -- what to fetch -----------------------------------------------------------------------------------------
 
-    def _note_sequential(self, handle: ObjectHandle, offset: int, end: int) -> None:
+    def _read_ahead(self, handle: ObjectHandle, offset: int, end: int) -> None:
+        """Keeps a sequential reader supplied: fetches on, in the background, before it gets there."""
+        near = abs(offset - handle.next_offset) <= self.block_bytes
         handle.next_offset = end
+        last = (end - 1) // self.block_bytes
+        if not near:
+            handle.window_blocks, handle.frontier = 1, last + 1
+            return
+        handle.frontier = max(handle.frontier, last + 1)
+        if handle.frontier - last > handle.window_blocks // 2 + 1 or handle.frontier >= handle.block_count:
+            return
+        # Twice as much each time, up to a chunk: a short look costs little, a long read gets all there is.
+        handle.window_blocks = min(handle.window_blocks * 2, handle.blocks_per_chunk)
+        stop = min(handle.frontier + handle.window_blocks, handle.block_count)
+        ahead = handle.not_ready(handle.frontier, stop - 1)
+        handle.frontier = stop
+        self._prefetch_soon(handle, ahead)
 
-    def _widen(self, handle: ObjectHandle, absent: list[int], offset: int, end: int) -> list[int]:
-        """Adds what a sequential reader will want next: twice as much each time, up to a chunk."""
-        near = handle.next_offset - self.block_bytes <= offset <= handle.next_offset + self.block_bytes
-        sequential = near and (offset > 0 or handle.next_offset == 0)
-        handle.window_blocks = min(handle.window_blocks * 2, handle.blocks_per_chunk) if sequential else 1
-        stop = min(absent[-1] + handle.window_blocks, handle.block_count)
-        ahead = [b for b in range(absent[-1] + 1, stop) if not handle.is_ready(b)]
-        return absent + ahead
+    def _prefetch_soon(self, handle: ObjectHandle, blocks: list[int]) -> None:
+        if blocks and self._nursery is not None:
+            self._nursery.start_soon(self._prefetch, handle, blocks)
+
+    async def _prefetch(self, handle: ObjectHandle, blocks: list[int]) -> None:
+        handle.users += 1
+        try:
+            await self._obtain(handle, blocks)
+        except (Aof2Error, OSError) as e:
+            # Whoever really reads there meets the error again, and is told.
+            log.debug("read-ahead failed", extra={"path": str(handle.path), "error": str(e)})
+        finally:
+            handle.users -= 1
 
     def _runs(self, blocks: list[int], handle: ObjectHandle) -> list[_Run]:
         runs: list[_Run] = []
@@ -228,8 +264,8 @@ class Hydrator:
 
     # -- fetching ----------------------------------------------------------------------------------------------
 
-    async def _obtain(self, handle: ObjectHandle, blocks: list[int]) -> dict[int, bytes]:
-        """Makes the blocks ready; those that found no room on disk are returned."""
+    async def _obtain(self, handle: ObjectHandle, blocks: list[int]) -> tuple[dict[int, bytes], bool]:
+        """Makes the blocks ready: those that found no room on disk, and whether the remote had to be waited for."""
         blocks = await self._recheck(handle, blocks)
         pages: dict[int, bytes] = {}
         missing: list[int] = []
@@ -239,7 +275,7 @@ class Hydrator:
                 pages[block] = page
             else:
                 missing.append(block)
-        waiting = [event for b in missing if (event := self._in_flight.get((handle.key, b)))]
+        waiting = [event for b in missing if (event := self._in_flight.get((handle.key, b))) is not None]
         mine = [b for b in missing if (handle.key, b) not in self._in_flight]
         done = trio.Event()
         for block in mine:
@@ -254,7 +290,7 @@ class Hydrator:
             done.set()
         for event in waiting:
             await event.wait()
-        return pages
+        return pages, bool(mine or waiting)
 
     async def _recheck(self, handle: ObjectHandle, blocks: list[int]) -> list[int]:
         """Resident but untrusted blocks prove themselves; those that fail are given up."""
@@ -290,40 +326,55 @@ class Hydrator:
             await result_of(self.writer.submit(handle.key[0], work))
 
     async def _fetch_run(self, handle: ObjectHandle, run: _Run, pages: dict[int, bytes]) -> None:
-        chunk = handle.chunks[run.chunk]
-        first = run.first - run.chunk * handle.blocks_per_chunk
         size = sum(handle.block_len(b) for b in range(run.first, run.first + run.length))
         reservation = await self.room.take(handle.tenant, size)
         try:
-            blocks = await self._download(handle, chunk, first, run.length)
             if reservation is None:
-                for i, data in enumerate(blocks):
+                for i, data in enumerate(await self._fetch(handle, run, None)):
                     self.pages.put(PageKey(handle.key[1], handle.key[2], run.first + i), data)
                     pages[run.first + i] = data
                 return
-            await self._land(handle, run, blocks)
+            if handle.fd < 0:
+                handle.fd = self.hot.create(handle.path, handle.size)
+            await self._fetch(handle, run, partial(self._write_blocks, handle.fd, run.first))
+            handle.add(range(run.first, run.first + run.length))
+            self._settle_wanted.set()
             reservation.commit(size)
         finally:
             if reservation is not None:
                 reservation.release()
-
-    async def _land(self, handle: ObjectHandle, run: _Run, blocks: list[bytes]) -> None:
-        if handle.fd < 0:
-            handle.fd = self.hot.create(handle.path, handle.size)
-        await trio.to_thread.run_sync(self._write_blocks, handle.fd, run.first, blocks)
-        handle.add(range(run.first, run.first + run.length))
-        self._settle_wanted.set()
 
     def _write_blocks(self, fd: int, first: int, blocks: list[bytes]) -> None:
         for i, data in enumerate(blocks):
             self.hot.env.files.pwrite(fd, data, (first + i) * self.block_bytes)
         self.hot.env.failpoint("hydrate.written")
 
-    async def _download(self, handle: ObjectHandle, chunk: ChunkRow, first: int, count: int) -> list[bytes]:
-        stream_id = handle.key[0]
-        warm = await self._from_warm(handle, chunk, first, count)
+    async def _fetch(self, handle: ObjectHandle, run: _Run, land: Land | None) -> list[bytes]:
+        """The run's blocks from the nearest tier that has them: given to `land` on the worker thread, or returned."""
+        chunk = handle.chunks[run.chunk]
+        first = run.first - run.chunk * handle.blocks_per_chunk
+        warm = await self._from_warm(handle, chunk, first, run.length, land)
         if warm is not None:
             return warm
+        return await self._from_remote(handle, chunk, first, run.length, land)
+
+    async def _in_thread(self, fetch: Callable[[], list[bytes]], land: Land | None) -> tuple[int, list[bytes]]:
+        """One hop for fetching and writing: bytes that land are not passed around."""
+
+        def work() -> tuple[int, list[bytes]]:
+            blocks = fetch()
+            size = sum(map(len, blocks))
+            if land is None:
+                return size, blocks
+            land(blocks)
+            return size, []
+
+        return await trio.to_thread.run_sync(work, limiter=self._limiter)
+
+    async def _from_remote(
+        self, handle: ObjectHandle, chunk: ChunkRow, first: int, count: int, land: Land | None
+    ) -> list[bytes]:
+        stream_id = handle.key[0]
         with self.catalog.view() as view:
             blob = view.get(stream_id, t.BLOBS, chunk.sha256)
         if blob is None:
@@ -331,7 +382,7 @@ class Hydrator:
         started = p.HydrationStarted(2)
         self.writer.submit(stream_id, lambda b: b.record(started, segment_id=chunk.chunk_id))
         try:
-            blocks = await self._download_verified(chunk, blob, first, count)
+            size, blocks = await self._verified(chunk, blob, first, count, land)
         except RemoteMissingError as e:
             await self._failed(stream_id, chunk, ReasonCode.OBJECT_MISSING)
             raise NotAvailableError(f"chunk {chunk.chunk_id} is missing in the remote", path=blob.key) from e
@@ -341,16 +392,20 @@ class Hydrator:
         except TransientError:
             await self._failed(stream_id, chunk, ReasonCode.TRANSIENT)
             raise
-        size = sum(map(len, blocks))
+        self._count_fetched((stream_id, chunk.chunk_id), size)
+        return blocks
+
+    def _count_fetched(self, slot: tuple[int, int], size: int) -> None:
         self.fetched_bytes += size
         self._metrics.remote_bytes_read_total[ReadMode.NORMAL].inc(size)
         self._metrics.hydrated_bytes_total.inc(size)
         self._metrics.hydrations_total[Result.OK].inc()
-        if self._recently_evicted((stream_id, chunk.chunk_id)):
+        if self._recently_evicted(slot):
             self._metrics.thrash_total.inc()
-        return blocks
 
-    async def _from_warm(self, handle: ObjectHandle, chunk: ChunkRow, first: int, count: int) -> list[bytes] | None:
+    async def _from_warm(
+        self, handle: ObjectHandle, chunk: ChunkRow, first: int, count: int, land: Land | None
+    ) -> list[bytes] | None:
         """The blocks from the compressed copy on this disk, if there is one that holds."""
         slot = (handle.key[0], chunk.chunk_id)
         if self.warm is None or not self.warm.has(slot):
@@ -358,21 +413,22 @@ class Hydrator:
         started = p.HydrationStarted(1)
         self.writer.submit(slot[0], lambda b: b.record(started, segment_id=chunk.chunk_id))
         try:
-            return await trio.to_thread.run_sync(self.warm.blocks, handle.tenant, chunk, slot, first, count)
-        except (CorruptError, OSError) as e:
+            fetch = partial(self.warm.blocks, handle.tenant, chunk, slot, first, count)
+            return (await self._in_thread(fetch, land))[1]
+        except (CorruptError, FileNotFoundError) as e:
             log.warning("warm copy is damaged and given up", extra={"chunk_id": chunk.chunk_id, "error": str(e)})
             work = partial(objects.cooled, chunk_ids=[chunk.chunk_id])
             await result_of(self.writer.submit(slot[0], work, sync=True))
             await trio.to_thread.run_sync(self.warm.drop, [slot])
             return None
 
-    async def _download_verified(self, chunk: ChunkRow, blob: BlobRow, first: int, count: int) -> list[bytes]:
+    async def _verified(
+        self, chunk: ChunkRow, blob: BlobRow, first: int, count: int, land: Land | None
+    ) -> tuple[int, list[bytes]]:
         """Bytes can be damaged on the way: they are asked for once more before the remote copy is called damaged."""
         for attempt in range(1, ATTEMPTS + 1):
             try:
-                return await trio.to_thread.run_sync(
-                    self.fetcher.blocks, chunk, blob, first, count, limiter=self._limiter
-                )
+                return await self._in_thread(partial(self.fetcher.blocks, chunk, blob, first, count), land)
             except CorruptError:
                 self.fetcher.forget(blob.key)
                 if attempt == ATTEMPTS:
@@ -389,12 +445,24 @@ class Hydrator:
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Records what came in, a little later and for many blocks at once."""
-        task_status.started()
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            task_status.started()
+            await self._run_settling()
+
+    async def _run_settling(self) -> None:
         while True:
             await self._settle_wanted.wait()
             await trio.sleep(SETTLE_PERIOD_S)
             self._settle_wanted = trio.Event()
             await self.settle()
+
+    async def quiesce(self) -> None:
+        """Everything that was being fetched is here and recorded."""
+        while self._in_flight:
+            await next(iter(self._in_flight.values())).wait()
+            await trio.lowlevel.checkpoint()
+        await self.settle()
 
     async def settle(self) -> None:
         """Makes the blocks that came in durable and known to the catalog."""

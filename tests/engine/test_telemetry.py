@@ -39,7 +39,7 @@ def test_a_life_through_the_tiers_shows_in_the_metrics(tmp_path: Path) -> None:
         await v.evict([key])
         await v.read(key, 0, 100)
         await v.read(key, 0, 100)
-        await v.hydrator.settle()
+        await v.hydrator.quiesce()
         await v.cold_read(key, 0, 256 * KIB, _nowhere)
         seen = values(await trio.to_thread.run_sync(fetch, v.metrics_port))
         assert seen["aof2_dirty_bytes"] == 0
@@ -47,7 +47,7 @@ def test_a_life_through_the_tiers_shows_in_the_metrics(tmp_path: Path) -> None:
         assert seen["remote_bytes_read_total{mode=normal}"] > 0
         assert seen["remote_bytes_read_total{mode=cold_scan}"] > 0
         assert seen["page_fetch_latency_seconds_count{tier=Remote}"] == 1
-        assert seen["page_fetch_latency_seconds_count{tier=Local}"] == 1
+        assert seen["page_fetch_latency_seconds_count{tier=Local}"] >= 1
         assert seen["page_fetch_latency_seconds_count{tier=ColdScan}"] > 0
         assert seen["aof2_remote_requests_total{op=put,result=ok}"] >= 1
         assert seen["manifest_chunks_active"] >= 1
