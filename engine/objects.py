@@ -176,7 +176,7 @@ def release_chunk(b: Batch, chunk_id: int) -> None:
     if chunk is None:
         return
     residency = b.get(t.RESIDENCY, chunk_id)
-    if residency is not None and residency.mask:
+    if residency is not None and (residency.mask or residency.warm_bytes):
         raise StillResidentError(f"chunk {chunk_id} still has local bytes; evict it first")
     blob = b.get(t.BLOBS, chunk.sha256) if chunk.key else None
     if blob is not None:
