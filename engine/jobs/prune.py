@@ -82,8 +82,8 @@ def retirable(view: View, tenant_id: int, rows: Sequence[ObjectRow], now_ms: int
     old = [r for r in published[: -max(1, keep.generations)] if r.generation != current]
     gone = [r for r in old if _superseded(view, tenant_id, r, now_ms)]
     dead = [r for r in rows if r.state == ObjectState.TOMBSTONED and _is_over(r.tombstoned_ms, keep, now_ms)]
-    if dead and all(r in dead or r in published for r in rows) and max(r.generation for r in dead) > current:
-        return list(rows)  # the newest is dead for good: there is nothing that its past would be the past of
+    if dead and (inode is None or not inode.nlink) and all(r in dead or r in published for r in rows):
+        return list(rows)  # dead for good: there is nothing that the past would be the past of
     return gone + dead
 
 
@@ -227,7 +227,7 @@ class PruneCheckpoint:
 
     async def _release_page(self, job: JobContext, keys: list[Key], report: Report) -> None:
         """Local bytes first, then the rows, while nobody new can open the objects."""
-        local = [key for key in keys if self._evictor.hot_bytes_of(key)]
+        local = [key for key in keys if self._is_local(key)]
         _, skipped = await self._evictor.evict(local) if local else (0, [])
         handles = self._evictor.handles
         free = [key for key in keys if key not in skipped and key not in handles.evicting and self._unused(key)]
@@ -244,6 +244,11 @@ class PruneCheckpoint:
             for key in free:
                 del handles.evicting[key]
             over.set()
+
+    def _is_local(self, key: Key) -> bool:
+        with self._catalog.view() as view:
+            row = view.get(key[0], t.OBJECTS, key[1:])
+            return row is not None and any(_is_resident(view, key[0], chunk_id) for chunk_id in row.chunks)
 
     def _unused(self, key: Key) -> bool:
         handle = self._evictor.handles.peek(key)
@@ -319,12 +324,28 @@ def _release_objects(b: Batch, keys: Sequence[Key], now_ms: int, keep: Retention
         if not any(r.generation == generation for r in retirable(b.view, b.stream_id, rows, now_ms, keep)):
             continue
         row = objects.get_object(b, ino, generation)
-        residency = (b.get(t.RESIDENCY, chunk_id) for chunk_id in row.chunks)
-        if any(r is not None and r.mask for r in residency):
+        if any(_is_resident(b.view, b.stream_id, chunk_id) for chunk_id in row.chunks):
             continue
         objects.release_object(b, ino, generation)
+        if row.state == ObjectState.TOMBSTONED:
+            _bury(b, row)
         released += 1
     return released
+
+
+def _bury(b: Batch, row: ObjectRow) -> None:
+    """The undelete window is over: the tombstone goes, and the inode that it could have given a name again."""
+    b.delete(t.TOMBSTONES, (row.tombstoned_ms, row.ino))
+    inode = b.get(t.INODES, row.ino)
+    if inode is not None and not inode.nlink and inode.generation == row.generation:
+        b.delete(t.INODES, row.ino)
+        for key, _ in b.scan(t.XATTRS, prefix=row.ino.to_bytes(8, "big")):
+            b.delete(t.XATTRS, key)
+
+
+def _is_resident(view: View, tenant_id: int, chunk_id: int) -> bool:
+    row = view.get(tenant_id, t.RESIDENCY, chunk_id)
+    return row is not None and bool(row.mask or row.warm_bytes)
 
 
 def _queue_blobs(b: Batch, hashes: Sequence[bytes], before_ms: int) -> list[str]:

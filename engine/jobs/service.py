@@ -207,13 +207,10 @@ class Jobs:
             return checkpoint.is_plannable(view, tenant_id)
 
     async def _measure(self, metrics: StorageMetrics) -> None:
-        """Keeps the numbers that a scrape reads."""
-        states = dict.fromkeys(JobState, 0)
-        metrics.jobs.set_callback(lambda: {(state.name.lower(),): float(n) for state, n in states.items()})
+        """Keeps the number that a scrape reads."""
         while True:
             change = self.runner.changes.next()
             rows = [row for tenant_id in self._tenants() for row in self.runner.jobs(tenant_id)]
-            states.update({state: sum(row.state == state for row in rows) for state in JobState})
             waiting = [r for r in rows if r.type == JobType.CREATE_CHECKPOINT and r.state == JobState.QUEUED]
             metrics.checkpoint_queue_depth.set(len(waiting))
             await change.wait()
