@@ -2,7 +2,8 @@
 
 - files and folders that nothing names go (a backing file only when nobody has it open or mapped)
 - blocks that are damaged or gone are said to be gone: the remote has them, the next read fetches them
-- a blob that is missing or damaged is put again, from a chunk on this disk that passes every checksum on the way
+- a blob that is missing or damaged is put again, from a chunk on this disk that passed every checksum before the old
+  one is deleted
 - counters and reference counts are set to what the rows add up to
 - a catalog that is not what the logs say is thrown away; opening rebuilds it
 
@@ -227,6 +228,8 @@ class _Mender:
         try:
             path = self._hot.path(tenant, chunk.ino, chunk.generation)
             size, crc64 = stage_blob(path, chunk.index * row.chunk_bytes, chunk, staged, self._block_bytes)
+            # A put of the bytes that should be there moves none where the remote's own notes say that they are.
+            self._remote.delete([chunk.key])
             etag = self._remote.put_blob(chunk.key, FileSource(staged), size, crc64=crc64, sha256=chunk.sha256)
         finally:
             shutil.rmtree(self._scratch, ignore_errors=True)
