@@ -286,6 +286,7 @@ class TenantAudit:
             self._next_chunk = chunk.index + 1
             self._append(derived)
         if derived.sweep_due:
+            self._writer.flush()  # the rows may be ahead of the sealed chunks: what they say is durable first
             derived.sweep(self._live(derived))
             self._append(derived)
 

@@ -177,16 +177,16 @@ class Follower:
             missing=missing,
         )
 
-    def _usable(self, remote: RemoteLog, missing: list[str], *, after: int) -> Iterator[tuple[int, Snapshot]]:
+    def _usable(self, remote: RemoteLog, missing: list[str], *, after: int) -> Iterator[tuple[bytes, Snapshot]]:
         """Snapshots past chunk `after`, newest first, that are whole and whose chunk can be had."""
         for snapshot_id in sorted(remote.inventory.snapshots, reverse=True):
             try:
-                snapshot = remote.snapshot(snapshot_id)[1]
+                data, snapshot = remote.snapshot(snapshot_id)
             except (CorruptError, UnsupportedError, RemoteMissingError) as e:
                 missing.append(f"snapshot {snapshot_id}: {e}")
                 continue
             if snapshot.position.chunk_index > after and remote.follows(snapshot.position):
-                yield snapshot_id, snapshot
+                yield data, snapshot
 
     def _fetch_from(self, remote: RemoteLog, directory: Path, position: LogPosition | None) -> tuple[int, str | None]:
         """Places chunks from `position` on; how many, and what stopped it before the end."""
@@ -214,8 +214,9 @@ class Follower:
     ) -> tuple[int, LogPosition] | None:
         """Makes the stream's rows those of the newest snapshot past `position`; None when there is none."""
         directory = self._directory(stream_id)
-        for snapshot_id, snapshot in self._usable(remote, missing, after=position.chunk_index if position else -1):
-            self._place_snapshot(remote, directory, snapshot_id)
+        for data, snapshot in self._usable(remote, missing, after=position.chunk_index if position else -1):
+            snapshot_id = snapshot.snapshot_id
+            self._place_snapshot(directory, snapshot_id, data)
             with self.catalog.begin_write() as txn:
                 clear_rows(txn, self.catalog, stream_id)
                 snapshots.load(txn, self.catalog, stream_id, snapshot)
@@ -226,8 +227,7 @@ class Follower:
             return snapshot_id, snapshot.position
         return None
 
-    def _place_snapshot(self, remote: RemoteLog, directory: Path, snapshot_id: int) -> None:
-        data, _ = remote.snapshot(snapshot_id)
+    def _place_snapshot(self, directory: Path, snapshot_id: int, data: bytes) -> None:
         self.env.replace_file(directory / snapshot_name(snapshot_id), data)
         self.env.failpoint("replicate.follow.snapshot")
 
@@ -238,11 +238,12 @@ class Follower:
         if len(here) <= LOCAL_CHUNKS_MAX or position is None:
             return
         known = {s.snapshot_id for s in local_snapshots(directory)}
-        for snapshot_id, snapshot in self._usable(remote, missing, after=-1):
+        for data, snapshot in self._usable(remote, missing, after=-1):
             if snapshot.position.ordinal > position.ordinal:
                 continue
+            snapshot_id = snapshot.snapshot_id
             if snapshot_id not in known:
-                self._place_snapshot(remote, directory, snapshot_id)
+                self._place_snapshot(directory, snapshot_id, data)
             _unlink_chunks(self.env, directory, before=snapshot.position.chunk_index)
             for old in list_snapshots(directory):
                 if old < snapshot_id:

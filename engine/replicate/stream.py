@@ -82,6 +82,7 @@ class SnapshotAt(NamedTuple):
 
     snapshot_id: int
     position: LogPosition
+    created_ms: int
 
 
 class LogState(NamedTuple):
@@ -121,9 +122,9 @@ def local_snapshots(directory: Path) -> list[SnapshotAt]:
         except FileNotFoundError:
             continue  # retention was here
         if len(head) == HEADER.size:
-            magic, _, _, _, chunk_index, chunk_offset, number, ordinal, *_ = HEADER.unpack(head)
+            magic, _, _, _, chunk_index, chunk_offset, number, ordinal, created_ms, *_ = HEADER.unpack(head)
             if magic == SNAPSHOT_MAGIC and number == snapshot_id:
-                found.append(SnapshotAt(snapshot_id, LogPosition(chunk_index, chunk_offset, ordinal)))
+                found.append(SnapshotAt(snapshot_id, LogPosition(chunk_index, chunk_offset, ordinal), created_ms))
     return found
 
 
@@ -244,8 +245,8 @@ class StreamUploads:
         """The next sealed chunks that are not on the remote; those that are get their flag if a crash withheld it."""
         state = log_state(self._catalog, self.stream_id)
         for chunk, header in chunk_headers(self.directory):
-            if not header.sealed:
-                continue
+            if not header.sealed or chunk.path.stat().st_size != header.committed_len:
+                continue  # still written, or being sealed this moment: its event follows when it is cut to its length
             if state.uploaded(self.stream_id, header.chunk_index):
                 if not header.uploaded:
                     mark_uploaded(self.env, chunk.path)

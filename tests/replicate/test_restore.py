@@ -23,7 +23,8 @@ from aof2.engine.replicate.claim import read_identity
 from aof2.engine.replicate.lost import Why
 from aof2.engine.replicate.restore import RestoreError, RestoreReport, restore, unfinished
 from aof2.engine.settings import Settings
-from tests.engine.helpers import KIB, small_settings
+from tests.engine.helpers import KIB
+from tests.engine.helpers import small_settings as engine_settings
 
 from .helpers import Replicated, keys_of, open_directory, run_replicated
 
@@ -34,6 +35,12 @@ SIZES = {b"empty": 0, b"one": 1, b"small": 5000, b"two-chunks": 300 * KIB}
 
 def content(name: bytes) -> bytes:
     return random.Random(name).randbytes(SIZES[name])
+
+
+def small_settings(root: Path) -> Settings:
+    """Chunks of the log seal 5 ms after the last commit: nothing here waits for long."""
+    made = engine_settings(root)
+    return msgspec.structs.replace(made, manifest=msgspec.structs.replace(made.manifest, rotation_period_ms=5))
 
 
 def run_restore(root: Path, settings: Settings) -> RestoreReport:
