@@ -67,6 +67,8 @@ from aof2.engine.tiering.publish import Publisher, Target, sweep_scratch
 log = logging.getLogger(__name__)
 
 VOLUME_STREAM = 0
+# Chunks uploaded at once. Each holds several parts in memory; two keep a link busy.
+UPLOADS_MAX = 2
 KINDS = {"files": TenantKind.FILES, "append": TenantKind.APPEND, "paged": TenantKind.PAGED}
 
 
@@ -162,6 +164,9 @@ class Volume:
             self.quota,
             state_dir / "checkpoint_scratch",
             block_bytes=engine.block_bytes,
+            parallel=UPLOADS_MAX,
+            room=self.evictor,
+            purge_after_ms=int(settings.retention.purge_after_s * 1000),
         )
         self.metrics_port = 0
         self._tenants: dict[int, TenantRow] = {}

@@ -113,8 +113,8 @@ class Seaweed:
             "-ip.bind=127.0.0.1",
             "-admin.ui=false",
             *(f"-{flag}={port}" for flag, port in self.ports.items()),
-            f"-filer.localSocket={self.folder}/filer.sock",
-            f"-s3.localSocket={self.folder}/s3.sock",
+            "-filer.localSocket=filer.sock",  # relative to cwd: a socket path has 107 bytes at most
+            "-s3.localSocket=s3.sock",
         ]
         env = {"PATH": os.environ.get("PATH", ""), "HOME": str(self.folder), **self.environ()}
         with open(self.folder / "server.log", "ab") as log:
