@@ -19,6 +19,7 @@ from aof2.engine.catalog import ops as o
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.batch import Batch
 from aof2.engine.catalog.rows import BlobRow, ChunkRow, ObjectRow, ObjectState, ResidencyRow
+from aof2.engine.catalog.store import View
 from aof2.engine.errors import Aof2Error, TransientError
 from aof2.engine.manifest import payloads as p
 from aof2.engine.remote.keys import ChunkBlobKey, DeltaBlobKey, parse_key
@@ -145,7 +146,8 @@ def _reference(b: Batch, chunk: ChunkRow, up: Uploaded) -> tuple[str, str]:
     """One more chunk with this content; key and etag of the one blob that holds it for all of them."""
     blob = b.get(t.BLOBS, chunk.sha256)
     if blob is None:
-        if not up.fresh:
+        owner = blob_segment(up.key)
+        if not up.fresh or (owner != chunk.chunk_id and not upload_pending(b.view, b.stream_id, owner, up.key)):
             raise BlobGoneError(f"{up.key} was to be shared by chunk {chunk.chunk_id} and is gone")
         blob = BlobRow(up.key, up.stored_bytes, chunk.length, 0, up.etag)
     elif blob.key != up.key and up.fresh:
@@ -154,6 +156,12 @@ def _reference(b: Batch, chunk: ChunkRow, up: Uploaded) -> tuple[str, str]:
         b.record(p.Tier2DeleteQueued(up.key), segment_id=up.chunk_id)
     b.put(t.BLOBS, chunk.sha256, msgspec.structs.replace(blob, refs=blob.refs + 1, unreferenced_ms=0))
     return blob.key, blob.etag
+
+
+def upload_pending(view: View, stream_id: int, chunk_id: int, key: str) -> bool:
+    """Whether an upload of this chunk was begun under this key and has not ended, well or in a delete."""
+    slot = t.STREAM.pack(stream_id) + t.SEGMENT_PENDING_UPLOAD + chunk_id.to_bytes(8, "big") + key.encode()
+    return view.raw("segments", slot) is not None
 
 
 def supersede(b: Batch, ino: int, generation: int, *, purge_at_ms: int) -> int:
@@ -286,15 +294,16 @@ class NotDurableError(Aof2Error):
     """The bytes exist only here. Upload them first; they are never evicted before."""
 
 
-def lost(b: Batch, chunk_id: int, bad: int, *, block_bytes: int) -> None:
-    """Local blocks failed their checksum: they are not here any more."""
+def lost(b: Batch, chunk_id: int, bad: int, *, block_bytes: int) -> int:
+    """Local blocks failed their checksum: they are not here any more; how many bytes that were."""
     chunk, old = b.get(t.CHUNKS, chunk_id), b.get(t.RESIDENCY, chunk_id)
     if chunk is None or old is None:
-        return
+        return 0
     mask = old.mask & ~bad
     gone = mask_bytes(old.mask, chunk.length, block_bytes) - mask_bytes(mask, chunk.length, block_bytes)
     b.put(t.RESIDENCY, chunk_id, msgspec.structs.replace(old, mask=mask))
     account(b, -gone)
+    return gone
 
 
 def account(b: Batch, change: int) -> None:

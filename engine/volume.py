@@ -259,7 +259,9 @@ class Volume:
             digest = digest_file(
                 fd, size, chunk_bytes=engine.chunk_bytes, block_bytes=engine.block_bytes, path=str(path)
             )
+            # Bytes and name: a seal speaks of a file that is there after power loss.
             self.env.files.fsync(fd)
+            self.env.files.fsync_dir(path.parent)
             return digest, self.hot.identity(fd)
         finally:
             os.close(fd)
@@ -282,7 +284,7 @@ class Volume:
         if gone and not inode.nlink:
             self.handles.forget(key)
             freed = await trio.to_thread.run_sync(self._remove_backing, key)
-            self.quota.release_used(tenant, min(freed, self.quota.tenant_usage(tenant).used_bytes))
+            self.evictor.give_back(tenant, freed)
 
     def _remove_backing(self, key: Key) -> int:
         path = self.backing_path(key)

@@ -54,7 +54,7 @@ class HotCache:
 
     def create(self, path: Path, size: int = 0) -> int:
         """A new backing file, sparse, of `size` bytes. A leftover of the same name is an orphan and goes."""
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.env.make_dirs(path.parent)
         with contextlib.suppress(FileNotFoundError):
             self.env.files.unlink(path)
         fd = self.env.files.create(path)

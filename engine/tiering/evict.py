@@ -108,6 +108,10 @@ class Evictor:
         except QuotaExceededError:
             return None
 
+    def give_back(self, tenant: str, size_bytes: int) -> None:
+        """Bytes that had landed are gone."""
+        self.quota.release_used(tenant, min(size_bytes, self.quota.tenant_usage(tenant).used_bytes))
+
     async def make_room(self, size_bytes: int) -> int:
         """Evicts until so much would fit below the low-water mark; how much was freed."""
         async with self._lock:
@@ -334,6 +338,6 @@ class Evictor:
         self._gone.update((slot, now_s) for slot in slots)
         while len(self._gone) > GONE_MAX:
             self._gone.popitem(last=False)
-        self.quota.release_used(tenant, min(freed, self.quota.tenant_usage(tenant).used_bytes))
+        self.give_back(tenant, freed)
         self.evicted_bytes += freed
         self.evictions += count

@@ -62,6 +62,9 @@ class Room(Protocol):
     async def take(self, tenant: str, size_bytes: int) -> Reservation | None:
         """Room for so many bytes, made by eviction if need be; None when there is none to be had."""
 
+    def give_back(self, tenant: str, size_bytes: int) -> None:
+        """Bytes that had landed turned out not to be there."""
+
 
 Land = Callable[[list[bytes]], None]
 
@@ -323,7 +326,7 @@ class Hydrator:
         for chunk, bits in by_chunk.items():
             chunk_id = handle.chunks[chunk].chunk_id
             work = partial(objects.lost, chunk_id=chunk_id, bad=bits, block_bytes=self.block_bytes)
-            await result_of(self.writer.submit(handle.key[0], work))
+            self.room.give_back(handle.tenant, await result_of(self.writer.submit(handle.key[0], work)))
 
     async def _fetch_run(self, handle: ObjectHandle, run: _Run, pages: dict[int, bytes]) -> None:
         size = sum(handle.block_len(b) for b in range(run.first, run.first + run.length))

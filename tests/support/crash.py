@@ -16,6 +16,7 @@ import os
 import random
 import shutil
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,10 @@ class ShadowFiles(Files):
         shadow.mkdir(parents=True, exist_ok=True)
         self.journal_fd = os.open(shadow / "ops.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
+    def _outside(self, path: Path) -> bool:
+        """What is not on the machine that loses power: a remote."""
+        return not Path(path).is_relative_to(self.root)
+
     def _log(self, **fields: object) -> None:
         os.write(self.journal_fd, (json.dumps(fields) + "\n").encode())
 
@@ -49,36 +54,48 @@ class ShadowFiles(Files):
 
     def mkdir(self, path: Path, mode: int = 0o700) -> None:
         super().mkdir(path, mode)
+        if self._outside(path):
+            return
         self._log(op="mkdir", name=self._name(path))
 
     def create(self, path: Path, mode: int = 0o600) -> int:
         fd = super().create(path, mode)
+        if self._outside(path):
+            return fd
         self._log(op="create", name=self._name(path), ino=self._keep(path))
         return fd
 
     def rename(self, old: Path, new: Path) -> None:
+        if self._outside(old):
+            super().rename(old, new)
+            return
         ino = self._keep(old)
         super().rename(old, new)
         self._log(op="rename", name=self._name(old), to=self._name(new), ino=ino)
 
     def unlink(self, path: Path) -> None:
+        if self._outside(path):
+            super().unlink(path)
+            return
         self._keep(path)
         super().unlink(path)
         self._log(op="unlink", name=self._name(path))
 
     def fsync(self, fd: int) -> None:
         super().fsync(fd)
-        if os.path.isdir(f"/proc/self/fd/{fd}"):
+        if os.path.isdir(f"/proc/self/fd/{fd}") or self._outside(Path(os.readlink(f"/proc/self/fd/{fd}"))):
             return
         with open(f"/proc/self/fd/{fd}", "rb") as source:
             data = source.read()
         ino = os.fstat(fd).st_ino
-        temp = self.shadow / "image.tmp"
+        temp = self.shadow / f"image-{ino}-{threading.get_ident()}.tmp"  # several threads sync at once
         temp.write_bytes(data)
         temp.rename(self.shadow / f"durable-{ino}")
 
     def fsync_dir(self, path: Path) -> None:
         super().fsync_dir(path)
+        if self._outside(path):
+            return
         self._log(op="sync_dir", name="." if Path(path) == self.root else self._name(path))
 
 
