@@ -140,9 +140,10 @@ class Publisher:
         self.uploaded_bytes = 0
         self._block_bytes = block_bytes
         self._room = room
-        self._purge_after_ms = purge_after_ms
+        self.purge_after_ms = purge_after_ms
         self._limiter = trio.CapacityLimiter(parallel)
         self._flights: dict[tuple[int, bytes], _Flight] = {}
+        self._begun: dict[int, dict[bytes, set[str]]] = {}  # by stream: content → keys it may already be under
 
     async def publish(self, target: Target, checkpoint_id: int, job: str, tally: Tally | None = None) -> list[Uploaded]:
         """All of the object's chunks into the remote, then one durable commit that says so."""
@@ -178,10 +179,12 @@ class Publisher:
             generation=target.row.generation,
             checkpoint_id=checkpoint_id,
             uploads=done,
-            purge_after_ms=self._purge_after_ms,
+            purge_after_ms=self.purge_after_ms,
         )
         await result_of(self.writer.submit(target.stream_id, work, sync=True))
         self.hot.env.failpoint("publish.recorded")
+        for chunk in chunks:
+            self._begun.get(target.stream_id, {}).pop(chunk.sha256, None)
         return done
 
     def _chunks(self, target: Target) -> list[ChunkRow]:
@@ -225,13 +228,14 @@ class Publisher:
         key = keys.chunk_blob_key(target.tenant, checkpoint_id, chunk.chunk_id, chunk.generation, chunk.sha256)
         with self.catalog.view() as view:
             blob = view.get(target.stream_id, t.BLOBS, chunk.sha256)
-            resumed = _was_started(view, target.stream_id, chunk.chunk_id, key)
+            begun = self._begun_under(view, target.stream_id, chunk.sha256)
         if blob is not None:
             return Uploaded(chunk.chunk_id, blob.key, blob.etag, blob.stored_bytes, chunk.compression, False)
-        if resumed:
-            info = await trio.to_thread.run_sync(self.remote.head_blob, key, limiter=self._limiter)
+        for name in sorted(begun):
+            info = await trio.to_thread.run_sync(self.remote.head_blob, name, limiter=self._limiter)
             if info is not None and info.sha256 == chunk.sha256:
-                return Uploaded(chunk.chunk_id, key, info.etag, info.size, _stored_as(target), True)
+                return Uploaded(chunk.chunk_id, name, info.etag, info.size, _stored_as(target), True)
+        self._begun[target.stream_id].setdefault(chunk.sha256, set()).add(key)
         started = partial(objects.upload_started, keys=[(chunk.chunk_id, key)])
         await result_of(self.writer.submit(target.stream_id, started))
         self.hot.env.failpoint("publish.started")
@@ -241,6 +245,19 @@ class Publisher:
             failed = partial(objects.upload_failed, chunk_id=chunk.chunk_id, key=key, reason_code=e.reason_code)
             await result_of(self.writer.submit(target.stream_id, failed))
             raise
+
+    def _begun_under(self, view: View, stream_id: int, sha256: bytes) -> list[str]:
+        """Keys under which an upload of this content was begun and not recorded: by this process, or one before it."""
+        if stream_id not in self._begun:
+            begun = self._begun[stream_id] = {}
+            prefix = t.STREAM.pack(stream_id) + t.SEGMENT_PENDING_UPLOAD
+            for name, _ in view.raw_scan("segments", prefix):
+                key = name[len(prefix) + 8 :].decode(errors="replace")
+                parsed = keys.parse_key(key)
+                if isinstance(parsed, keys.ChunkBlobKey):
+                    begun.setdefault(parsed.sha256, set()).add(key)
+        candidates = self._begun[stream_id].get(sha256, ())
+        return [key for key in candidates if objects.upload_pending(view, stream_id, objects.blob_segment(key), key)]
 
     async def rebuild(self, target: Target, chunk: ChunkRow, key: str, job: str) -> Uploaded:
         """Puts a damaged or missing blob again, from local bytes that prove to be right; CorruptError if they do not.
@@ -398,12 +415,6 @@ class Publisher:
 
 def _stored_as(target: Target) -> str:
     return "zstd" if target.compression == "zstd" else ""
-
-
-def _was_started(view: View, stream_id: int, chunk_id: int, key: str) -> bool:
-    """Whether the log has an upload of this chunk under this key that did not end well."""
-    prefix = t.STREAM.pack(stream_id) + t.SEGMENT_PENDING_UPLOAD + chunk_id.to_bytes(8, "big")
-    return any(name[len(prefix) :] == key.encode() for name, _ in view.raw_scan("segments", prefix))
 
 
 def sweep_scratch(scratch: Path, live_jobs: Sequence[str]) -> list[str]:
