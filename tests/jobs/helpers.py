@@ -147,6 +147,7 @@ async def open_world(
         v.publisher.remote = remote  # type: ignore[assignment]
         v.hydrator.fetcher.remote = remote  # type: ignore[assignment]
         options.setdefault("retention", KEEP)
+        v.publisher.purge_after_ms = options["retention"].purge_after_ms
         jobs = Jobs(
             v.env,
             v.catalog,
