@@ -34,8 +34,8 @@ def every_verb() -> Iterator[list[str]]:
 
 
 def test_the_verbs_there_are() -> None:
-    verbs = [" ".join(verb) for verb in every_verb()]
-    assert verbs == ["bench formats", "manifest inspect", "manifest verify", "status", "verify", "why"]
+    verbs = {" ".join(verb) for verb in every_verb()}
+    assert verbs >= {"bench formats", "manifest inspect", "manifest verify", "status", "verify", "why"}
 
 
 @pytest.mark.parametrize("verb", list(every_verb()), ids=" ".join)

@@ -15,6 +15,7 @@ from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.batch import Batch
 from aof2.engine.errors import ReadOnlyError
 from aof2.engine.manifest import payloads as p
+from aof2.engine.manifest.format import LOG_SEGMENT_ID
 from aof2.engine.settings import Settings
 from aof2.engine.verify.findings import Kind
 from aof2.engine.verify.run import verify
@@ -196,6 +197,25 @@ def test_an_orphan_in_the_remote_is_listed_once_it_is_old(settings: Settings) ->
     report = verify(settings, repair=True)
     assert (report.exit_code, kinds(report)) == (4, [Kind.REMOTE_ORPHAN])
     assert path.exists()
+
+
+@pytest.mark.parametrize("harm", ["none", "missing", "flip", "other"])
+def test_the_log_in_the_remote(settings: Settings, harm: str) -> None:
+    key = f"manifest/{TENANT}/0.mlog"
+    commit(settings, lambda b: b.record(p.UploadDone(key, "etag"), segment_id=LOG_SEGMENT_ID))
+    assert settings.remote.directory is not None
+    copy = settings.remote.directory / key
+    copy.parent.mkdir(parents=True)
+    shutil.copy2(settings.volume.state_dir / key, copy)
+    if harm == "missing":
+        copy.unlink()
+    elif harm == "flip":
+        flip(copy, 64 + 41)
+    elif harm == "other":
+        shutil.copy2(settings.volume.state_dir / "manifest/0/0.mlog", copy)
+    report = verify(settings, deep_remote=True)
+    assert kinds(report) == ([] if harm == "none" else [Kind.REMOTE_LOG])
+    assert verify(settings).exit_code == (4 if harm == "missing" else 0)
 
 
 def test_a_remote_that_is_away(settings: Settings) -> None:
