@@ -111,27 +111,27 @@ class Truth:
     def build(self) -> None:
         if not self._catalog_dir.exists() or not trusted(self._catalog_dir):
             self._note("the catalog was not closed under this boot; it is rebuilt from the logs at the next mount")
-            self._rebuild({})
+            self._rebuild(None)
             return
         with Probe(self._catalog_dir) as probe:
             try:
-                positions = probe.positions()
-                self._rebuild(positions)
+                self._rebuild(probe.positions())
                 for stream_id in self.damaged:
                     probe.salvage(stream_id, self.rows.directory)
                 self._report(*probe.compare(self.rows.directory))
             except ProbeFailedError as e:
                 self._damage(str(e))
-                positions = {}
         if not self.live:
-            self._rebuild({})
+            self._rebuild(None)
 
-    def _rebuild(self, positions: dict[int, LogPosition]) -> None:
+    def _rebuild(self, positions: dict[int, LogPosition] | None) -> None:
+        """Every stream's rows up to its position, None: to the end. A stream without a position has no rows yet."""
         for stream_id in stream_ids(self._manifest_dir):
-            if stream_id in self.damaged or (positions and stream_id not in positions):
+            if stream_id in self.damaged or (positions is not None and stream_id not in positions):
                 continue
+            upto = positions[stream_id] if positions is not None else None
             try:
-                rebuild_stream(self.rows, self._manifest_dir / str(stream_id), stream_id, positions.get(stream_id))
+                rebuild_stream(self.rows, self._manifest_dir / str(stream_id), stream_id, upto)
             except ManifestIntegrityError as e:
                 self.damaged[stream_id] = str(e)
             except FileNotFoundError:

@@ -15,6 +15,7 @@ from aof2.engine.aio import result_of
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.batch import Batch
 from aof2.engine.catalog.rows import ChunkRow
+from aof2.engine.env import Env
 from aof2.engine.inspect.rows import open_rows
 from aof2.engine.settings import Settings
 from aof2.engine.verify.findings import Finding, Report, Severity
@@ -39,7 +40,7 @@ def content(name: str) -> bytes:
     return random.Random({"same": "here"}.get(name, name)).randbytes(SIZE)
 
 
-def make(root: Path) -> Settings:
+def make(root: Path, *, env: Env | None = None) -> Settings:
     """here: resident · gone: evicted · partly: one block back · warm: compressed here · same: here's content again ·
     dirty: sealed, not uploaded."""
     settings = small_settings(root)
@@ -54,9 +55,10 @@ def make(root: Path) -> Settings:
         await v.checkpoint("default")
         await v.evict([keys["gone"], keys["partly"]])
         await v.read(keys["partly"], CHUNK, 10)
+        await v.hydrator.settle()
         await v.put("default", b"dirty", content("dirty"))
 
-    run_volume(settings, body)
+    run_volume(settings, body, env=env)
     return settings
 
 
