@@ -213,6 +213,10 @@ class TenantAudit:
         """A snapshot of the tenant's stream was taken: the next `catch_up` anchors. Any thread."""
         self._anchor_due = True
 
+    def retry(self) -> None:
+        """Somebody mended what `broken` names: the next `catch_up` looks again."""
+        self.broken = ""
+
     def catch_up(self) -> None:
         """Appends what the sealed chunks say and the audit log does not, and an anchor if one is due. Blocks."""
         if self.broken:

@@ -69,6 +69,9 @@ class StreamFollowed(msgspec.Struct, frozen=True, kw_only=True):
     snapshot_id: int | None = None
     """The snapshot that replay started from this time, or jumped to over dropped chunks."""
     missing: list[str] = msgspec.field(default_factory=list)
+    remote_chunk_last: int = -1
+    remote_snapshot_last: int = 0
+    """The highest numbers that are taken on the remote, whether or not they could be used."""
 
 
 class Hydration(NamedTuple):
@@ -140,7 +143,10 @@ class Follower:
         return found[0]
 
     def catch_up(self) -> list[StreamFollowed]:
-        """Brings every stream as far as the remote has it. TransientError when the remote is away: call again."""
+        """Brings every stream as far as the remote has it.
+
+        TransientError when the remote is away: call again. UnsupportedError: a newer AOF2 writes there, upgrade.
+        """
         self.check_volume()
         return [self._follow(stream_id, found) for stream_id, found in sorted(list_streams(self._store).items())]
 
@@ -175,6 +181,8 @@ class Follower:
             records=records,
             snapshot_id=used,
             missing=missing,
+            remote_chunk_last=max(remote.inventory.chunk_indexes(), default=-1),
+            remote_snapshot_last=max(remote.inventory.snapshots, default=0),
         )
 
     def _usable(self, remote: RemoteLog, missing: list[str], *, after: int) -> Iterator[tuple[bytes, Snapshot]]:
@@ -202,7 +210,7 @@ class Follower:
                 return fetched, f"chunks {index} to {min(later) - 1} are not on the remote" if later else None
             try:
                 data, _ = remote.chunk(index)
-            except ManifestIntegrityError as e:
+            except CorruptError as e:
                 return fetched, str(e)
             self.env.replace_file(path, as_downloaded(data), mode=0o400)
             self.env.failpoint("replicate.follow.chunk")

@@ -288,11 +288,9 @@ class StreamUploads:
         self.upload_snapshot(newest.snapshot_id)
 
     def _reachable(self, snapshot: SnapshotAt, state: LogState) -> bool:
-        """Whether a replay from the snapshot would find its chunk on the remote."""
+        """Whether a replay from the snapshot would find its chunk on the remote; at the start of one, it needs none."""
         at = snapshot.position
-        if at.chunk_offset > CHUNK_HEADER_LEN:
-            return state.uploaded(self.stream_id, at.chunk_index)
-        return at.chunk_index == 0 or state.uploaded(self.stream_id, at.chunk_index - 1)
+        return at.chunk_offset == CHUNK_HEADER_LEN or state.uploaded(self.stream_id, at.chunk_index)
 
     def upload_snapshot(self, snapshot_id: int) -> str:
         """Puts a local snapshot on the remote and says so in the log; its etag. Repeating it is harmless."""

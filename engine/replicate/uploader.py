@@ -110,6 +110,7 @@ class LogReplicator:
         self._kicked = trio.Event()
         self._moved = trio.Event()
         self._auth_said = False
+        self._ended = False
 
     # -- events, on the trio thread ----------------------------------------------------------------------------
 
@@ -135,6 +136,8 @@ class LogReplicator:
         self._kicked.set()
         self._kicked = trio.Event()
         for stream in self._streams.values():
+            if stream.audit is not None:
+                stream.audit.retry()
             self._wake(stream)
 
     @property
@@ -142,9 +145,15 @@ class LogReplicator:
         """Whether everything that was told is on the remote."""
         return self.fence is not None and not self.stuck and not any(s.busy for s in self._streams.values())
 
+    @property
+    def audit_problems(self) -> dict[int, str]:
+        """Tenants whose audit log is damaged, and how."""
+        audits = ((s.stream_id, s.audit) for s in self._streams.values())
+        return {stream_id: audit.broken for stream_id, audit in audits if audit is not None and audit.broken}
+
     async def drain(self) -> None:
-        """Waits until all that is committed is sealed and on the remote. For ever if need be: cancel it."""
-        while not self.fenced:
+        """Waits until all that is committed is sealed and on the remote, or `run` ended. Set a time limit around it."""
+        while not self._ended:
             due_s = self._writer.target.due_s()
             if due_s is not None:
                 await trio.sleep(max(due_s, DRAIN_STEP_S))
@@ -176,6 +185,8 @@ class LogReplicator:
             self._stop(e)
         finally:
             self._nursery = None
+            self._ended = True
+            self._tell_moved()
             for stream in self._streams.values():
                 if stream.audit is not None:
                     stream.audit.close()
@@ -185,7 +196,6 @@ class LogReplicator:
             log.info("log replication ends", extra={"error": str(error)})  # the catalog takes no more, and said why
             return
         self.fenced = str(error)
-        self._tell_moved()
         log.error("log replication ends", extra={"error": str(error)})
         self._on_fenced(self.fenced)
 

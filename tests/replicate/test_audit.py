@@ -151,12 +151,19 @@ def test_a_shorter_file_than_remembered_stops_the_audit_not_the_log(tmp_path: Pa
 
     run_rig(tmp_path, body)
     path = tmp_path / "state" / "audit" / f"{TENANT}.asl"
+    kept = path.read_bytes()
     path.unlink()
 
     async def again(r: Rig) -> None:
         before = len(keys_of(r.store, f"manifest/{TENANT}/"))
         await r.write(make_file(5))
         assert len(keys_of(r.store, f"manifest/{TENANT}/")) > before
+        assert "3 was acknowledged" in r.replicator.audit_problems[TENANT]
+        path.write_bytes(kept)
+        r.replicator.kick()
+        await r.write(sealed(6))
+        assert r.replicator.audit_problems == {}
+        assert payloads(tmp_path)[-1] == SegmentSeal(6, sha(6))
 
     run_rig(tmp_path, again)
 

@@ -106,7 +106,7 @@ def writer_cases() -> Iterator[tuple[str, int]]:
     """(point, nth): the first pass, and one in the middle of it all."""
     for point in WRITER_POINTS:
         yield point, 1
-        if not point.startswith("replicate.claim"):
+        if point.startswith("manifest."):
             yield point, 4
 
 

@@ -11,7 +11,7 @@ from aof2.engine.catalog.batch import Batch
 from aof2.engine.catalog.rows import ChunkRow, ObjectRow, ObjectState, ResidencyRow
 from aof2.engine.catalog.store import Catalog
 from aof2.engine.env import Env
-from aof2.engine.errors import ReadOnlyError
+from aof2.engine.errors import ReadOnlyError, UnsupportedError
 from aof2.engine.manifest import payloads as p
 from aof2.engine.objects import HOT_BYTES
 from aof2.engine.remote import FencedError, RemoteMissingError
@@ -200,3 +200,16 @@ def test_a_follower_stays_with_its_volume(tmp_path: Path) -> None:
         claim(Env(), store)
         with pytest.raises(FencedError, match="follows"):
             second.catch_up()
+
+
+def test_what_a_newer_version_wrote_is_not_jumped_over(tmp_path: Path) -> None:
+    async def body(r: Rig) -> None:
+        await r.write(make_file(1), make_file(2))
+        path = tmp_path / "remote" / "manifest" / str(TENANT) / "1.mlog"
+        data = bytearray(path.read_bytes())
+        data[8] = 2
+        path.write_bytes(data)
+        with follower(tmp_path, r.store) as second, pytest.raises(UnsupportedError, match="upgrade"):
+            second.catch_up()
+
+    run_rig(tmp_path, body)

@@ -128,6 +128,29 @@ def test_an_outage_is_sat_out_without_filling_the_log(tmp_path: Path) -> None:
     run_rig(tmp_path, body)
 
 
+def test_chunks_go_up_in_order(tmp_path: Path) -> None:
+    put: list[str] = []
+
+    class Noting(Weather):
+        def put_if_absent(self, key: str, *args: object, **kw: object) -> object:
+            put.append(key)
+            return self.__getattr__("put_if_absent")(key, *args, **kw)
+
+    store = Noting(open_directory(tmp_path))
+    store.down = True
+
+    async def body(r: Rig) -> None:
+        for i in range(60):
+            await trio.to_thread.run_sync(lambda i=i: r.writer.call(TENANT, make_file(i), sync=True))
+        store.down = False
+        await r.settle()
+
+    run_rig(tmp_path, body, store=store)
+    chunks = [int(key.split("/")[2].removesuffix(".mlog")) for key in put if key.startswith(f"manifest/{TENANT}/")]
+    assert len(chunks) > 3
+    assert chunks == list(range(len(chunks)))
+
+
 def _records(r: Rig) -> list[object]:
     from aof2.engine.manifest.reader import Stream
 
