@@ -34,6 +34,7 @@ from aof2 import native
 from aof2.engine import objects
 from aof2.engine.aio import open_nursery, result_of
 from aof2.engine.blob.format import Codec, Frame, encode_footer, make_footer
+from aof2.engine.blob.reader import check_identity, read_footer
 from aof2.engine.blob.writer import BlobWriter
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.rows import ChunkRow, ObjectRow
@@ -45,7 +46,7 @@ from aof2.engine.objects import Uploaded
 from aof2.engine.quota import Reservation, StorageQuota
 from aof2.engine.remote import keys
 from aof2.engine.remote.source import ChunksSource, FileSource, Source
-from aof2.engine.remote.store import RemoteStore
+from aof2.engine.remote.store import BlobInfo, RemoteStore
 from aof2.engine.tiering.hashing import block_crc
 from aof2.engine.tiering.hydrate import Room
 
@@ -232,8 +233,8 @@ class Publisher:
         if blob is not None:
             return Uploaded(chunk.chunk_id, blob.key, blob.etag, blob.stored_bytes, chunk.compression, False)
         for name in sorted(begun):
-            info = await trio.to_thread.run_sync(self.remote.head_blob, name, limiter=self._limiter)
-            if info is not None and info.sha256 == chunk.sha256:
+            info = await trio.to_thread.run_sync(self._find, name, chunk.sha256, limiter=self._limiter)
+            if info is not None:
                 return Uploaded(chunk.chunk_id, name, info.etag, info.size, _stored_as(target), True)
         self._begun[target.stream_id].setdefault(chunk.sha256, set()).add(key)
         started = partial(objects.upload_started, keys=[(chunk.chunk_id, key)])
@@ -321,6 +322,19 @@ class Publisher:
         env.failpoint("publish.uploaded")
         staged_bytes = blob.size if isinstance(blob.source, FileSource) else 0
         return _Put(etag, blob.size, blob.compression, staged_bytes, staged_s - began_s, env.monotonic_s() - staged_s)
+
+    def _find(self, key: str, sha256: bytes) -> BlobInfo | None:
+        """The blob of this content if an earlier attempt got as far as putting it under this key."""
+        info = self.remote.head_blob(key)
+        if info is None or info.sha256 == sha256:
+            return info
+        try:
+            # It ended between the bytes and the note about them: the blob speaks for itself.
+            footer = read_footer(partial(self.remote.get_range, key), info.size, path=key)
+            check_identity(footer, sha256=sha256, path=key)
+        except CorruptError:
+            return None
+        return info
 
     def _check_local(self, path: Path, offset: int, chunk: ChunkRow) -> None:
         """CorruptError unless the backing file holds the chunk as it was sealed."""
