@@ -124,11 +124,11 @@ def _enqueue(b: Batch, plan: list[ObjectRow]) -> int:
 class _Work:
     """One attempt: what is left to do, and what came of it so far."""
 
-    def __init__(self, todo: list[ObjectRow], done: int, total: int) -> None:
+    def __init__(self, todo: list[ObjectRow], done: int, total: int, saved: int) -> None:
         self.todo = iter(todo)
         self.done = done
         self.total = total
-        self.saved = done
+        self.saved = saved
         self.save_due = trio.Event()
         self.tally = Tally(self._blob_done)
         self.error: Exception | None = None
@@ -212,7 +212,7 @@ class CreateCheckpoint:
                     todo.append(row)
                 elif row is not None and row.state == ObjectState.PUBLISHED:
                     done += len(row.chunks)
-        return _Work(todo, done, done + sum(len(row.chunks) for row in todo))
+        return _Work(todo, done, done + sum(len(row.chunks) for row in todo), job.row.done)
 
     async def _publish_some(self, job: JobContext, plan: Plan, work: _Work) -> None:
         """One of several that take the next object until there is none. An error stops everyone after what they have
