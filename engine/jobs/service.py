@@ -23,10 +23,9 @@ from aof2.engine.catalog.rows import JobRow, JobState, JobType, ObjectState
 from aof2.engine.catalog.store import Catalog
 from aof2.engine.catalog.writer import CatalogWriter
 from aof2.engine.env import Env
-from aof2.engine.errors import FatalIOError, ReadOnlyError
 from aof2.engine.jobs import checkpoint, download, prune, verify
 from aof2.engine.jobs.errors import JobFailedError
-from aof2.engine.jobs.worker import LEASE_S, Executor, JobContext, JobRunner, RefuseTruncation
+from aof2.engine.jobs.worker import LEASE_S, REFUSALS, Executor, JobContext, JobRunner, RefuseTruncation
 from aof2.engine.local.handles import Key
 from aof2.engine.observe.metrics import StorageMetrics
 from aof2.engine.tiering.evict import Evictor
@@ -197,7 +196,7 @@ class Jobs:
             self._sealed_bytes = 0
             wanted, self._to_plan = self._to_plan, set()
             for tenant_id in wanted:
-                with contextlib.suppress(ReadOnlyError, FatalIOError):  # the volume says so itself
+                with contextlib.suppress(*REFUSALS):  # the volume says so itself
                     if self._is_plannable(tenant_id):
                         await self.plan(tenant_id)
 
@@ -222,7 +221,7 @@ class Jobs:
                 now_ms = self.env.now_ms()
                 due = await trio.to_thread.run_sync(prune.is_due, self.catalog, tenant_id, now_ms, self.retention)
                 if due:
-                    with contextlib.suppress(ReadOnlyError, FatalIOError):
+                    with contextlib.suppress(*REFUSALS):
                         await self.prune(tenant_id)
 
     def _on_published(self) -> None:

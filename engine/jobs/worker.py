@@ -30,7 +30,7 @@ from aof2.engine.catalog.store import Catalog
 from aof2.engine.catalog.tables import encode
 from aof2.engine.catalog.writer import CatalogWriter
 from aof2.engine.env import Env
-from aof2.engine.errors import FatalIOError, ReadOnlyError
+from aof2.engine.errors import FatalIOError, LimitError, ReadOnlyError
 from aof2.engine.jobs import queue
 from aof2.engine.jobs.errors import JobCancelledError, JobFailedError, JobGoneError, JobRefusedError, judge
 from aof2.engine.quota import StorageQuota
@@ -42,6 +42,9 @@ BACKGROUND_MAX: Final = 2
 LEASE_S: Final = 60.0
 REFUSED_S: Final = 5.0  # until the catalog is asked again after it took no writes
 CRASH_POINTS: Final = ("job.enqueued", "job.claimed", "job.progressed", "job.executed", "job.finished")
+
+# The catalog takes no writes: fenced, failed, full, or this tenant's stream is quarantined.
+REFUSALS: Final = (ReadOnlyError, FatalIOError, LimitError)
 
 JobKey = tuple[int, int]  # tenant id, job id
 
@@ -152,6 +155,7 @@ class JobRunner:
         self._running: dict[JobKey, JobContext] = {}
         self._token: trio.lowlevel.TrioToken | None = None
         self._woken = trio.Event()
+        self._refused = False
 
     # -- for everyone --------------------------------------------------------------------------------------------
 
@@ -237,7 +241,7 @@ class JobRunner:
     async def recover(self) -> None:
         """Puts back what an earlier process was running. Before anything is claimed."""
         for tenant_id in self._tenants():
-            with contextlib.suppress(ReadOnlyError, FatalIOError):
+            with contextlib.suppress(*REFUSALS):
                 if any(row.state not in (JobState.DONE, JobState.CANCELLED) for row in self.jobs(tenant_id)):
                     await result_of(self.writer.submit(tenant_id, queue.recover))
 
@@ -270,7 +274,11 @@ class JobRunner:
         ):
             return None
         work = partial(queue.claim, lease_ms=int(self._lease_s * 1000), types=types, skip=mine)
-        row = await result_of(self.writer.submit(tenant_id, work))
+        try:
+            row = await result_of(self.writer.submit(tenant_id, work))
+        except REFUSALS:  # said already, and not by us
+            self._refused = True
+            return None
         self.env.failpoint("job.claimed")
         self.changes.fire()
         return row
@@ -347,5 +355,5 @@ class JobRunner:
             await job.commit(partial(work, job_id=job.row.job_id), sync=True)
         except JobGoneError:
             log.info("job was over before it ended", extra={"job_id": job.row.job_id, "tenant": job.tenant})
-        except (ReadOnlyError, FatalIOError) as e:
+        except REFUSALS as e:
             log.info("job's end could not be recorded", extra={"job_id": job.row.job_id, "error": str(e)})

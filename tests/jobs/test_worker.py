@@ -189,3 +189,25 @@ def test_a_wish_to_cancel_survives_a_stop(tmp_path: Path) -> None:
 
     run_world(tmp_path, first)
     run_world(tmp_path, second)
+
+
+def test_a_catalog_that_takes_no_writes_stops_nothing_for_good(tmp_path: Path) -> None:
+    clock = Clock()
+
+    async def body(w: World) -> None:
+        async def well(job: JobContext) -> None:
+            pass
+
+        use(w, well)
+        job_id = await w.jobs.verify(TENANT)
+        w.v.target.enabled = False
+        async with w.running():
+            w.jobs.runner.wake()
+            await trio.testing.wait_all_tasks_blocked()
+            assert w.job(job_id).state == JobState.QUEUED
+            w.v.target.enabled = True
+            while w.job(job_id).state != JobState.DONE:
+                clock.jump(1)
+                await trio.testing.wait_all_tasks_blocked()
+
+    run_world(tmp_path, body, clock=clock.mock, env=clock.env(), start=False)
