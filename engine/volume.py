@@ -21,7 +21,7 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -41,7 +41,9 @@ from aof2.engine.catalog.rows import (
 )
 from aof2.engine.catalog.writer import CatalogTarget, CatalogWriter
 from aof2.engine.env import Env
-from aof2.engine.errors import ReadOnlyError
+from aof2.engine.errors import FatalIOError, LimitError, ReadOnlyError
+from aof2.engine.jobs.prune import Retention
+from aof2.engine.jobs.service import Jobs
 from aof2.engine.local.handles import HandleTable, Key, ObjectHandle
 from aof2.engine.local.hot import HotCache
 from aof2.engine.local.warm import WarmStore
@@ -51,10 +53,12 @@ from aof2.engine.observe.metrics import StorageMetrics
 from aof2.engine.pagecache import PageCache
 from aof2.engine.quota import DiskSpace, QuotaRow, StorageQuota
 from aof2.engine.remote.limiter import ReadLimiters
-from aof2.engine.remote.metered import MeteredStore
+from aof2.engine.remote.metered import GuardedStore, MeteredStore
 from aof2.engine.remote.open import open_remote
 from aof2.engine.remote.settings import RemoteSettings
 from aof2.engine.remote.store import RemoteStore
+from aof2.engine.replicate.stream import worth_a_snapshot
+from aof2.engine.replicate.uploader import LogReplicator
 from aof2.engine.settings import Settings
 from aof2.engine.telemetry import connect
 from aof2.engine.tiering.coldscan import ColdScanner, ColdScanOptions, Sink
@@ -62,13 +66,17 @@ from aof2.engine.tiering.evict import Evictor
 from aof2.engine.tiering.fetch import BlobFetcher
 from aof2.engine.tiering.hashing import ObjectDigest, digest_file
 from aof2.engine.tiering.hydrate import Hydrator
-from aof2.engine.tiering.publish import Publisher, Target, sweep_scratch
+from aof2.engine.tiering.publish import Publisher, sweep_scratch
+from aof2.engine.verify.scrub import Scrubber
 
 log = logging.getLogger(__name__)
 
 VOLUME_STREAM = 0
 # Chunks uploaded at once. Each holds several parts in memory; two keep a link busy.
 UPLOADS_MAX = 2
+PRUNE_EVERY_S = 600.0
+# What a stop waits for the remote with the log's last chunks; they are uploaded at the next start otherwise.
+DRAIN_MAX_S = 10.0
 KINDS = {"files": TenantKind.FILES, "append": TenantKind.APPEND, "paged": TenantKind.PAGED}
 
 
@@ -104,8 +112,8 @@ class Volume:
         self.opened = opened
         self.catalog = opened.catalog
         self.metrics = StorageMetrics(now_ms=env.now_ms)
-        self.remote: RemoteStore = MeteredStore(env, remote, self.metrics)
-        remote = self.remote
+        self._bare_remote = remote
+        self.remote: RemoteStore = GuardedStore(env, remote, self.metrics, lambda: self.replicator.fence)
         self.manifest_dir = state_dir / "manifest"
         self.target = CatalogTarget(env, opened.catalog, opened.streams, events)
         self.target.enabled = settings.manifest.enabled
@@ -139,7 +147,7 @@ class Volume:
             self.writer,
             self.hot,
             self.handles,
-            BlobFetcher(remote),
+            BlobFetcher(self.remote),
             self.evictor,
             self.pages,
             block_bytes=engine.block_bytes,
@@ -160,13 +168,51 @@ class Volume:
             self.catalog,
             self.writer,
             self.hot,
-            remote,
+            self.remote,
             self.quota,
             state_dir / "checkpoint_scratch",
             block_bytes=engine.block_bytes,
             parallel=UPLOADS_MAX,
             room=self.evictor,
             purge_after_ms=int(settings.retention.purge_after_s * 1000),
+        )
+        self.replicator = LogReplicator(
+            env,
+            MeteredStore(env, remote, self.metrics),
+            self.catalog,
+            self.writer,
+            state_dir,
+            tenants=self.tenant_names,
+            on_fenced=self.target.turn_read_only,
+        )
+        self.jobs = Jobs(
+            env,
+            self.catalog,
+            self.writer,
+            self.publisher,
+            self.hydrator,
+            self.evictor,
+            tenants=self.tenant_names,
+            compression_of=lambda name: settings.tenants[name].compression if name in settings.tenants else "none",
+            retention=Retention(
+                settings.retention.checkpoints,
+                int(settings.retention.purge_after_s * 1000),
+                int(settings.retention.undelete_window_s * 1000),
+            ),
+            blocked=self.cold.holds,
+            metrics=self.metrics,
+            prune_every_s=PRUNE_EVERY_S,
+        )
+        self.scrubber = Scrubber(
+            env,
+            self.catalog,
+            self.writer,
+            self.hot,
+            self.tenant_names,
+            clear=self._clear_blocks,
+            refetch=self._refetch_blocks,
+            block_bytes=engine.block_bytes,
+            every_s=cache.scrub_every_s,
         )
         self.metrics_port = 0
         self._tenants: dict[int, TenantRow] = {}
@@ -190,6 +236,7 @@ class Volume:
 
     def ensure_tenants(self) -> None:
         """A stream and a root directory for every tenant of the settings. Blocks; before the tasks start."""
+        self.writer.call(VOLUME_STREAM, partial(_check_geometry, settings=self.settings))
         self.load_tenants()
         known = {row.name for row in self._tenants.values()}
         for name, wanted in self.settings.tenants.items():
@@ -200,8 +247,7 @@ class Volume:
         for tenant_id in self._tenants:
             if tenant_id not in self.target.streams and tenant_id not in self.opened.quarantined:
                 settings = log_settings(self.settings)
-                stream = open_stream(self.env, self.catalog, self.manifest_dir, settings, tenant_id)
-                self.target.streams[tenant_id] = stream
+                self.target.add_stream(open_stream(self.env, self.catalog, self.manifest_dir, settings, tenant_id))
                 self.writer.call(tenant_id, namespace.make_root, sync=True)
 
     def restore_quota(self) -> None:
@@ -249,7 +295,9 @@ class Volume:
             backing=identity,
             block_bytes=self.settings.engine.block_bytes,
         )
-        return await result_of(self.writer.submit(key[0], work))
+        row = await result_of(self.writer.submit(key[0], work))
+        self.jobs.sealed(key[0], digest.size)
+        return row
 
     def _digest(self, path: Path) -> tuple[ObjectDigest, tuple[int, int, int]]:
         fd = self.hot.open(path)
@@ -325,25 +373,9 @@ class Volume:
 
     # -- durability --------------------------------------------------------------------------------------------
 
-    def unpublished(self, tenant_id: int) -> list[tuple[int, int]]:
-        with self.catalog.view() as view:
-            return [key for key, _ in view.scan(tenant_id, t.UNPUBLISHED)]
-
-    async def checkpoint(self, tenant: str) -> int:
+    async def checkpoint(self, tenant: str, *, wait: bool = True) -> int:
         """Publishes everything sealed so far; how many objects."""
-        row = self.tenant(tenant)
-        pending = self.unpublished(row.tenant_id)
-        if not pending:
-            return 0
-        checkpoint_id = await result_of(
-            self.writer.submit(row.tenant_id, lambda b: b.next_id("checkpoint_id"), sync=True)
-        )
-        compression = self.settings.tenants[tenant].compression
-        job = f"checkpoint-{row.tenant_id}-{checkpoint_id}"
-        for ino, generation in pending:
-            target = Target(row.tenant_id, tenant, self.object_row((row.tenant_id, ino, generation)), compression)
-            await self.publisher.publish(target, checkpoint_id, job)
-        return len(pending)
+        return await self.jobs.checkpoint(self.tenant(tenant).tenant_id, wait=wait)
 
     async def evict(self, keys: list[Key]) -> tuple[int, list[Key]]:
         """Drops every local copy of these objects; the bytes freed, and what was in use or not durable."""
@@ -355,7 +387,8 @@ class Volume:
     # -- background --------------------------------------------------------------------------------------------
 
     def on_sealed(self, stream_id: int, chunk: SealedChunk) -> None:
-        """A manifest chunk is complete. Its upload is a job of the manifest's own uploader."""
+        """A manifest chunk is complete."""
+        self.replicator.sealed(stream_id, chunk)
 
     def on_snapshot_due(self, stream_id: int) -> None:
         self._snapshots_wanted[stream_id] = None
@@ -368,19 +401,39 @@ class Volume:
             self._snapshot_wake = trio.Event()
             wanted, self._snapshots_wanted = self._snapshots_wanted, {}
             for stream_id in wanted:
-                await trio.to_thread.run_sync(self.snapshot, stream_id)
+                with contextlib.suppress(ReadOnlyError, FatalIOError):  # the volume says so itself
+                    await self.snapshot(stream_id)
 
-    def snapshot(self, stream_id: int) -> None:
-        """Snapshot and retention of one stream. Blocks."""
+    async def snapshot(self, stream_id: int) -> None:
+        """A snapshot of one stream; its upload, and what may go after it, is the replicator's."""
         directory = self.manifest_dir / str(stream_id)
-        taken = snapshots.take(self.env, self.catalog, self.writer, directory, stream_id)
-        if taken is not None:
+        take = partial(snapshots.take, self.env, self.catalog, self.writer, directory, stream_id)
+        if await trio.to_thread.run_sync(take) is not None:
             self.metrics.note_snapshot(stream_id, self.env.now_ms())
-            snapshots.retain(self.env, self.catalog, directory, stream_id, taken.position)
+            self.replicator.snapshot_taken(stream_id)
+
+    async def snapshot_all(self) -> None:
+        """A snapshot of every stream that has something new since its last."""
+        for stream_id in self.target.streams:
+            if await trio.to_thread.run_sync(worth_a_snapshot, self.manifest_dir / str(stream_id)):
+                await self.snapshot(stream_id)
+
+    async def _clear_blocks(self, key: Key, blocks: Sequence[int]) -> None:
+        async with self.opened_object(key) as handle:
+            await self.hydrator.attach(handle)
+            await self.hydrator.give_up(handle, list(blocks))
+
+    async def _refetch_blocks(self, key: Key, blocks: Sequence[int]) -> None:
+        async with self.opened_object(key) as handle:
+            for block in blocks:
+                await self.hydrator.read(handle, block * handle.block_bytes, handle.block_len(block))
 
     async def start(self, nursery: trio.Nursery) -> None:
         await nursery.start(self.hydrator.run)
         await nursery.start(self._run_snapshots)
+        await nursery.start(self.replicator.run)
+        await nursery.start(self.jobs.run)
+        await nursery.start(self.scrubber.run)
 
 
 def log_settings(settings: Settings) -> LogSettings:
@@ -419,6 +472,7 @@ async def open_volume(settings: Settings, *, env: Env | None = None) -> AsyncIte
                 async with open_nursery() as nursery:
                     await volume.start(nursery)
                     yield volume
+                    await _wind_down(volume)
                     nursery.cancel_scope.cancel()
         finally:
             with trio.CancelScope(shield=True):
@@ -443,12 +497,21 @@ def serve_metrics(volume: Volume) -> Iterator[None]:
         server.close()
 
 
+async def _wind_down(volume: Volume) -> None:
+    """While the tasks still run: what is here is recorded, snapshotted, and sent as far as the remote lets us."""
+    with contextlib.suppress(ReadOnlyError, FatalIOError):
+        await volume.hydrator.settle()
+        await volume.snapshot_all()
+    with trio.move_on_after(DRAIN_MAX_S):
+        await volume.replicator.drain()
+
+
 async def _close(volume: Volume) -> None:
     with contextlib.suppress(ReadOnlyError):
         await volume.hydrator.settle()
     volume.handles.close_all()
     await trio.to_thread.run_sync(volume.writer.close)
-    volume.remote.close()
+    volume._bare_remote.close()
     await trio.to_thread.run_sync(volume.catalog.close)
 
 
@@ -505,6 +568,16 @@ def _kind_of(tenant: object) -> str:
 def _write_file(path: Path, data: bytes) -> None:
     with open(path, "r+b") as f:
         f.write(data)
+
+
+def _check_geometry(b: Batch, *, settings: Settings) -> None:
+    """Masks and chunk lists mean nothing under other sizes: a volume keeps those it was made with."""
+    for name, value in (("block_bytes", settings.engine.block_bytes), ("chunk_bytes", settings.engine.chunk_bytes)):
+        made_with = b.get(t.COUNTERS, name)
+        if made_with is None:
+            b.put(t.COUNTERS, name, value)
+        elif made_with != value:
+            raise LimitError(f"the volume was made with {name} = {made_with}; it cannot be opened with {value}")
 
 
 def _make_tenant(b: Batch, *, name: str, kind: TenantKind) -> int:

@@ -118,11 +118,24 @@ def _catch_up(env: Env, opened: Opened, manifest_dir: Path) -> bool:
         try:
             opened.replayed_records += replay_stream(env, opened.catalog, directory, stream_id)
         except ManifestIntegrityError as e:
-            if not opened.rebuilt:
+            # Rows that do not fit a sound log are rebuilt from it. Where it is the log that is damaged, the rows may
+            # be all there is: they stay, and the stream takes no more.
+            if not opened.rebuilt and _is_sound(directory):
                 return False
             log.error("stream quarantined", extra={"stream_id": stream_id, "error": str(e)})  # noqa: TRY400
             quarantine(env, directory, e)
             opened.quarantined[stream_id] = e
+    return True
+
+
+def _is_sound(directory: Path) -> bool:
+    """Whether the log can be replayed by itself, from its newest snapshot on."""
+    snapshot = newest_snapshot(directory)
+    try:
+        for _ in _chunks(directory, snapshot.position if snapshot else None):
+            pass
+    except ManifestIntegrityError:
+        return False
     return True
 
 

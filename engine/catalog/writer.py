@@ -92,6 +92,20 @@ class CatalogTarget:
         self._touched: dict[int, StreamState] = {}
         self._after: list[Callable[[], None]] = []
 
+    def add_stream(self, stream: StreamState) -> None:
+        """A new tenant's. The dictionary is replaced: the writer thread may be walking the old one."""
+        self.streams = {**self.streams, stream.stream_id: stream}
+
+    def turn_read_only(self, reason: str) -> None:
+        """Nothing is taken from now on; whoever tries is told why."""
+        if not self._failed:
+            self._failed = reason
+            log.error("volume is read-only", extra={"reason": reason})
+
+    @property
+    def read_only_reason(self) -> str:
+        return self._failed
+
     def append(self, item: _Submission) -> Callable[[], object]:
         self._refuse()
         stream = self.streams.get(item.stream_id)
@@ -199,7 +213,7 @@ class CatalogTarget:
 
     def _refuse(self) -> None:
         if self._failed:
-            raise ReadOnlyError(f"{self._failed}; open the volume again")
+            raise ReadOnlyError(f"the volume is read-only: {self._failed}")
         if self._poison is not None:
             raise self._poison
         if not self.enabled:

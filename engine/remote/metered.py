@@ -10,6 +10,8 @@ from typing import TypeVar
 
 from aof2.engine.env import Env
 from aof2.engine.observe.metrics import RemoteOp, Result, StorageMetrics
+from aof2.engine.remote.errors import RemoteUnavailableError
+from aof2.engine.remote.fence import Fence
 from aof2.engine.remote.resilience import RemoteStats
 from aof2.engine.remote.source import Source, Writer
 from aof2.engine.remote.store import BlobInfo, RemoteStore
@@ -126,3 +128,19 @@ class MeteredStore:
 
     def close(self) -> None:
         self._inner.close()
+
+
+class GuardedStore(MeteredStore):
+    """A metered store that deletes only as the volume's owner: a stale writer must not remove what another needs."""
+
+    def __init__(
+        self, env: Env, inner: RemoteStore, metrics: StorageMetrics, fence: Callable[[], Fence | None]
+    ) -> None:
+        super().__init__(env, inner, metrics)
+        self._fence = fence
+
+    def delete(self, keys: Iterable[str], *, timeout_s: float | None = None) -> None:
+        fence = self._fence()
+        if fence is None:
+            raise RemoteUnavailableError("the volume is not claimed yet: nothing is deleted", retryable=False)
+        self._measured(RemoteOp.DELETE, lambda: fence.delete(keys))

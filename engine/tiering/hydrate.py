@@ -187,7 +187,7 @@ class Hydrator:
             fd = self.hot.open(handle.path)
         except FileNotFoundError:
             log.warning("backing file is missing", extra={"path": str(handle.path)})
-            await self._give_up(handle, [b for b in range(handle.block_count) if handle.is_resident(b)])
+            await self.give_up(handle, [b for b in range(handle.block_count) if handle.is_resident(b)])
             return
         handle.fd = fd
         handle.accept(self.hot.identity(fd))
@@ -306,7 +306,7 @@ class Hydrator:
                 bad.append(block)
         if bad:
             log.warning("local copy is damaged and fetched again", extra={"path": str(handle.path), "blocks": bad})
-            await self._give_up(handle, bad)
+            await self.give_up(handle, bad)
         return [b for b in blocks if not handle.is_ready(b)]
 
     def _check_block(self, handle: ObjectHandle, block: int) -> bool:
@@ -317,7 +317,7 @@ class Hydrator:
             return False
         return native.crc64(data) == block_crc(handle.chunks[chunk].block_crcs, index)
 
-    async def _give_up(self, handle: ObjectHandle, blocks: list[int]) -> None:
+    async def give_up(self, handle: ObjectHandle, blocks: list[int]) -> None:
         by_chunk: dict[int, int] = {}
         for block in blocks:
             chunk, bit = handle.locate(block)

@@ -156,7 +156,7 @@ def test_a_crash_while_the_catalog_is_rebuilt(tmp_path: Path, point: str) -> Non
                 await v.put("default", b"f%d" % n, content(n))
             await v.checkpoint("default")
             for stream_id in v.target.streams:
-                v.snapshot(stream_id)
+                await v.snapshot(stream_id)
 
         async def second(_: Volume) -> None:
             pass

@@ -24,7 +24,7 @@ def scrubber(v: Volume, env: Env, damaged: list[tuple[Key, list[int]]], **change
     async def clear(key: Key, blocks: list[int]) -> None:
         damaged.append((key, blocks))
         async with v.opened_object(key) as handle:
-            await v.hydrator._give_up(handle, blocks)
+            await v.hydrator.give_up(handle, blocks)
 
     async def refetch(key: Key, blocks: list[int]) -> None:
         block_bytes = v.settings.engine.block_bytes
