@@ -21,7 +21,7 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -75,6 +75,7 @@ VOLUME_STREAM = 0
 # Chunks uploaded at once. Each holds several parts in memory; two keep a link busy.
 UPLOADS_MAX = 2
 PRUNE_EVERY_S = 600.0
+PARTS = ("replicator", "jobs", "scrubber")
 # What a stop waits for the remote with the log's last chunks; they are uploaded at the next start otherwise.
 DRAIN_MAX_S = 10.0
 KINDS = {"files": TenantKind.FILES, "append": TenantKind.APPEND, "paged": TenantKind.PAGED}
@@ -112,7 +113,7 @@ class Volume:
         self.opened = opened
         self.catalog = opened.catalog
         self.metrics = StorageMetrics(now_ms=env.now_ms)
-        self._bare_remote = remote
+        self.bare_remote = remote
         self.remote: RemoteStore = GuardedStore(env, remote, self.metrics, lambda: self.replicator.fence)
         self.manifest_dir = state_dir / "manifest"
         self.target = CatalogTarget(env, opened.catalog, opened.streams, events)
@@ -428,12 +429,12 @@ class Volume:
             for block in blocks:
                 await self.hydrator.read(handle, block * handle.block_bytes, handle.block_len(block))
 
-    async def start(self, nursery: trio.Nursery) -> None:
+    async def start(self, nursery: trio.Nursery, parts: Collection[str]) -> None:
         await nursery.start(self.hydrator.run)
         await nursery.start(self._run_snapshots)
-        await nursery.start(self.replicator.run)
-        await nursery.start(self.jobs.run)
-        await nursery.start(self.scrubber.run)
+        for name in PARTS:
+            if name in parts:
+                await nursery.start(getattr(self, name).run)
 
 
 def log_settings(settings: Settings) -> LogSettings:
@@ -444,8 +445,10 @@ def log_settings(settings: Settings) -> LogSettings:
 
 
 @contextlib.asynccontextmanager
-async def open_volume(settings: Settings, *, env: Env | None = None) -> AsyncIterator[Volume]:
-    """Opens the volume and runs it until the block ends."""
+async def open_volume(
+    settings: Settings, *, env: Env | None = None, parts: Collection[str] = PARTS
+) -> AsyncIterator[Volume]:
+    """Opens the volume and runs it until the block ends. `parts`: the components that run by themselves."""
     env = env or Env()
     _ignore_lease_breaks()
     lock_fd = _lock(settings.volume.state_dir)
@@ -470,9 +473,9 @@ async def open_volume(settings: Settings, *, env: Env | None = None) -> AsyncIte
             await trio.to_thread.run_sync(sweep_scratch, settings.volume.state_dir / "checkpoint_scratch", ())
             with serve_metrics(volume):
                 async with open_nursery() as nursery:
-                    await volume.start(nursery)
+                    await volume.start(nursery, parts)
                     yield volume
-                    await _wind_down(volume)
+                    await _wind_down(volume, drain="replicator" in parts)
                     nursery.cancel_scope.cancel()
         finally:
             with trio.CancelScope(shield=True):
@@ -497,13 +500,15 @@ def serve_metrics(volume: Volume) -> Iterator[None]:
         server.close()
 
 
-async def _wind_down(volume: Volume) -> None:
+async def _wind_down(volume: Volume, *, drain: bool) -> None:
     """While the tasks still run: what is here is recorded, snapshotted, and sent as far as the remote lets us."""
     with contextlib.suppress(ReadOnlyError, FatalIOError):
         await volume.hydrator.settle()
-        await volume.snapshot_all()
-    with trio.move_on_after(DRAIN_MAX_S):
-        await volume.replicator.drain()
+        if drain:
+            await volume.snapshot_all()
+    if drain:
+        with trio.move_on_after(DRAIN_MAX_S):
+            await volume.replicator.drain()
 
 
 async def _close(volume: Volume) -> None:
@@ -511,7 +516,7 @@ async def _close(volume: Volume) -> None:
         await volume.hydrator.settle()
     volume.handles.close_all()
     await trio.to_thread.run_sync(volume.writer.close)
-    volume._bare_remote.close()
+    volume.bare_remote.close()
     await trio.to_thread.run_sync(volume.catalog.close)
 
 

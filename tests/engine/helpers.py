@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
 
 import msgspec
@@ -20,7 +20,7 @@ from aof2.engine.settings.model import (
     VolumeSettings,
 )
 from aof2.engine.units import MinFree
-from aof2.engine.volume import Volume, open_volume
+from aof2.engine.volume import PARTS, Volume, open_volume
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -50,10 +50,16 @@ def small_settings(
     )
 
 
-def run_volume(settings: Settings, body: Callable[[Volume], Awaitable[None]], *, env: Env | None = None) -> None:
+def run_volume(
+    settings: Settings,
+    body: Callable[[Volume], Awaitable[None]],
+    *,
+    env: Env | None = None,
+    parts: Collection[str] = PARTS,
+) -> None:
     async def main() -> None:
         with trio.fail_after(120):
-            async with open_volume(settings, env=env) as volume:
+            async with open_volume(settings, env=env, parts=parts) as volume:
                 await body(volume)
 
     trio.run(main)

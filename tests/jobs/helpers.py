@@ -142,8 +142,9 @@ async def open_world(
     start: bool = True,
     **options: Any,
 ) -> AsyncIterator[World]:
-    async with open_volume(settings, env=env) as v:
-        remote = Remote(v.remote, record)
+    async with open_volume(settings, env=env, parts=()) as v:
+        # The fence is the replicator's, which does not run here: deletes go to the store itself.
+        remote = Remote(v.bare_remote, record)
         v.publisher.remote = remote  # type: ignore[assignment]
         v.hydrator.fetcher.remote = remote  # type: ignore[assignment]
         options.setdefault("retention", KEEP)

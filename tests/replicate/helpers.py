@@ -273,11 +273,11 @@ def run_replicated(
     settings: Settings, body: Callable[[Replicated], Awaitable[None]], *, env: Env | None = None
 ) -> None:
     async def main() -> None:
-        async with open_engine(settings, env=env) as volume:
+        async with open_engine(settings, env=env, parts=("jobs",)) as volume:
             fenced: list[str] = []
             replicator = LogReplicator(
                 volume.env,
-                volume.remote,
+                volume.bare_remote,
                 volume.catalog,
                 volume.writer,
                 settings.volume.state_dir,

@@ -187,7 +187,7 @@ def test_a_complete_upload_that_was_not_recorded_is_found(tmp_path: Path) -> Non
         await r.volume.checkpoint("default")
         # UploadStarted got there, UploadDone did not: cut the remote's log behind what it had, plus the starts.
         await r.settle()
-        r.volume.remote.delete(set(keys_of(r.volume.remote, "manifest/")) - set(uploads))
+        r.volume.bare_remote.delete(set(keys_of(r.volume.remote, "manifest/")) - set(uploads))
 
     run_replicated(settings, first)
     store = open_directory(tmp_path)

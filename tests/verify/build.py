@@ -58,7 +58,7 @@ def make(root: Path, *, env: Env | None = None) -> Settings:
         await v.hydrator.settle()
         await v.put("default", b"dirty", content("dirty"))
 
-    run_volume(settings, body, env=env)
+    run_volume(settings, body, env=env, parts=("jobs",))
     return settings
 
 
@@ -114,7 +114,7 @@ def commit(settings: Settings, work: Callable[[Batch], T]) -> None:
     async def body(v: Volume) -> None:
         await result_of(v.writer.submit(TENANT, work))
 
-    run_volume(settings, body)
+    run_volume(settings, body, parts=("jobs",))
 
 
 def mended(settings: Settings, *, deep: bool = False) -> Report:
@@ -138,4 +138,4 @@ def read_all(settings: Settings, names: tuple[str, ...] = FILES) -> None:
             assert await v.read((TENANT, inodes[name], 1), 0, len(data) + 1) == data, name
         await trio.lowlevel.checkpoint()
 
-    run_volume(settings, body)
+    run_volume(settings, body, parts=("jobs",))

@@ -50,7 +50,7 @@ def volume(conf: Path) -> Iterator[Settings]:
         await v.read(one, 0, 10)
         await v.put("default", b"two", b"two")
 
-    run_volume(settings, body)
+    run_volume(settings, body, parts=("jobs",))
     yield settings
 
 

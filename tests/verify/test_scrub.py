@@ -46,7 +46,7 @@ def scrubber(v: Volume, env: Env, damaged: list[tuple[Key, list[int]]], **change
 
 def volume_test(settings: Settings, body, env: Env | None = None) -> None:
     async def main() -> None:
-        async with open_volume(settings, env=env) as v:
+        async with open_volume(settings, env=env, parts=("jobs",)) as v:
             await body(v)
 
     trio.run(main)
@@ -90,7 +90,7 @@ def test_the_only_copy_is_reported_and_left(settings: Settings, caplog: pytest.L
 
 def test_it_keeps_to_its_rate_and_its_period(settings: Settings) -> None:
     async def main() -> None:
-        async with open_volume(settings, env=env) as v:
+        async with open_volume(settings, env=env, parts=("jobs",)) as v:
             one = scrubber(v, env, [], every_s=1000.0, bytes_per_s=CHUNK // 10)
             began = trio.current_time()
             await one.scrub()
