@@ -27,6 +27,7 @@ from aof2.engine.tiering.hashing import ObjectDigest
 
 HOT_BYTES: Final = "hot_bytes"
 WARM_BYTES: Final = "warm_bytes"
+DISK_PAGE_BYTES: Final = 4096
 CHECKPOINT: Final = "checkpoint"
 
 
@@ -57,6 +58,19 @@ def mask_bytes(mask: int, length: int, block_bytes: int) -> int:
     return count - short if length and mask >> last & 1 else count
 
 
+def disk_bytes(mask: int, length: int, block_bytes: int) -> int:
+    """What those blocks take on the disk: what is accounted, so that a million tiny files count as what they are."""
+    count = mask.bit_count() * block_bytes
+    last = (length - 1) // block_bytes
+    short = (last + 1) * block_bytes - on_disk(length)
+    return count - short if length and mask >> last & 1 else count
+
+
+def on_disk(size: int) -> int:
+    """A file's size in whole pages of the disk."""
+    return -(-size // DISK_PAGE_BYTES) * DISK_PAGE_BYTES
+
+
 def get_object(b: Batch, ino: int, generation: int) -> ObjectRow:
     row = b.get(t.OBJECTS, (ino, generation))
     if row is None:
@@ -85,7 +99,7 @@ def seal(
         b.put(t.RESIDENCY, chunk_id, ResidencyRow(full_mask(c.length, block_bytes)))
         b.record(p.SegmentOpened(index * row.chunk_bytes, generation & 0xFFFFFFFF), segment_id=chunk_id)
         b.record(p.SealSegment(c.length, c.crc64, ino, 0, 0), segment_id=chunk_id, logical_offset=c.length)
-    account(b, digest.size)
+    account(b, on_disk(digest.size))
     row = msgspec.structs.replace(
         row,
         state=ObjectState.SEALED,
@@ -261,8 +275,9 @@ def resident(
         old = b.get(t.RESIDENCY, chunk_id) or ResidencyRow()
         mask = old.mask | added
         b.put(t.RESIDENCY, chunk_id, msgspec.structs.replace(old, mask=mask))
-        before, after = (mask_bytes(m, chunk.length, block_bytes) for m in (old.mask, mask))
-        account(b, after - before)
+        before, now = (disk_bytes(m, chunk.length, block_bytes) for m in (old.mask, mask))
+        account(b, now - before)
+        after = mask_bytes(mask, chunk.length, block_bytes)
         b.record(p.HydrationDone(after), segment_id=chunk_id, logical_offset=after)
     if backing is not None:
         b.put(t.OBJECTS, (ino, generation), msgspec.structs.replace(row, backing=backing))
@@ -283,7 +298,7 @@ def evicted(b: Batch, chunk_ids: Sequence[int], *, block_bytes: int) -> int:
         if not chunk.key:
             raise NotDurableError(f"chunk {chunk_id} is not in the remote yet")
         size = mask_bytes(old.mask, chunk.length, block_bytes)
-        freed += size
+        freed += disk_bytes(old.mask, chunk.length, block_bytes)
         b.put(t.RESIDENCY, chunk_id, msgspec.structs.replace(old, mask=0))
         b.record(p.LocalEvicted(size), segment_id=chunk_id, logical_offset=chunk.length)
     account(b, -freed)
@@ -300,7 +315,7 @@ def lost(b: Batch, chunk_id: int, bad: int, *, block_bytes: int) -> int:
     if chunk is None or old is None:
         return 0
     mask = old.mask & ~bad
-    gone = mask_bytes(old.mask, chunk.length, block_bytes) - mask_bytes(mask, chunk.length, block_bytes)
+    gone = disk_bytes(old.mask, chunk.length, block_bytes) - disk_bytes(mask, chunk.length, block_bytes)
     b.put(t.RESIDENCY, chunk_id, msgspec.structs.replace(old, mask=mask))
     account(b, -gone)
     return gone

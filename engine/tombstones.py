@@ -37,7 +37,7 @@ def discard(b: Batch, row: ObjectRow) -> None:
     for chunk_id in row.chunks:
         chunk, here = b.get(t.CHUNKS, chunk_id), b.get(t.RESIDENCY, chunk_id)
         if chunk is not None and here is not None and here.mask:
-            freed += chunk.length  # what was never published is here whole
+            freed += objects.on_disk(chunk.length)  # what was never published is here whole
         b.apply(o.DeleteChunk(chunk_id))
     objects.account(b, -freed)
     b.delete(t.OBJECTS, (row.ino, row.generation))

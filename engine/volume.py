@@ -282,12 +282,13 @@ class Volume:
         path = self.backing_path(key)
         tenant = self._tenants[key[0]].name
         digest, identity = await trio.to_thread.run_sync(self._digest, path)
-        reserved = await self.evictor.take(tenant, digest.size)
+        size = objects.on_disk(digest.size)
+        reserved = await self.evictor.take(tenant, size)
         if reserved is not None:
-            reserved.commit(digest.size)
+            reserved.commit(size)
         else:
             # The bytes are there already: they count, over the limit if need be, and clean data makes way.
-            self.quota.note_used(tenant, digest.size)
+            self.quota.note_used(tenant, size)
         work = partial(
             objects.seal,
             ino=key[1],
@@ -337,7 +338,7 @@ class Volume:
 
     def _remove_backing(self, key: Key) -> int:
         path = self.backing_path(key)
-        size = path.stat().st_size if path.exists() else 0
+        size = objects.on_disk(path.stat().st_size) if path.exists() else 0
         self.hot.unlink(path)
         return size
 

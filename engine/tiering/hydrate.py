@@ -329,7 +329,7 @@ class Hydrator:
             self.room.give_back(handle.tenant, await result_of(self.writer.submit(handle.key[0], work)))
 
     async def _fetch_run(self, handle: ObjectHandle, run: _Run, pages: dict[int, bytes]) -> None:
-        size = sum(handle.block_len(b) for b in range(run.first, run.first + run.length))
+        size = sum(objects.on_disk(handle.block_len(b)) for b in range(run.first, run.first + run.length))
         reservation = await self.room.take(handle.tenant, size)
         try:
             if reservation is None:

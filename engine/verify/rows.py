@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.rows import ObjectRow, ObjectState, ResidencyRow
 from aof2.engine.catalog.store import View
-from aof2.engine.objects import HOT_BYTES, WARM_BYTES, full_mask, mask_bytes
+from aof2.engine.objects import HOT_BYTES, WARM_BYTES, disk_bytes, full_mask
 from aof2.engine.verify.context import Context, where
 from aof2.engine.verify.findings import Finding, Kind, SetCounter, SetRefs, Severity, finding
 from aof2.engine.verify.index import Index
@@ -153,6 +153,6 @@ def counted(view: View, stream_id: int, block_bytes: int) -> dict[str, int]:
     for chunk_id, here in view.scan(stream_id, t.RESIDENCY):
         chunk = view.get(stream_id, t.CHUNKS, chunk_id) if here.mask else None
         if chunk is not None:
-            hot += mask_bytes(here.mask, chunk.length, block_bytes)
+            hot += disk_bytes(here.mask, chunk.length, block_bytes)
         warm += here.warm_bytes
     return {HOT_BYTES: hot, WARM_BYTES: warm}

@@ -9,6 +9,7 @@ import pytest
 
 from aof2.engine.catalog.rows import JobState, JobType
 from aof2.engine.jobs.errors import JobFailedError
+from aof2.engine.objects import on_disk
 from aof2.engine.remote.errors import RemoteUnavailableError
 from tests.engine.helpers import small_settings
 
@@ -33,7 +34,7 @@ def test_everything_comes_back(tmp_path: Path) -> None:
         job_id = await w.jobs.download(TENANT)
         row = await w.jobs.wait(TENANT, job_id)
         assert (row.done, row.total) == (8, 8)
-        assert w.v.quota.usage.used_bytes == sum(map(len, data.values()))
+        assert w.v.quota.usage.used_bytes == sum(on_disk(len(d)) for d in data.values())
         assert w.quota_is_even()
         w.remote.calls.clear()
         again = await w.jobs.download(TENANT)

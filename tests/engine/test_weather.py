@@ -1,0 +1,635 @@
+"""Bad weather around a whole volume: a real S3 server that stops, lies and refuses; a disk that is full, a clock that
+jumps. What is asked of each: no wrong byte, a typed error where there must be one, and work that goes on by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import os
+import random
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+import trio
+
+from aof2.engine.catalog.rows import JobState, ObjectState
+from aof2.engine.env import Env, Files
+from aof2.engine.errors import Aof2Error, ReadOnlyError, TransientError
+from aof2.engine.jobs.errors import JobFailedError
+from aof2.engine.local.handles import Key
+from aof2.engine.manifest import payloads as p
+from aof2.engine.manifest.reader import Stream
+from aof2.engine.settings import Settings
+from aof2.engine.verify.run import verify
+from aof2.engine.volume import Volume, open_volume
+from tests.support.seaweed import Fault, FaultProxy, Seaweed, Seen, of, running_seaweed
+
+from .helpers import run_volume, small_settings
+from .test_tiers import BLOCK, CHUNK, SIZES, content
+
+BLOBS = "checkpoints/"
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def seaweed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seaweed]:
+    with running_seaweed(tmp_path_factory.mktemp("seaweed")) as server:
+        yield server
+
+
+@pytest.fixture
+def server(seaweed: Seaweed, monkeypatch: pytest.MonkeyPatch) -> Iterator[Seaweed]:
+    """The server, whose keys the credential chain finds; the test may stop it."""
+    for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in seaweed.environ().items():
+        monkeypatch.setenv(name, value)
+    yield seaweed
+    seaweed.start()
+
+
+@pytest.fixture
+def proxy(server: Seaweed) -> Iterator[FaultProxy]:
+    between = FaultProxy(server.port)
+    yield between
+    between.clear()
+    between.down()
+
+
+@pytest.fixture
+def settings(server: Seaweed, proxy: FaultProxy, tmp_path: Path) -> Settings:
+    """A volume in a fresh prefix, behind the proxy, that does not wait long."""
+    return s3_settings(server, tmp_path, proxy.endpoint_url)
+
+
+def s3_settings(server: Seaweed, root: Path, endpoint_url: str, *, bucket: str = "") -> Settings:
+    return small_settings(
+        root,
+        compression="none",
+        remote_url=f"s3://{bucket or server.bucket}/vol{next(_numbers)}",
+        endpoint_url=endpoint_url,
+        timeout_s=3.0,
+        retries=2,
+        parallel=4,
+    )
+
+
+def of_blob(method: str) -> Callable[[Seen], bool]:
+    return of(method, BLOBS)
+
+
+async def until(done: Callable[[], object], *, within_s: float = 30) -> None:
+    with trio.fail_after(within_s):
+        while not done():
+            await trio.sleep(0.02)
+
+
+async def published(v: Volume, keys: list[Key], *, within_s: float = 60) -> None:
+    """Waits for the volume to do it by itself."""
+    await until(lambda: all(v.object_row(key).state == ObjectState.PUBLISHED for key in keys), within_s=within_s)
+
+
+async def put_some(v: Volume, count: int, size: int = CHUNK + 100) -> dict[Key, bytes]:
+    data = [content(i, size) for i in range(count)]
+    return {await v.put("default", b"f%d" % i, piece): piece for i, piece in enumerate(data)}
+
+
+async def check(v: Volume, data: dict[Key, bytes]) -> None:
+    for key, piece in data.items():
+        assert await v.read(key, 0, len(piece) + 1) == piece
+
+
+def is_clean(settings: Settings, *, deep_remote: bool = True) -> None:
+    report = verify(settings, deep_remote=deep_remote)
+    assert report.clean, report.findings
+    assert not report.errors
+    if deep_remote:
+        assert report.remote == "read"
+
+
+def records(v: Volume, tenant_id: int) -> list[p.Payload]:
+    v.writer.flush()
+    return [record.decoded() for record in Stream(v.manifest_dir / str(tenant_id)).records()]
+
+
+def failures(v: Volume, tenant_id: int) -> list[int]:
+    """Reasons of the hydrations that failed."""
+    return [r.reason_code for r in records(v, tenant_id) if isinstance(r, p.HydrationFailed)]
+
+
+# -- the server ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("compression", ["none", "zstd"])
+def test_round_trip_on_s3_with_restarts(server: Seaweed, tmp_path: Path, compression: str) -> None:
+    settings = small_settings(
+        tmp_path,
+        compression=compression,
+        remote_url=f"s3://{server.bucket}/vol{next(_numbers)}",
+        endpoint_url=server.endpoint_url,
+    )
+    data: dict[Key, bytes] = {}
+
+    async def write(v: Volume) -> None:
+        for size in SIZES:
+            piece = content(size, size, dull=size % 2 == 0)
+            data[await v.put("default", b"f%d" % size, piece)] = piece
+        assert await v.checkpoint("default") == len(SIZES)
+        assert await v.evict(list(data)) == (sum(SIZES), [])
+
+    async def by_ranges(v: Volume) -> None:
+        assert v.quota.usage.used_bytes == 0
+        rng = random.Random(1)
+        for key, piece in data.items():
+            for _ in range(5 if piece else 0):
+                offset, length = rng.randrange(len(piece)), rng.randrange(1, len(piece) + 1)
+                assert await v.read(key, offset, length) == piece[offset : offset + length]
+
+    async def whole(v: Volume) -> None:
+        await check(v, data)
+        await v.evict(list(data))
+        await check(v, data)
+
+    for body in (write, by_ranges, whole):
+        run_volume(settings, body)
+    is_clean(settings)
+
+
+@pytest.mark.expects_warnings
+def test_the_server_stops_in_the_middle_of_a_checkpoint(server: Seaweed, proxy: FaultProxy, settings: Settings) -> None:
+    data: dict[Key, bytes] = {}
+
+    async def body(v: Volume) -> None:
+        stopped = threading.Event()
+
+        def stop() -> None:
+            server.stop()
+            stopped.set()
+
+        proxy.add(Fault(_nth(of_blob("PUT"), 5), call=stop, drop=True))
+        data.update(await put_some(v, 10))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(v.checkpoint, "default")
+            await until(stopped.is_set)
+            await check(v, data)
+            more = await v.put("default", b"meanwhile", b"written while the server is away")
+            data[more] = b"written while the server is away"
+            assert any(v.object_row(key).state == ObjectState.SEALED for key in data)
+            await trio.sleep(0.5)
+            await trio.to_thread.run_sync(server.start)
+        await published(v, list(data))
+        assert (await v.evict(list(data)))[1] == []
+        await check(v, data)
+        await v.replicator.drain()
+
+    run_volume(settings, body)
+    is_clean(settings)
+
+
+def _nth(matches: Callable[[Seen], bool], n: int) -> Callable[[Seen], bool]:
+    """The n-th of those requests, and all after it."""
+    count = itertools.count(1)
+    return lambda seen: matches(seen) and next(count) >= n
+
+
+@pytest.mark.expects_warnings
+def test_the_server_stops_while_objects_are_read(server: Seaweed, proxy: FaultProxy, settings: Settings) -> None:
+    async def body(v: Volume) -> None:
+        data = await put_some(v, 4)
+        await v.checkpoint("default")
+        keys = list(data)
+        away, here = keys[:2], keys[2:]
+        assert (await v.evict(away))[1] == []
+        # In the middle of a hydration, not before it.
+        proxy.add(Fault(of_blob("GET"), call=server.stop, drop=True))
+        for key in away:
+            with trio.fail_after(20), pytest.raises(TransientError):
+                await v.read(key, 0, len(data[key]))
+        for key in here:
+            assert await v.read(key, 0, len(data[key])) == data[key]
+        assert v.quota.usage.reserved_bytes == 0
+        await trio.to_thread.run_sync(server.start)
+        with trio.fail_after(40):
+            for key in away:
+                assert await _read_when_it_works(v, key, len(data[key])) == data[key]
+        assert await trio.to_thread.run_sync(failures, v, keys[0][0])
+
+    run_volume(settings, body)
+    is_clean(settings)
+
+
+async def _read_when_it_works(v: Volume, key: Key, length: int) -> bytes:
+    """As a patient user would. The breaker may be open for a moment after the server is back."""
+    while True:
+        try:
+            return await v.read(key, 0, length)
+        except TransientError:
+            await trio.sleep(0.1)
+
+
+@pytest.mark.expects_warnings
+def test_opened_while_the_remote_is_away(proxy: FaultProxy, settings: Settings) -> None:
+    data: dict[Key, bytes] = {}
+
+    async def before(v: Volume) -> None:
+        data.update(await put_some(v, 3))
+        await v.checkpoint("default")
+        await v.evict(list(data)[:1])
+
+    async def during(v: Volume) -> None:
+        away, *here = data
+        for key in here:
+            assert await v.read(key, 0, CHUNK) == data[key][:CHUNK]
+        with trio.fail_after(20), pytest.raises(TransientError):
+            await v.read(away, 0, CHUNK)
+        new = await v.put("default", b"new", content(77, 3 * BLOCK))
+        data[new] = content(77, 3 * BLOCK)
+        assert await v.read(new, 0, CHUNK) == data[new]
+        await until(lambda: v.jobs.runner.jobs(new[0])[-1].reason)
+        job = v.jobs.runner.jobs(new[0])[-1]
+        assert job.state in (JobState.QUEUED, JobState.RUNNING)
+        assert job.reason_code == 3
+        proxy.up()
+        await published(v, [new])
+        assert await _read_when_it_works(v, away, CHUNK) == data[away][:CHUNK]
+        with trio.fail_after(40):
+            await v.replicator.drain()
+        assert not v.replicator.fenced
+
+    run_volume(settings, before)
+    proxy.down()
+    run_volume(settings, during)
+    is_clean(settings)
+
+
+# -- answers that are no good ------------------------------------------------------------------------------------
+
+
+@pytest.mark.expects_warnings
+def test_slow_down_passes(proxy: FaultProxy, settings: Settings) -> None:
+    async def body(v: Volume) -> None:
+        slow = proxy.add(Fault(of("PUT"), times=12, status=503, code="SlowDown"))
+        data = await put_some(v, 3)
+        with trio.fail_after(40):
+            await v.checkpoint("default")
+        assert slow.used == 12
+        await v.evict(list(data))
+        proxy.add(Fault(of("GET"), times=2, status=503, code="SlowDown"))
+        with trio.fail_after(40):
+            for key, piece in data.items():
+                assert await _read_when_it_works(v, key, len(piece)) == piece
+        assert v.bare_remote.stats().throttled >= 12
+
+    run_volume(settings, body)
+    is_clean(settings)
+
+
+@pytest.mark.expects_warnings
+@pytest.mark.parametrize("way", ["kick", "checkpoint"])
+def test_denied_is_said_and_waits_for_the_operator(proxy: FaultProxy, settings: Settings, way: str) -> None:
+    async def body(v: Volume) -> None:
+        denied = proxy.add(Fault(of_blob("PUT"), times=None, status=403, code="AccessDenied"))
+        data = await put_some(v, 2)
+        tenant_id = next(iter(data))[0]
+        with trio.fail_after(20), pytest.raises(JobFailedError, match="AccessDenied"):
+            await v.checkpoint("default")
+        (job,) = v.jobs.runner.jobs(tenant_id)
+        assert (job.state, job.reason_code) == (JobState.FAILED, 2)
+        assert "operator" in job.reason
+        asked = denied.used
+        await trio.sleep(0.7)
+        assert denied.used == asked  # nobody knocks on a closed door
+        assert v.jobs.runner.jobs(tenant_id) == [job]
+        await check(v, data)
+        proxy.clear()
+        if way == "kick":
+            assert await v.jobs.runner.kick() == [(tenant_id, job.job_id)]
+            await published(v, list(data))
+        else:
+            assert await v.checkpoint("default") == 2
+        assert (await v.evict(list(data)))[1] == []
+        await check(v, data)
+
+    run_volume(settings, body)
+    is_clean(settings)
+
+
+@pytest.mark.expects_warnings
+@pytest.mark.parametrize("harm", [{"cut_at": 0}, {"cut_at": 1000}, {"flip_at": 0}, {"flip_at": 777}])
+def test_damage_on_the_way_down_is_never_served(proxy: FaultProxy, settings: Settings, harm: dict[str, int]) -> None:
+    async def body(v: Volume) -> None:
+        data = await put_some(v, 3)
+        await v.checkpoint("default")
+        keys = list(data)
+        await v.evict(keys)
+        passing = proxy.add(Fault(of_blob("GET"), times=1, **harm))
+        assert await v.read(keys[0], 0, CHUNK + 100) == data[keys[0]]
+        assert passing.used == 1
+        assert 4 not in await trio.to_thread.run_sync(failures, v, keys[0][0])
+        lasting = proxy.add(Fault(of_blob("GET"), times=None, **harm))
+        with trio.fail_after(20), pytest.raises(Aof2Error) as e:
+            await v.read(keys[1], 0, CHUNK + 100)
+        assert lasting.used > 1
+        assert "\n" not in str(e.value)
+        reasons = await trio.to_thread.run_sync(failures, v, keys[0][0])
+        assert (4 in reasons) == ("flip_at" in harm), reasons
+        assert v.quota.usage.reserved_bytes == 0
+        proxy.clear()
+        with trio.fail_after(40):
+            for key in keys:
+                assert await _read_when_it_works(v, key, CHUNK + 100) == data[key]
+
+    run_volume(settings, body)
+    is_clean(settings)
+
+
+@pytest.mark.expects_warnings
+def test_a_bucket_that_is_missing(server: Seaweed, proxy: FaultProxy, tmp_path: Path) -> None:
+    settings = s3_settings(server, tmp_path, proxy.endpoint_url, bucket="no-such-bucket")
+
+    async def body(v: Volume) -> None:
+        data = await put_some(v, 2)
+        tenant_id = next(iter(data))[0]
+        await v.checkpoint("default", wait=False)
+        await until(lambda: v.jobs.runner.jobs(tenant_id)[0].reason)
+        job = v.jobs.runner.jobs(tenant_id)[0]
+        assert "not exist" in job.reason
+        assert job.reason_code == 3
+        assert (await v.evict(list(data))) == (0, list(data))
+        await check(v, data)
+
+    async def nobody_waits() -> None:
+        with trio.fail_after(60):
+            async with open_volume(settings) as v:
+                await body(v)
+
+    trio.run(nobody_waits)
+    is_clean(settings, deep_remote=False)
+
+
+# -- this machine --------------------------------------------------------------------------------------------------
+
+
+def test_two_volumes_on_one_state_dir(tmp_path: Path) -> None:
+    settings = small_settings(tmp_path)
+
+    async def body(v: Volume) -> None:
+        with pytest.raises(ReadOnlyError, match="another aof2 process has this volume open") as e:
+            async with open_volume(settings):
+                pass
+        assert "\n" not in str(e.value)
+        key = await v.put("default", b"a", b"still mine")
+        await v.checkpoint("default")
+        assert await v.read(key, 0, 100) == b"still mine"
+
+    run_volume(settings, body)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root gives its rights up for this")
+@pytest.mark.parametrize("used", [False, True])
+def test_a_state_dir_that_is_read_only(tmp_path: Path, used: bool) -> None:
+    settings = small_settings(tmp_path)
+
+    async def write(v: Volume) -> None:
+        await v.put("default", b"a", b"x")
+
+    if used:
+        run_volume(settings, write)
+    settings.volume.state_dir.mkdir(exist_ok=True)
+    for folder in (tmp_path, *tmp_path.parents):
+        if folder.stat().st_uid == os.geteuid() and folder.is_relative_to(tmp_path.parents[1]):
+            folder.chmod(0o755)
+    for path in (settings.volume.state_dir, *settings.volume.state_dir.rglob("*")):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    said = _as_nobody(lambda: run_volume(settings, write))
+    assert said.startswith(("expected PermissionError", "expected ReadOnlyError")), said
+    assert str(settings.volume.state_dir) in said
+
+
+def _as_nobody(work: Callable[[], None]) -> str:
+    """What a child without rights meets."""
+    read_fd, write_fd = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        text = "no error"
+        try:
+            os.setgroups([])
+            os.setgid(65534)
+            os.setuid(65534)
+            work()
+        except (OSError, Aof2Error) as e:
+            text = f"expected {type(e).__name__}: {e}"
+        except BaseException as e:  # noqa: BLE001 (told to the parent)
+            text = f"surprise {type(e).__name__}: {e!r}"
+        finally:
+            os.write(write_fd, text.encode()[:4000])
+            os._exit(0)
+    os.close(write_fd)
+    with open(read_fd, "rb") as answer:
+        text = answer.read().decode()
+    os.waitpid(pid, 0)
+    return text
+
+
+class SmallDisk(Files):
+    """No room below these folders, from now on or no more."""
+
+    def __init__(self) -> None:
+        self.full: tuple[Path, ...] = ()
+        self.refused = 0
+
+    def _check(self, path: Path) -> None:
+        if any(path.is_relative_to(folder) for folder in self.full):
+            self.refused += 1
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    def create(self, path: Path, mode: int = 0o600) -> int:
+        self._check(path)
+        return super().create(path, mode)
+
+    def preallocate(self, fd: int, offset: int, length: int) -> None:
+        self._check(Path(f"/proc/self/fd/{fd}").readlink())
+        super().preallocate(fd, offset, length)
+
+    def pwrite(self, fd: int, data: bytes | bytearray | memoryview, offset: int) -> None:
+        self._check(Path(f"/proc/self/fd/{fd}").readlink())
+        super().pwrite(fd, data, offset)
+
+
+class _OnlyPwrite(SmallDisk):
+    """Names fit, bytes do not."""
+
+    def create(self, path: Path, mode: int = 0o600) -> int:
+        return Files.create(self, path, mode)
+
+
+@pytest.mark.expects_warnings
+@pytest.mark.parametrize("kind", [SmallDisk, _OnlyPwrite])
+def test_disk_full_while_hydrating(tmp_path: Path, kind: type[SmallDisk]) -> None:
+    settings = small_settings(tmp_path, compression="none")
+    disk = kind()
+    data: dict[Key, bytes] = {}
+
+    async def body(v: Volume) -> None:
+        data.update(await put_some(v, 3))
+        await v.checkpoint("default")
+        await v.evict(list(data))
+        disk.full = (v.hot.root,)
+        await check(v, data)
+        assert disk.refused
+        await v.hydrator.quiesce()
+        assert v.quota.usage.reserved_bytes == v.quota.usage.used_bytes == 0
+        assert not any(v.evictor.hot_bytes_of(key) for key in data)
+        disk.full = ()
+        for key in data:
+            v.pages.drop_object(key[1], key[2])
+        await check(v, data)
+        await v.hydrator.quiesce()
+        assert v.quota.usage.used_bytes == sum(map(len, data.values()))
+
+    async def again(v: Volume) -> None:
+        fetched = v.hydrator.fetched_bytes
+        await check(v, data)
+        assert v.hydrator.fetched_bytes == fetched
+
+    run_volume(settings, body, env=Env(files=disk))
+    is_clean(settings)
+    run_volume(settings, again)
+
+
+@pytest.mark.expects_warnings
+def test_disk_full_at_the_log(tmp_path: Path) -> None:
+    settings = small_settings(tmp_path)
+    disk = SmallDisk()
+    data: dict[Key, bytes] = {}
+
+    async def body(v: Volume) -> None:
+        data.update(await put_some(v, 3))
+        await v.checkpoint("default")
+        away = list(data)[0]
+        await v.evict([away])
+        await _rotated(v)
+        disk.full = (v.manifest_dir,)
+        for i in range(3):
+            with pytest.raises(OSError, match="No space left") as e:
+                await v.put("default", b"no%d" % i, b"there is no room for this")
+            assert e.value.errno == errno.ENOSPC
+        await _served_or_said(lambda: check(v, data))
+        await trio.sleep(1.5)  # the background meets it too: settling, planning
+        assert disk.refused
+        disk.full = ()
+        more = await v.put("default", b"more", content(5, BLOCK + 1))
+        data[more] = content(5, BLOCK + 1)
+        await v.checkpoint("default")
+        await check(v, data)
+        await v.evict(list(data))
+        await check(v, data)
+
+    run_volume(settings, body, env=Env(files=disk))
+    is_clean(settings)
+    run_volume(settings, lambda v: check(v, data))
+
+
+@pytest.mark.expects_warnings
+def test_disk_full_at_the_log_while_a_checkpoint_runs(tmp_path: Path) -> None:
+    settings = small_settings(tmp_path)
+    disk = SmallDisk()
+    data: dict[Key, bytes] = {}
+
+    async def body(v: Volume) -> None:
+        data.update(await put_some(v, 3))
+        await _rotated(v, published_too=False)
+        disk.full = (v.manifest_dir,)
+        await trio.sleep(1.5)
+        disk.full = ()
+        await v.put("default", b"wakes", b"the volume")
+        await published(v, list(data))
+        await check(v, data)
+
+    run_volume(settings, body, env=Env(files=disk))
+    is_clean(settings)
+
+
+async def _rotated(v: Volume, *, published_too: bool = True) -> None:
+    """The next record begins a new chunk file."""
+    if published_too:
+        await v.replicator.drain()
+    await until(lambda: v.target.due_s() is None)
+
+
+async def _served_or_said(work: Callable[[], Awaitable[None]]) -> None:
+    with contextlib.suppress(Aof2Error, OSError):
+        await work()
+
+
+def test_the_clock_goes_back_an_hour(tmp_path: Path) -> None:
+    settings = small_settings(tmp_path)
+    off_ms = [0]
+    env = Env(now_ms=lambda: time.time_ns() // 1_000_000 + off_ms[0])
+    data: dict[Key, bytes] = {}
+
+    async def body(v: Volume) -> None:
+        data.update(await put_some(v, 2))
+        off_ms[0] -= 3_600_000
+        with trio.fail_after(30):
+            new = await v.put("default", b"after", content(9, CHUNK))
+            data[new] = content(9, CHUNK)
+            assert await v.checkpoint("default") >= 1
+            assert (await v.evict(list(data)))[1] == []
+            await check(v, data)
+            await v.unlink("default", b"after")
+            del data[new]
+            await v.replicator.drain()
+            off_ms[0] -= 3_600_000
+            last = await v.put("default", b"last", content(10, CHUNK))
+            data[last] = content(10, CHUNK)
+            await published(v, [last])
+            await v.replicator.drain()
+
+    async def again(v: Volume) -> None:
+        await check(v, data)
+        await v.evict(list(data))
+        await check(v, data)
+
+    run_volume(settings, body, env=env)
+    off_ms[0] -= 3_600_000
+    run_volume(settings, again, env=env)
+    is_clean(settings)
+
+
+# -- nothing to do -------------------------------------------------------------------------------------------------
+
+
+def test_an_idle_volume_writes_nothing(server: Seaweed, proxy: FaultProxy, settings: Settings) -> None:
+    async def body(v: Volume) -> None:
+        data = await put_some(v, 3)
+        await v.checkpoint("default")
+        await v.evict(list(data)[:1])
+        await check(v, data)
+        await v.hydrator.quiesce()
+        await trio.sleep(1.5)  # read-ahead, the settling after it and the last rotation
+        await v.replicator.drain()
+        before = await trio.to_thread.run_sync(_everything, v)
+        proxy.clear()
+        groups = v.writer.groups
+        await trio.sleep(3)
+        assert v.writer.groups == groups
+        assert proxy.seen == []
+        assert await trio.to_thread.run_sync(_everything, v) == before
+
+    run_volume(settings, body)
+
+
+def _everything(v: Volume) -> tuple[list[tuple[str, int, int]], list[tuple[str, int]]]:
+    """Every file of the logs and every remote object, with what tells whether it changed."""
+    files = [
+        (str(path), stat.st_size, stat.st_mtime_ns)
+        for path in sorted(v.manifest_dir.rglob("*"))
+        for stat in [path.stat()]
+    ]
+    return files, sorted((blob.key, blob.size) for blob in v.bare_remote.list())
