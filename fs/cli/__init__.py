@@ -16,6 +16,7 @@ from aof2.fs.cli.errors import reported
 VERBS = {
     "bench": ("aof2.fs.cli.bench", "Measure this machine against AOF2's targets."),
     "manifest": ("aof2.fs.cli.manifest", "Look at a manifest log, and check it."),
+    "restore": ("aof2.fs.cli.restore", "Build state_dir from the remote, on an empty machine."),
     "status": ("aof2.fs.cli.status", "What the volume, a directory or a file is like now."),
     "verify": ("aof2.fs.cli.verify", "Check a volume: log, local copies and remote, by content."),
     "why": ("aof2.fs.cli.status", "The tier history of a file, from the manifest log."),

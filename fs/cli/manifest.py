@@ -1,16 +1,21 @@
-"""`aof2 manifest …`: the log of one stream, from its folder alone. Read-only, and works on a log being written."""
+"""`aof2 manifest …`: a log, from its folder alone, or as a volume's tenant with its remote copy beside it.
+
+Read-only, and works on a log being written. What needs a volume is imported when one is asked for.
+"""
 
 from __future__ import annotations
 
 import base64
+import os
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import click
 import msgspec
 
+from aof2.engine.errors import Aof2Error, TransientError
 from aof2.engine.manifest.check import CheckReport, check
 from aof2.engine.manifest.examine import Finding, Kind, examine, survey
 from aof2.engine.manifest.format import (
@@ -23,7 +28,14 @@ from aof2.engine.manifest.format import (
 from aof2.engine.manifest.payloads import CustomEvent, SealSegment
 from aof2.engine.manifest.reader import Record
 from aof2.fs.cli import output
-from aof2.fs.cli.errors import EXIT_FAILED, CliError, complain
+from aof2.fs.cli.conf import conf_option, load_conf
+from aof2.fs.cli.errors import EXIT_FAILED, CliError, complain, explain_os_error
+
+if TYPE_CHECKING:
+    from aof2.engine.catalog.store import Catalog
+    from aof2.engine.inspect.rows import OpenRows
+    from aof2.engine.replicate.reconcile import ObjectFinding, StreamReport
+    from aof2.engine.settings import Settings
 
 COLUMNS = (
     "chunk_index",
@@ -50,36 +62,51 @@ ADVICE = {
 }
 
 
+# A look at a log does not wait long for the remote; a check of it does.
+GLANCE_TIMEOUT_S = 5.0
+GLANCE_RETRIES = 1
+VOLUME_STREAM = 0
+STREAM_COLUMNS = ("stream", "tenant", "verdict", "chunks", "snapshots", "records", "remote")
+
+
 @click.group()
 def manifest() -> None:
     """Look at a manifest log, and check it.
 
-    DIR is the folder of one stream: its .mlog chunks, .mlogs bundles and snapshots. No volume is needed, and the log
-    may be in use.
+    DIR is the folder of one stream: its .mlog chunks, .mlogs bundles and snapshots; no volume is needed. TENANT is one
+    of the conf's volume; its log is also compared with the remote. The log may be in use.
     """
 
 
-@manifest.command(
-    epilog="Example: aof2 manifest inspect /var/lib/aof2/manifest/1 --type UploadDone --json | jq .payload.key"
-)
-@click.argument("directory", metavar="DIR")
+@manifest.command(epilog="Example: aof2 manifest inspect default --type UploadDone --json | jq .payload.key")
+@click.argument("name", metavar="TENANT|DIR")
 @click.option(
     "--from", "from_chunk", metavar="CHUNK", type=click.IntRange(min=0), default=0, help="Start at this chunk."
 )
 @click.option("--type", "types", metavar="NAME", multiple=True, help="Only records of this type; may be repeated.")
 @click.option("--limit", metavar="N", type=click.IntRange(min=1), help="Stop after N rows.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+@conf_option
 @click.pass_context
 def inspect(
-    ctx: click.Context, directory: str, from_chunk: int, types: tuple[str, ...], limit: int | None, as_json: bool
+    ctx: click.Context,
+    name: str,
+    from_chunk: int,
+    types: tuple[str, ...],
+    limit: int | None,
+    as_json: bool,
+    conf: str | None,
 ) -> None:
     """Print the log, a row a record.
 
-    Damage is reported on stderr with its chunk and offset; the records before it and the chunks after it are still
-    shown, and the exit code is 1. Uncommitted bytes at the end are only noted.
+    A directory of that name comes before a tenant. Damage is reported on stderr with its chunk and offset; the records
+    before it and the chunks after it are still shown, and the exit code is 1. Uncommitted bytes at the end are only
+    noted, and so are a tenant's chunks and snapshots that differ from their remote copies.
     """
     wanted = _parse_types(types)
-    rows = _Rows(_folder(directory), from_chunk, wanted, limit)
+    stream = None if _is_folder(name) else _find_stream(name, conf)
+    differing = _note_differences(stream) if stream else frozenset()
+    rows = _Rows(stream.folder if stream else Path(name), from_chunk, wanted, limit, differing)
     if as_json:
         for record in rows:
             output.print_json(_as_object(record, rows))
@@ -94,38 +121,44 @@ def inspect(
         ctx.exit(EXIT_FAILED)
 
 
-@manifest.command(epilog="Example: aof2 manifest verify /var/lib/aof2/manifest/1 && echo clean")
-@click.argument("directory", metavar="[DIR]", default=".")
+@manifest.command(epilog="Example: aof2 manifest verify default && echo clean")
+@click.argument("name", metavar="[TENANT|DIR]", required=False)
 @click.option("--json", "as_json", is_flag=True, help="The whole report as one JSON object.")
+@conf_option
 @click.pass_context
-def verify(ctx: click.Context, directory: str, as_json: bool) -> None:
+def verify(ctx: click.Context, name: str | None, as_json: bool, conf: str | None) -> None:
     """Check a log: every checksum, the order of chunks and records, snapshots, retention, and that replay works.
 
-    DIR is the current directory when not given. Exit code 0: clean (notes, such as an unfinished write at the end, are
-    no damage); 1: damaged.
+    A tenant's log is compared with the remote, too: what it says was uploaded must be there, and be the same. Without
+    an argument, every log of the conf's volume is checked; where there is no conf, the current directory. Exit code 0:
+    clean (notes, such as an unfinished write at the end or a remote that is away, are no damage); 1: damaged.
     """
-    folder = _folder(directory)
+    if name is None and _has_conf(conf):
+        clean = _verify_volume(load_conf(conf), as_json)
+    elif name is None or _is_folder(name):
+        clean = _verify_folder(Path(name or "."), as_json)
+    else:
+        clean = _verify_tenant(_find_stream(name, conf), as_json)
+    if not clean:
+        ctx.exit(EXIT_FAILED)
+
+
+def _verify_folder(folder: Path, as_json: bool) -> bool:
     with output.progress("chunks") as report_progress:
         report = check(folder, on_progress=report_progress)
     if as_json:
         output.print_json(report)
     else:
         output.print_facts(_facts(report))
+    _tell(report)
+    return report.clean
+
+
+def _tell(report: CheckReport) -> None:
     for finding in report.notes:
         _note(finding)
     for finding in report.damage:
         _complain(finding)
-    if not report.clean:
-        ctx.exit(EXIT_FAILED)
-
-
-def _folder(name: str) -> Path:
-    path = Path(name)
-    if not path.exists():
-        raise CliError(f"{name}: no such directory; give the folder that holds a stream's .mlog files")
-    if not path.is_dir():
-        raise CliError(f"{name}: not a directory; give the folder that holds a stream's .mlog files")
-    return path
 
 
 def _complain(finding: Finding) -> None:
@@ -136,6 +169,152 @@ def _complain(finding: Finding) -> None:
 def _note(finding: Finding) -> None:
     advice = ADVICE.get(finding.kind) if finding.kind is Kind.QUARANTINE else None
     complain(f"note: {finding.message}{'; ' + advice if advice else ''}")
+
+
+# -- which log ---------------------------------------------------------------------------------------------------
+
+
+class _VolumeStream(NamedTuple):
+    """A log of the conf's volume. `tenant` is "" for the volume's own."""
+
+    settings: Settings
+    stream_id: int
+    tenant: str
+
+    @property
+    def folder(self) -> Path:
+        return self.settings.volume.state_dir / "manifest" / str(self.stream_id)
+
+
+def _is_folder(name: str) -> bool:
+    """Whether it is a directory; else it may be a tenant. CliError for what can be neither."""
+    from aof2.engine.settings.keys import TENANT_NAME
+
+    path = Path(name)
+    if path.is_dir():
+        return True
+    advice = "give a tenant, or the folder that holds a stream's .mlog files"
+    if path.exists():
+        raise CliError(f"{name}: not a directory; {advice}")
+    if not TENANT_NAME.fullmatch(name):
+        raise CliError(f"{name}: no such directory; {advice}")
+    return False
+
+
+def _has_conf(conf: str | None) -> bool:
+    """Whether there is a conf to go by. One that was named and is not there is an error, not a no."""
+    from aof2.engine.settings import SettingsError, find_conf
+    from aof2.engine.settings.loader import CONF_VARIABLE
+
+    try:
+        find_conf(conf)
+    except SettingsError:
+        if conf or os.environ.get(CONF_VARIABLE):
+            raise
+        return False
+    return True
+
+
+def _find_stream(tenant: str, conf: str | None) -> _VolumeStream:
+    from aof2.engine.inspect.rows import open_rows
+
+    if not _has_conf(conf):
+        raise CliError(f"{tenant}: no such directory, and no mount.conf to look up a tenant in; name one with --conf")
+    settings = load_conf(conf)
+    with open_rows(settings.volume.state_dir) as rows:
+        names = _tenants(rows)
+        why = rows.damaged.get(VOLUME_STREAM)
+    for stream_id, name in names.items():
+        if name == tenant:
+            return _VolumeStream(settings, stream_id, name)
+    if why:
+        raise CliError(f"{tenant}: not among the tenants that the volume's own log still names: {why}")
+    known = ", ".join(sorted(names.values())) or "none"
+    raise CliError(f"{tenant}: no such directory, and no tenant of the volume; its tenants: {known}")
+
+
+def _tenants(rows: OpenRows) -> dict[int, str]:
+    from aof2.engine.inspect.rows import tenant_names
+
+    with rows.view() as view:
+        return tenant_names(view)
+
+
+# -- the remote copy ---------------------------------------------------------------------------------------------
+
+
+class _NotComparedError(Aof2Error):
+    """The remote copy cannot be looked at now; the message says why."""
+
+
+def _compare(stream: _VolumeStream, rows: OpenRows, *, glance: bool = False) -> StreamReport:
+    """The log against the remote's listing. A live volume deletes and bundles meanwhile: a bad find is looked at twice.
+
+    `_NotComparedError` when it cannot be done: for the log itself that is no damage.
+    """
+    from aof2.engine.env import Env
+    from aof2.engine.remote.open import open_remote
+    from aof2.engine.remote.settings import RemoteSettings
+    from aof2.engine.replicate.reconcile import examine_stream
+
+    if stream.stream_id in rows.damaged:
+        raise _NotComparedError(f"the log cannot be replayed: {rows.damaged[stream.stream_id]}")
+    conf = msgspec.structs.asdict(stream.settings.remote)
+    if glance:
+        conf["timeout_s"] = min(conf["timeout_s"], GLANCE_TIMEOUT_S)
+        conf["retries"] = min(conf["retries"], GLANCE_RETRIES)
+    catalog = cast("Catalog", rows)  # only its rows are read
+    try:
+        store = open_remote(Env(), RemoteSettings(**conf))
+        try:
+            report = examine_stream(store, catalog, stream.folder, stream.stream_id)
+            return report if report.clean else examine_stream(store, catalog, stream.folder, stream.stream_id)
+        finally:
+            store.close()
+    except TransientError as e:
+        raise _NotComparedError(f"the remote is away: {e}") from None
+    except ValueError as e:
+        raise _NotComparedError(str(e)) from None
+    except OSError as e:
+        raise _NotComparedError(explain_os_error(e)) from None
+    except Aof2Error as e:
+        raise _NotComparedError(str(e)) from None
+
+
+def _note_differences(stream: _VolumeStream) -> frozenset[int]:
+    """Says which remote copies differ; the chunks among them."""
+    from aof2.engine.inspect.rows import open_rows
+    from aof2.engine.remote import keys
+    from aof2.engine.replicate.reconcile import Status
+
+    try:
+        with open_rows(stream.settings.volume.state_dir) as rows:
+            report = _compare(stream, rows, glance=True)
+    except _NotComparedError as e:
+        complain(f"note: {stream.tenant}: not compared with its remote copy: {e}")
+        return frozenset()
+    chunks: set[int] = set()
+    for found in report.of(Status.DIVERGENT):
+        match keys.parse_key(found.key):
+            case keys.ManifestChunkKey(_, index):
+                chunks.add(index)
+            case keys.ManifestBundleKey(_, first, last):
+                chunks.update(range(first, last + 1))
+        complain(f"note: {_object_name(found.key)} differs from its remote copy ({found.detail})")
+    return frozenset(chunks)
+
+
+def _object_name(key: str) -> str:
+    from aof2.engine.remote import keys
+
+    match keys.parse_key(key):
+        case keys.ManifestChunkKey(_, index):
+            return f"chunk {index}"
+        case keys.ManifestBundleKey(_, first, last):
+            return f"the bundle of chunks {first} to {last}"
+        case keys.ManifestSnapshotKey(_, snapshot_id):
+            return f"snapshot {snapshot_id}"
+    return key
 
 
 # -- inspect -----------------------------------------------------------------------------------------------------
@@ -160,8 +339,16 @@ def _parse_types(names: tuple[str, ...]) -> frozenset[int]:
 class _Rows:
     """The records to show, in order. Damage and notes met on the way go to stderr as they are met."""
 
-    def __init__(self, directory: Path, from_chunk: int, types: frozenset[int], limit: int | None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        from_chunk: int,
+        types: frozenset[int],
+        limit: int | None,
+        differing: frozenset[int] = frozenset(),
+    ) -> None:
         self.damaged = False
+        self.differing = differing
         self._directory = directory
         self._from_chunk = from_chunk
         self._types = types
@@ -257,7 +444,7 @@ def _table_row(record: Record, rows: _Rows) -> output.Styled:
     payload = rows.payload(record)
     commit = payload.keys() == {"schema_id", "span_start", "span_crc64", "durable_len"}
     cells = (
-        str(record.chunk_index),
+        f"{record.chunk_index}{' (differs)' if record.chunk_index in rows.differing else ''}",
         str(record.chunk_offset),
         str(record.ordinal),
         iso_time(record.timestamp_ms),
@@ -331,3 +518,136 @@ def _facts(report: CheckReport) -> list[tuple[str, str]]:
         facts.append(("incomplete events", str(report.incomplete_events)))
     facts += [(f"type {name}", str(count)) for name, count in report.types.items()]
     return facts
+
+
+class StreamVerified(msgspec.Struct, kw_only=True):
+    """A log of a volume: checked by itself, and compared with the remote. Scripts see these names: they stay."""
+
+    stream_id: int
+    tenant: str
+    clean: bool
+    log: CheckReport | None
+    remote: str
+    """"compared", or "not compared"."""
+    remote_objects: int = 0
+    findings: list[ObjectFinding] = []
+    damage: list[str] = []
+    """What is wrong beyond `log.damage`."""
+    notes: list[str] = []
+
+
+class VolumeVerified(msgspec.Struct, kw_only=True):
+    clean: bool
+    state_dir: str
+    streams: list[StreamVerified]
+
+
+def _verify_tenant(stream: _VolumeStream, as_json: bool) -> bool:
+    from aof2.engine.inspect.rows import open_rows
+
+    with open_rows(stream.settings.volume.state_dir) as rows:
+        found = _verify_stream(stream, rows)
+    if as_json:
+        output.print_json(found)
+    elif found.log is not None:
+        facts = _facts(found.log)
+        verdict = "clean" if found.clean else f"damaged ({len(found.log.damage) + len(found.damage)} finding(s))"
+        facts[:2] = [("tenant", stream.tenant), facts[0], ("verdict", verdict), ("remote", _remote_text(found))]
+        output.print_facts(facts)
+    _tell_stream(found)
+    return found.clean
+
+
+def _verify_volume(settings: Settings, as_json: bool) -> bool:
+    from aof2.engine.catalog.recovery import stream_ids
+    from aof2.engine.inspect.rows import open_rows
+
+    state_dir = settings.volume.state_dir
+    with open_rows(state_dir) as rows:
+        names = _tenants(rows)
+        present = stream_ids(state_dir / "manifest")
+        found = [
+            _verify_stream(_VolumeStream(settings, stream_id, names.get(stream_id, "")), rows)
+            for stream_id in sorted({VOLUME_STREAM, *names, *present})
+        ]
+    clean = all(one.clean for one in found)
+    if as_json:
+        output.print_json(VolumeVerified(clean=clean, state_dir=str(state_dir), streams=found))
+    elif output.on_terminal():
+        columns = [output.Column(title) for title in STREAM_COLUMNS]
+        output.print_table(columns, [output.Styled(_stream_cells(one), "" if one.clean else "red") for one in found])
+    else:
+        output.print_tsv(STREAM_COLUMNS)
+        for one in found:
+            output.print_tsv(_stream_cells(one))
+    for one in found:
+        _tell_stream(one)
+    return clean
+
+
+def _stream_cells(one: StreamVerified) -> tuple[str, ...]:
+    counts = (one.log.chunks, one.log.snapshots, one.log.records) if one.log else (0, 0, 0)
+    verdict = "clean" if one.clean else "damaged"
+    return (str(one.stream_id), one.tenant or "-", verdict, *(str(n) for n in counts), _remote_text(one))
+
+
+def _remote_text(one: StreamVerified) -> str:
+    return f"{one.remote_objects} object(s)" if one.remote == "compared" else one.remote
+
+
+def _tell_stream(one: StreamVerified) -> None:
+    for note in one.notes:
+        complain(f"note: {note}")
+    if one.log is not None:
+        _tell(one.log)
+    for damage in one.damage:
+        complain(damage)
+
+
+def _verify_stream(stream: _VolumeStream, rows: OpenRows) -> StreamVerified:
+    from aof2.engine.replicate.reconcile import Status
+
+    label = stream.tenant or f"stream {stream.stream_id}"
+    if not stream.folder.is_dir():
+        gone = f"{stream.folder}: {label} has no log here; fetch what is missing from the remote"
+        return StreamVerified(
+            stream_id=stream.stream_id,
+            tenant=stream.tenant,
+            clean=False,
+            log=None,
+            remote="not compared",
+            damage=[gone],
+        )
+    with output.progress(f"chunks of {label}") as report_progress:
+        report = check(stream.folder, on_progress=report_progress)
+    found = StreamVerified(
+        stream_id=stream.stream_id, tenant=stream.tenant, clean=report.clean, log=report, remote="compared"
+    )
+    try:
+        compared = _compare(stream, rows)
+    except _NotComparedError as e:
+        found.remote = "not compared"
+        found.notes = [f"{label}: not compared with its remote copy: {e}"]
+        return found
+    found.remote_objects = len(compared.objects) - len(compared.of(Status.MISSING, Status.NEEDS_REPAIR))
+    found.findings = [one for one in compared.objects if one.status is not Status.OK]
+    found.notes = [f"{one.key}: {one.detail or 'not ours'}" for one in compared.of(Status.UNKNOWN)]
+    found.damage = [
+        f"{label}: {rule}; {ADVICE[Kind.RETENTION]}"
+        for rule in compared.retention
+        if not any(rule in said.message for said in report.damage)
+    ]
+    found.damage += [_missing_line(label, one) for one in compared.of(Status.MISSING, Status.NEEDS_REPAIR)]
+    found.damage += [
+        f"{label}: {_object_name(one.key)} differs from its remote copy {one.key}: {one.detail}; verify both"
+        for one in compared.of(Status.DIVERGENT)
+    ]
+    found.clean = report.clean and not found.damage
+    return found
+
+
+def _missing_line(label: str, one: ObjectFinding) -> str:
+    from aof2.engine.replicate.reconcile import Status
+
+    advice = "; the next mount puts it again" if one.status is Status.MISSING else ""
+    return f"{label}: {one.key} is missing in the remote though the log says it was uploaded: {one.detail}{advice}"

@@ -1,0 +1,137 @@
+"""`aof2 restore`: a working state_dir on an empty machine, from the remote alone, and what could not be found there."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from aof2.engine.env import Env
+from aof2.engine.manifest.writer import LogSettings
+from aof2.engine.remote.settings import RemoteSettings, parse_url
+from aof2.engine.replicate.lost import Lost, Why
+from aof2.engine.replicate.restore import RestoreReport
+from aof2.engine.replicate.restore import restore as run_restore
+from aof2.engine.settings import Settings
+from aof2.engine.units import format_size
+from aof2.fs.cli import output
+from aof2.fs.cli.conf import conf_option, load_conf
+from aof2.fs.cli.errors import EXIT_FAILED, CliError, complain
+
+WHY_TEXT = {
+    Why.NEVER_SEALED: "it was still being written",
+    Why.NEVER_UPLOADED: "it was never uploaded",
+    Why.BLOB_MISSING: "its blob is missing",
+    Why.WAL_MISSING: "its WAL segment is missing",
+}
+
+
+@click.command(epilog="Example: aof2 restore --from s3://bucket/prefix --conf /etc/aof2/mount.conf")
+@click.option("--from", "url", metavar="URL", required=True, help="The remote: s3://bucket/prefix or file:///dir.")
+@click.option("--json", "as_json", is_flag=True, help="The whole report as one JSON object.")
+@conf_option
+@click.pass_context
+def restore(ctx: click.Context, url: str, as_json: bool, conf: str | None) -> None:
+    """Build the conf's state_dir from a remote, on a machine that has nothing else.
+
+    state_dir must be empty or not there; the remote is only read. Endpoint, region, timeout and retries are the conf's.
+    What could not be found is listed. Exit code 0: everything is back; 1: something is missing (the volume can be
+    mounted all the same), or it failed and state_dir is as it was.
+    """
+    settings = load_conf(conf)
+    remote = _remote(settings, url)
+    m = settings.manifest
+    log_settings = LogSettings(
+        chunk_capacity=m.chunk_capacity_bytes, rotation_period_ms=m.rotation_period_ms, durable=m.durable
+    )
+    with _progress() as tell:
+        report = run_restore(Env(), remote, settings.volume.state_dir, log_settings=log_settings, progress=tell)
+    missing = _missing(report)
+    if as_json:
+        output.print_json(_as_object(report))
+    else:
+        output.print_facts(_facts(report, url, missing))
+        for path in report.rescued:
+            complain(f"note: {path}: its upload was complete, though the log did not say so yet")
+        for line in missing:
+            complain(f"not found: {line}")
+    if not _same_place(settings.remote.url, url):
+        complain(f"note: remote.url in the conf is {settings.remote.url}; to go on with this volume, set it to {url}")
+    if not report.complete:
+        ctx.exit(EXIT_FAILED)
+
+
+def _remote(settings: Settings, url: str) -> RemoteSettings:
+    conf = msgspec.structs.asdict(settings.remote)
+    try:
+        parsed = parse_url(url)
+    except ValueError as e:
+        raise CliError(str(e).replace("remote.url =", "--from", 1)) from None
+    if parsed.scheme == "file":
+        conf["endpoint_url"] = ""
+        there, here = os.path.realpath(parsed.path), os.path.realpath(settings.volume.state_dir)
+        if Path(here).is_relative_to(there) or Path(there).is_relative_to(here):
+            raise CliError(f"volume.state_dir ({here}) and --from ({there}) overlap; give each a folder of its own")
+    return RemoteSettings(**{**conf, "url": url})
+
+
+def _same_place(one: str, two: str) -> bool:
+    try:
+        return parse_url(one) == parse_url(two)
+    except ValueError:
+        return False
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Callable[[str], None]]:
+    """A function to call with what is done now: one line that changes on a terminal, else a line each."""
+    if not sys.stderr.isatty():
+        yield lambda text: click.echo(f"restore: {text}", err=True)
+        return
+    from rich.console import Console
+    from rich.markup import escape
+
+    with Console(stderr=True).status("restore") as status:
+        yield lambda text: status.update(f"restore: {escape(text)}")
+
+
+def _as_object(report: RestoreReport) -> dict[str, Any]:
+    return {"complete": report.complete, **msgspec.to_builtins(report), "gaps": report.gaps}
+
+
+def _facts(report: RestoreReport, url: str, missing: list[str]) -> list[tuple[str, str]]:
+    records = sum(s.records for s in report.streams)
+    chunks = sum(s.chunks_fetched for s in report.streams)
+    return [
+        ("volume", report.volume_uuid),
+        ("from", url),
+        ("state_dir", report.state_dir),
+        ("verdict", "complete" if report.complete else f"restored, but {len(missing)} thing(s) could not be found"),
+        ("tenants", ", ".join(report.tenants) or "none"),
+        ("logs", f"{len(report.streams)} stream(s), {chunks} chunk(s), {records} record(s) replayed"),
+        ("blobs", f"{report.checked_blobs} looked up"),
+        ("audit", f"{sum(a.records for a in report.audit)} record(s)"),
+        ("rescued", str(len(report.rescued))),
+        ("lost", str(len(report.lost))),
+    ]
+
+
+def _missing(report: RestoreReport) -> list[str]:
+    """A line each, gaps in the logs first: what is behind them may be missing without anybody knowing its name."""
+    lines = list(report.gaps)
+    lines += [f"tenant {name}: nothing of its log was uploaded; it comes back empty" for name in report.never_uploaded]
+    lines += [_lost_line(lost) for lost in report.lost]
+    lines += [f"audit log of {a.tenant}: {a.problem}" for a in report.audit if a.problem]
+    return lines
+
+
+def _lost_line(lost: Lost) -> str:
+    path = lost.path if lost.path.startswith(f"{lost.tenant}/") else f"{lost.tenant}/{lost.path.lstrip('/')}"
+    keys = f" ({', '.join(lost.keys)})" if lost.keys else ""
+    return f"{path}, generation {lost.generation}, {format_size(lost.size)}: {WHY_TEXT[lost.why]}{keys}; {lost.outcome}"
