@@ -17,6 +17,8 @@ Owner: the trio thread; downloads and file work on worker threads.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import logging
 from collections.abc import Callable
 from functools import partial
@@ -32,7 +34,7 @@ from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.rows import BlobRow, ChunkRow
 from aof2.engine.catalog.store import Catalog
 from aof2.engine.catalog.writer import CatalogWriter
-from aof2.engine.errors import Aof2Error, CorruptError, TransientError
+from aof2.engine.errors import Aof2Error, CorruptError, FatalIOError, ReadOnlyError, TransientError
 from aof2.engine.local.handles import HandleTable, Key, ObjectHandle, load_handle
 from aof2.engine.local.hot import HotCache, read_cached, read_exactly
 from aof2.engine.local.warm import WarmStore
@@ -52,6 +54,7 @@ REQUESTS_MAX: Final = 6
 # Losing what was not recorded yet means fetching it again: not worth an fsync more often than this.
 SETTLE_PERIOD_S: Final = 1.0
 ATTEMPTS: Final = 2
+NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 
 CRASH_POINTS: Final = ("hydrate.written", "hydrate.synced", "hydrate.recorded")
 
@@ -332,20 +335,30 @@ class Hydrator:
         size = sum(objects.on_disk(handle.block_len(b)) for b in range(run.first, run.first + run.length))
         reservation = await self.room.take(handle.tenant, size)
         try:
-            if reservation is None:
-                for i, data in enumerate(await self._fetch(handle, run, None)):
-                    self.pages.put(PageKey(handle.key[1], handle.key[2], run.first + i), data)
-                    pages[run.first + i] = data
+            if reservation is not None and await self._land_run(handle, run):
+                reservation.commit(size)
                 return
-            if handle.fd < 0:
-                handle.fd = self.hot.create(handle.path, handle.size)
-            await self._fetch(handle, run, partial(self._write_blocks, handle.fd, run.first))
-            handle.add(range(run.first, run.first + run.length))
-            self._settle_wanted.set()
-            reservation.commit(size)
         finally:
             if reservation is not None:
                 reservation.release()
+        for i, data in enumerate(await self._fetch(handle, run, None)):
+            self.pages.put(PageKey(handle.key[1], handle.key[2], run.first + i), data)
+            pages[run.first + i] = data
+
+    async def _land_run(self, handle: ObjectHandle, run: _Run) -> bool:
+        """The run is in the backing file; False when the disk is full, whatever the quota thinks."""
+        try:
+            if handle.fd < 0:
+                handle.fd = self.hot.create(handle.path, handle.size)
+            await self._fetch(handle, run, partial(self._write_blocks, handle.fd, run.first))
+        except OSError as e:
+            if e.errno not in NO_ROOM:
+                raise
+            log.warning("the disk is full: blocks are served from memory", extra={"path": str(handle.path)})
+            return False
+        handle.add(range(run.first, run.first + run.length))
+        self._settle_wanted.set()
+        return True
 
     def _write_blocks(self, fd: int, first: int, blocks: list[bytes]) -> None:
         for i, data in enumerate(blocks):
@@ -440,9 +453,9 @@ class Hydrator:
 
     async def _failed(self, stream_id: int, chunk: ChunkRow, reason: ReasonCode) -> None:
         self._metrics.hydrations_total[Result.ERROR].inc()
-        await result_of(
-            self.writer.submit(stream_id, lambda b: objects.hydration_failed(b, chunk.chunk_id, int(reason)))
-        )
+        work = partial(objects.hydration_failed, chunk_id=chunk.chunk_id, reason_code=int(reason))
+        with contextlib.suppress(ReadOnlyError, FatalIOError):  # the reader is told what happened either way
+            await result_of(self.writer.submit(stream_id, work))
 
     # -- recording ---------------------------------------------------------------------------------------------
 
@@ -458,7 +471,11 @@ class Hydrator:
             await self._settle_wanted.wait()
             await trio.sleep(SETTLE_PERIOD_S)
             self._settle_wanted = trio.Event()
-            await self.settle()
+            try:
+                await self.settle()
+            except (ReadOnlyError, FatalIOError):
+                # Said where it happened. What is here is served; that it is here is forgotten with the process.
+                return
 
     async def quiesce(self) -> None:
         """Everything that was being fetched is here and recorded."""
