@@ -237,8 +237,10 @@ class Volume:
 
     def ensure_tenants(self) -> None:
         """A stream and a root directory for every tenant of the settings. Blocks; before the tasks start."""
-        self.writer.call(VOLUME_STREAM, partial(_check_geometry, settings=self.settings))
         self.load_tenants()
+        if not self.settings.manifest.enabled:
+            return  # read-only: what there is is served, nothing is made
+        self.writer.call(VOLUME_STREAM, partial(_check_geometry, settings=self.settings))
         known = {row.name for row in self._tenants.values()}
         for name, wanted in self.settings.tenants.items():
             if name not in known:
@@ -451,6 +453,8 @@ async def open_volume(
 ) -> AsyncIterator[Volume]:
     """Opens the volume and runs it until the block ends. `parts`: the components that run by themselves."""
     env = env or Env()
+    if not settings.manifest.enabled:
+        parts = ()  # a volume without its log writes nothing
     _ignore_lease_breaks()
     lock_fd = _lock(settings.volume.state_dir)
     try:
@@ -545,6 +549,8 @@ def _remote_settings(settings: Settings) -> RemoteSettings:
 
 def _lock(state_dir: Path) -> int:
     state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not os.access(state_dir, os.R_OK | os.W_OK | os.X_OK):
+        raise ReadOnlyError(f"{state_dir}: this user cannot write there; a volume needs its state_dir writable")
     fd = os.open(state_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
