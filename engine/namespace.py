@@ -21,7 +21,7 @@ import msgspec
 from aof2.engine import objects, tombstones
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.batch import Batch
-from aof2.engine.catalog.rows import INO_STREAM_SHIFT, ROOT_INO, DentryRow, InodeRow, ObjectState
+from aof2.engine.catalog.rows import INO_STREAM_SHIFT, ROOT_INO, DentryRow, InodeRow, ObjectRow, ObjectState
 
 NAME_LEN_MAX: Final = 255
 
@@ -149,14 +149,25 @@ def _drop_link(b: Batch, ino: int) -> InodeRow:
         b.put(t.INODES, ino, row)
         return row
     obj = b.get(t.OBJECTS, (ino, row.generation)) if row.generation else None
-    if obj is None or obj.state in (ObjectState.DIRTY, ObjectState.SEALED):
+    if obj is not None and obj.state in (ObjectState.DIRTY, ObjectState.SEALED):
+        tombstones.discard(b, obj)
+        obj = _newest_published(b, ino, row.generation)
+    if obj is None:
         b.delete(t.INODES, ino)
-        if obj is not None:
-            tombstones.discard(b, obj)
     else:
-        b.put(t.INODES, ino, row)
+        # What is undeleted is the newest content that reached the remote.
+        b.put(t.INODES, ino, msgspec.structs.replace(row, generation=obj.generation, size=obj.size))
         tombstones.tombstone(b, obj)
     return row
+
+
+def _newest_published(b: Batch, ino: int, before: int) -> ObjectRow | None:
+    older = [
+        obj
+        for (_, generation), obj in b.scan(t.OBJECTS, prefix=ino.to_bytes(8, "big"))
+        if generation < before and obj.state == ObjectState.PUBLISHED
+    ]
+    return older[-1] if older else None
 
 
 def rename(b: Batch, parent: int, name: bytes, new_parent: int, new_name: bytes, *, replace: bool = True) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import random
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.rows import ObjectState
+from aof2.engine.errors import ReadOnlyError
 from aof2.engine.local.handles import Key
 from aof2.engine.objects import on_disk
 from aof2.engine.volume import Volume
@@ -182,3 +185,35 @@ def test_more_than_fits_makes_way(tmp_path: Path) -> None:
         assert v.evictor.evictions > 0
 
     run_volume(small_settings(tmp_path, hot_bytes=4 * CHUNK), body)
+
+
+def test_turned_off_the_volume_is_read_only_and_serves_what_there_is(tmp_path: Path) -> None:
+    settings = small_settings(tmp_path)
+    data = content(1, 2 * CHUNK)
+    keys: list[Key] = []
+
+    async def write(v: Volume) -> None:
+        keys.append(await v.put("default", b"a", data))
+        await v.checkpoint("default")
+        await v.evict(keys)
+
+    async def read(v: Volume) -> None:
+        assert await v.read(keys[0], 0, len(data)) == data
+        with pytest.raises(ReadOnlyError, match="turned off"):
+            await v.put("default", b"b", b"x")
+        assert await v.read(keys[0], 5, 10) == data[5:15]
+
+    run_volume(settings, write)
+    off = msgspec.structs.replace(settings, manifest=msgspec.structs.replace(settings.manifest, enabled=False))
+    before = sorted((p, p.stat().st_size) for p in (tmp_path / "state" / "manifest").rglob("*.mlog"))
+    run_volume(off, read)
+    assert sorted((p, p.stat().st_size) for p in (tmp_path / "state" / "manifest").rglob("*.mlog")) == before
+    run_volume(settings, write_more(keys, data))
+
+
+def write_more(keys: list[Key], data: bytes) -> Callable[[Volume], Awaitable[None]]:
+    async def body(v: Volume) -> None:
+        assert await v.read(keys[0], 0, len(data)) == data
+        await v.put("default", b"b", b"x")
+
+    return body
