@@ -259,7 +259,10 @@ def _compare(stream: _VolumeStream, rows: OpenRows, *, glance: bool = False) -> 
 
     if stream.stream_id in rows.damaged:
         raise _NotComparedError(f"the log cannot be replayed: {rows.damaged[stream.stream_id]}")
-    conf = msgspec.structs.asdict(stream.settings.remote)
+    remote = stream.settings.remote
+    if remote.directory is not None and not remote.directory.is_dir():  # opening it would make it
+        raise _NotComparedError(f"the remote is away: {remote.directory}: no such directory; is its disk mounted?")
+    conf = msgspec.structs.asdict(remote)
     if glance:
         conf["timeout_s"] = min(conf["timeout_s"], GLANCE_TIMEOUT_S)
         conf["retries"] = min(conf["retries"], GLANCE_RETRIES)

@@ -75,6 +75,8 @@ def _remote(settings: Settings, url: str) -> RemoteSettings:
         raise CliError(str(e).replace("remote.url =", "--from", 1)) from None
     if parsed.scheme == "file":
         conf["endpoint_url"] = ""
+        if not parsed.path.is_dir():  # opening it would make it
+            raise CliError(f"{parsed.path}: no such directory; is the remote's disk mounted?")
         there, here = os.path.realpath(parsed.path), os.path.realpath(settings.volume.state_dir)
         if Path(here).is_relative_to(there) or Path(there).is_relative_to(here):
             raise CliError(f"volume.state_dir ({here}) and --from ({there}) overlap; give each a folder of its own")
