@@ -6,6 +6,7 @@ Read-only, and works on a log being written. What needs a volume is imported whe
 from __future__ import annotations
 
 import base64
+import contextlib
 import os
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -123,10 +124,11 @@ def inspect(
 
 @manifest.command(epilog="Example: aof2 manifest verify default && echo clean")
 @click.argument("name", metavar="[TENANT|DIR]", required=False)
+@click.option("--remote", "deep", is_flag=True, help="Read a tenant's log in the remote, too, not only the listing.")
 @click.option("--json", "as_json", is_flag=True, help="The whole report as one JSON object.")
 @conf_option
 @click.pass_context
-def verify(ctx: click.Context, name: str | None, as_json: bool, conf: str | None) -> None:
+def verify(ctx: click.Context, name: str | None, deep: bool, as_json: bool, conf: str | None) -> None:
     """Check a log: every checksum, the order of chunks and records, snapshots, retention, and that replay works.
 
     A tenant's log is compared with the remote, too: what it says was uploaded must be there, and be the same. Without
@@ -134,11 +136,11 @@ def verify(ctx: click.Context, name: str | None, as_json: bool, conf: str | None
     clean (notes, such as an unfinished write at the end or a remote that is away, are no damage); 1: damaged.
     """
     if name is None and _has_conf(conf):
-        clean = _verify_volume(load_conf(conf), as_json)
+        clean = _verify_volume(load_conf(conf), as_json, deep)
     elif name is None or _is_folder(name):
         clean = _verify_folder(Path(name or "."), as_json)
     else:
-        clean = _verify_tenant(_find_stream(name, conf), as_json)
+        clean = _verify_tenant(_find_stream(name, conf), as_json, deep)
     if not clean:
         ctx.exit(EXIT_FAILED)
 
@@ -247,12 +249,13 @@ class _NotComparedError(Aof2Error):
     """The remote copy cannot be looked at now; the message says why."""
 
 
-def _compare(stream: _VolumeStream, rows: OpenRows, *, glance: bool = False) -> StreamReport:
-    """The log against the remote's listing. A live volume deletes and bundles meanwhile: a bad find is looked at twice.
+def _compare(stream: _VolumeStream, rows: OpenRows, *, glance: bool = False, deep: bool = False) -> StreamReport:
+    """The log against the remote. A live volume deletes and bundles meanwhile: what looks bad is looked at twice.
 
     `_NotComparedError` when it cannot be done: for the log itself that is no damage.
     """
     from aof2.engine.env import Env
+    from aof2.engine.remote.errors import RemoteMissingError
     from aof2.engine.remote.open import open_remote
     from aof2.engine.remote.settings import RemoteSettings
     from aof2.engine.replicate.reconcile import examine_stream
@@ -270,8 +273,11 @@ def _compare(stream: _VolumeStream, rows: OpenRows, *, glance: bool = False) -> 
     try:
         store = open_remote(Env(), RemoteSettings(**conf))
         try:
-            report = examine_stream(store, catalog, stream.folder, stream.stream_id)
-            return report if report.clean else examine_stream(store, catalog, stream.folder, stream.stream_id)
+            with contextlib.suppress(RemoteMissingError):  # deleted since it was listed
+                report = examine_stream(store, catalog, stream.folder, stream.stream_id, deep=deep)
+                if report.clean:
+                    return report
+            return examine_stream(store, catalog, stream.folder, stream.stream_id, deep=deep)
         finally:
             store.close()
     except TransientError as e:
@@ -545,11 +551,11 @@ class VolumeVerified(msgspec.Struct, kw_only=True):
     streams: list[StreamVerified]
 
 
-def _verify_tenant(stream: _VolumeStream, as_json: bool) -> bool:
+def _verify_tenant(stream: _VolumeStream, as_json: bool, deep: bool) -> bool:
     from aof2.engine.inspect.rows import open_rows
 
     with open_rows(stream.settings.volume.state_dir) as rows:
-        found = _verify_stream(stream, rows)
+        found = _verify_stream(stream, rows, deep)
     if as_json:
         output.print_json(found)
     elif found.log is not None:
@@ -561,7 +567,7 @@ def _verify_tenant(stream: _VolumeStream, as_json: bool) -> bool:
     return found.clean
 
 
-def _verify_volume(settings: Settings, as_json: bool) -> bool:
+def _verify_volume(settings: Settings, as_json: bool, deep: bool) -> bool:
     from aof2.engine.catalog.recovery import stream_ids
     from aof2.engine.inspect.rows import open_rows
 
@@ -570,7 +576,7 @@ def _verify_volume(settings: Settings, as_json: bool) -> bool:
         names = _tenants(rows)
         present = stream_ids(state_dir / "manifest")
         found = [
-            _verify_stream(_VolumeStream(settings, stream_id, names.get(stream_id, "")), rows)
+            _verify_stream(_VolumeStream(settings, stream_id, names.get(stream_id, "")), rows, deep)
             for stream_id in sorted({VOLUME_STREAM, *names, *present})
         ]
     clean = all(one.clean for one in found)
@@ -607,7 +613,7 @@ def _tell_stream(one: StreamVerified) -> None:
         complain(damage)
 
 
-def _verify_stream(stream: _VolumeStream, rows: OpenRows) -> StreamVerified:
+def _verify_stream(stream: _VolumeStream, rows: OpenRows, deep: bool) -> StreamVerified:
     from aof2.engine.replicate.reconcile import Status
 
     label = stream.tenant or f"stream {stream.stream_id}"
@@ -627,7 +633,7 @@ def _verify_stream(stream: _VolumeStream, rows: OpenRows) -> StreamVerified:
         stream_id=stream.stream_id, tenant=stream.tenant, clean=report.clean, log=report, remote="compared"
     )
     try:
-        compared = _compare(stream, rows)
+        compared = _compare(stream, rows, deep=deep)
     except _NotComparedError as e:
         found.remote = "not compared"
         found.notes = [f"{label}: not compared with its remote copy: {e}"]
@@ -642,7 +648,7 @@ def _verify_stream(stream: _VolumeStream, rows: OpenRows) -> StreamVerified:
     ]
     found.damage += [_missing_line(label, one) for one in compared.of(Status.MISSING, Status.NEEDS_REPAIR)]
     found.damage += [
-        f"{label}: {_object_name(one.key)} differs from its remote copy {one.key}: {one.detail}; verify both"
+        f"{label}: {_object_name(one.key)} differs from its remote copy {one.key}: {one.detail}; damaged there, or another writer's"
         for one in compared.of(Status.DIVERGENT)
     ]
     found.clean = report.clean and not found.damage

@@ -177,7 +177,7 @@ def test_verify_a_clean_volume(root: Path, conf: Path) -> None:
     assert (one.exit_code, damage_in(one.stderr)) == (0, [])
     assert "tenant\tdefault\n" in one.stdout
     assert "verdict\tclean\n" in one.stdout
-    plain = run("manifest", "verify", "--conf", conf)
+    plain = run("manifest", "verify", "--remote", "--conf", conf)
     assert [line.split("\t")[:3] for line in plain.stdout.splitlines()[1:]] == [
         ["0", "-", "clean"],
         ["1", "default", "clean"],
@@ -215,6 +215,22 @@ def test_verify_names_what_differs(root: Path, conf: Path) -> None:
     assert "verdict\tdamaged (1 finding(s))\n" in result.stdout
     (line,) = damage_in(result.stderr)
     assert f"chunk {damaged.stem} differs from its remote copy" in line
+
+
+@pytest.mark.parametrize("how", ["noticed", "silent"])
+def test_verify_reads_the_remote_when_asked(root: Path, conf: Path, how: str) -> None:
+    damaged = log_objects(root)[0]
+    if how == "silent":
+        flip(damaged, 200)  # size and times as they were: only reading it shows
+    else:
+        data = bytearray(damaged.read_bytes())
+        data[200] ^= 1
+        damaged.write_bytes(data)
+    result = run("manifest", "verify", "--remote", "--conf", conf)
+    assert result.exit_code == 1
+    (line,) = damage_in(result.stderr)
+    assert line.startswith(f"aof2: default: chunk {damaged.stem} differs from its remote copy")
+    assert run("manifest", "verify", "default", "--conf", conf).exit_code == (how == "noticed")
 
 
 def test_verify_with_the_remote_away_is_a_note(root: Path, conf: Path) -> None:
