@@ -29,7 +29,7 @@ import trio
 
 from aof2.engine import namespace, objects
 from aof2.engine.aio import open_nursery, result_of
-from aof2.engine.catalog import snapshots
+from aof2.engine.catalog import changes, snapshots
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.batch import Batch
 from aof2.engine.catalog.recovery import Opened, open_catalog, open_stream
@@ -44,6 +44,7 @@ from aof2.engine.env import Env
 from aof2.engine.errors import FatalIOError, LimitError, ReadOnlyError
 from aof2.engine.jobs.prune import Retention
 from aof2.engine.jobs.service import Jobs
+from aof2.engine.local import orphans
 from aof2.engine.local.handles import HandleTable, Key, ObjectHandle
 from aof2.engine.local.hot import HotCache
 from aof2.engine.local.warm import WarmStore
@@ -75,6 +76,7 @@ VOLUME_STREAM = 0
 # Chunks uploaded at once. Each holds several parts in memory; two keep a link busy.
 UPLOADS_MAX = 2
 PRUNE_EVERY_S = 600.0
+CURSORS_EVERY_S = 3600.0
 PARTS = ("replicator", "jobs", "scrubber")
 # What a stop waits for the remote with the log's last chunks; they are uploaded at the next start otherwise.
 DRAIN_MAX_S = 10.0
@@ -299,7 +301,11 @@ class Volume:
             backing=identity,
             block_bytes=self.settings.engine.block_bytes,
         )
-        row = await result_of(self.writer.submit(key[0], work))
+        try:
+            row = await result_of(self.writer.submit(key[0], work))
+        except BaseException:
+            self.evictor.give_back(tenant, size)  # counted when the seal is recorded, not before
+            raise
         self.jobs.sealed(key[0], digest.size)
         return row
 
@@ -405,8 +411,12 @@ class Volume:
             self._snapshot_wake = trio.Event()
             wanted, self._snapshots_wanted = self._snapshots_wanted, {}
             for stream_id in wanted:
-                with contextlib.suppress(ReadOnlyError, FatalIOError):  # the volume says so itself
+                try:
                     await self.snapshot(stream_id)
+                except (ReadOnlyError, FatalIOError):
+                    continue  # the volume says so itself
+                except OSError as e:  # comes again with the next bytes of log, or at the stop
+                    log.warning("no snapshot was taken", extra={"stream_id": stream_id, "error": str(e)})
 
     async def snapshot(self, stream_id: int) -> None:
         """A snapshot of one stream; its upload, and what may go after it, is the replicator's."""
@@ -438,6 +448,45 @@ class Volume:
         for name in PARTS:
             if name in parts:
                 await nursery.start(getattr(self, name).run)
+        if parts:
+            nursery.start_soon(self._housekeep)
+
+    async def _housekeep(self) -> None:
+        """Once: what a crash left on the disk. Every hour: subscribers that nobody hears of any more."""
+        await self.sweep_orphans()
+        while True:
+            await trio.sleep(CURSORS_EVERY_S)
+            for tenant_id in self.target.streams:
+                with contextlib.suppress(ReadOnlyError, FatalIOError):
+                    if self._has_idle_cursor(tenant_id):
+                        await result_of(self.writer.submit(tenant_id, changes.expire))
+
+    def _has_idle_cursor(self, stream_id: int) -> bool:
+        before_ms = self.env.now_ms() - changes.CURSOR_IDLE_MAX_MS
+        with self.catalog.view() as view:
+            return any(row.seen_ms <= before_ms for _, row in view.scan(stream_id, t.CURSORS))
+
+    async def sweep_orphans(self) -> int:
+        """Removes files in hot_cache and warm that no row speaks of; how many."""
+        removed = 0
+        names = self.tenant_names()
+        hot = await trio.to_thread.run_sync(orphans.hot_orphans, self.catalog, self.hot.root, names)
+        for key, path in hot:
+            await trio.lowlevel.checkpoint()
+            with self.catalog.view() as view:
+                # In use means that blocks may be landing that the catalog does not know yet.
+                if key not in self.handles and key not in self.handles.evicting and orphans.hot_is_orphan(view, key):
+                    self.hot.unlink(path)
+                    removed += 1
+        async with self.evictor.lock:  # nothing is being demoted meanwhile
+            warm = await trio.to_thread.run_sync(orphans.warm_orphans, self.catalog, self.warm.root, names)
+            for stream_id, chunk_id, path in warm:
+                if not self.warm.has((stream_id, chunk_id)):
+                    self.hot.unlink(path)
+                    removed += 1
+        if removed:
+            log.info("orphan files removed", extra={"files": removed})
+        return removed
 
 
 def log_settings(settings: Settings) -> LogSettings:
@@ -507,7 +556,8 @@ def serve_metrics(volume: Volume) -> Iterator[None]:
 
 async def _wind_down(volume: Volume, *, drain: bool) -> None:
     """While the tasks still run: what is here is recorded, snapshotted, and sent as far as the remote lets us."""
-    with contextlib.suppress(ReadOnlyError, FatalIOError):
+    # What cannot be recorded is fetched again, what is not snapshotted is replayed.
+    with contextlib.suppress(ReadOnlyError, FatalIOError, OSError):
         await volume.hydrator.settle()
         if drain:
             await volume.snapshot_all()
@@ -517,7 +567,7 @@ async def _wind_down(volume: Volume, *, drain: bool) -> None:
 
 
 async def _close(volume: Volume) -> None:
-    with contextlib.suppress(ReadOnlyError):
+    with contextlib.suppress(ReadOnlyError, FatalIOError, OSError):
         await volume.hydrator.settle()
     volume.handles.close_all()
     await trio.to_thread.run_sync(volume.writer.close)

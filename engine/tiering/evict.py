@@ -15,6 +15,7 @@ Owner: the trio thread; one eviction at a time.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -52,10 +53,13 @@ def _give_up(b: Batch, chunk_ids: Sequence[int], kept: Mapping[int, int], block_
 
 
 class Victim(NamedTuple):
+    """An object to give up: whole, or some of its chunks where that is enough."""
+
     key: Key
     tenant: str
     path: Path
     chunk_ids: tuple[int, ...]
+    holes: tuple[tuple[int, int], ...] = ()  # (offset, length) to punch; none: the file goes whole
 
 
 class Evictor:
@@ -89,7 +93,7 @@ class Evictor:
         self._block_bytes = block_bytes
         self._warm = warm
         self._keeps_warm = keeps_warm
-        self._lock = trio.Lock()
+        self.lock = trio.Lock()
         self._gone: OrderedDict[tuple[int, int], float] = OrderedDict()  # chunks given up lately → when
         self._hand: tuple[int, bytes] | None = None
 
@@ -114,16 +118,39 @@ class Evictor:
 
     async def make_room(self, size_bytes: int) -> int:
         """Evicts until so much would fit below the low-water mark; how much was freed."""
-        async with self._lock:
+        async with self.lock:
             usage = self.quota.usage
             target = int(self._limit_bytes * self._low_water) - size_bytes
             wanted = usage.used_bytes + usage.reserved_bytes - max(0, target)
             freed = 0
             for victims in self._batches(wanted):
-                freed += await self._evict(victims)
+                left = wanted - freed
+                freed += await self._evict([self._no_more_than(v, left) for v in victims])
                 if freed >= wanted:
                     break
             return freed
+
+    def _no_more_than(self, victim: Victim, wanted: int) -> Victim:
+        """Of an object that holds much more than is wanted, the first chunks that make up for it."""
+        stream_id, ino, generation = victim.key
+        chosen: list[int] = []
+        holes: list[tuple[int, int]] = []
+        freed = resident = 0
+        with self.catalog.view() as view:
+            row = view.get(stream_id, t.OBJECTS, (ino, generation))
+            for chunk_id in victim.chunk_ids:
+                chunk, here = view.get(stream_id, t.CHUNKS, chunk_id), view.get(stream_id, t.RESIDENCY, chunk_id)
+                if row is None or chunk is None or here is None or not here.mask:
+                    continue
+                size = objects.disk_bytes(here.mask, chunk.length, self._block_bytes)
+                resident += size
+                if freed < wanted:
+                    chosen.append(chunk_id)
+                    holes.append((chunk.index * row.chunk_bytes, chunk.length))
+                    freed += size
+        if freed >= resident or not chosen:
+            return victim
+        return victim._replace(chunk_ids=tuple(chosen), holes=tuple(holes))
 
     def recently_evicted(self, slot: tuple[int, int]) -> bool:
         """Whether this chunk (stream id, chunk id) was given up a moment ago: fetching it again is thrash."""
@@ -134,7 +161,7 @@ class Evictor:
 
     async def evict(self, keys: Sequence[Key]) -> tuple[int, list[Key]]:
         """Drops these objects' local bytes: how many, and which objects were in use or not durable yet."""
-        async with self._lock:
+        async with self.lock:
             freed, skipped = 0, []
             for key in keys:
                 victim = self._victim(key)
@@ -259,7 +286,7 @@ class Evictor:
         freed = self.writer.call(stream_id, work, sync=True)
         self.hot.env.failpoint("evict.recorded")
         for victim in free:
-            self.hot.unlink(victim.path)
+            self._drop(stream_id, victim)
             self.hot.env.failpoint("evict.unlinked")
             for chunk_id in victim.chunk_ids:
                 if self._warm is not None and chunk_id in kept:
@@ -267,6 +294,29 @@ class Evictor:
         slots = [(stream_id, chunk_id) for chunk_id in chunk_ids]
         trio.from_thread.run_sync(self._note_freed, free[0].tenant, freed, len(free), slots if demote else [])
         return freed
+
+    def _drop(self, stream_id: int, victim: Victim) -> None:
+        """The bytes go: the file, or holes in it, after which the catalog knows the file as it is now."""
+        if not victim.holes:
+            self.hot.unlink(victim.path)
+            return
+        with contextlib.suppress(FileNotFoundError):
+            for offset, length in victim.holes:
+                self.hot.punch(victim.path, offset, length)
+            fd = self.hot.open(victim.path)
+            try:
+                identity = self.hot.identity(fd)
+            finally:
+                self.hot.env.files.close(fd)
+            work = partial(
+                objects.resident,
+                ino=victim.key[1],
+                generation=victim.key[2],
+                masks={},
+                backing=identity,
+                block_bytes=self._block_bytes,
+            )
+            self.writer.call(stream_id, work)
 
     # -- warm --------------------------------------------------------------------------------------------------
 

@@ -217,3 +217,46 @@ def write_more(keys: list[Key], data: bytes) -> Callable[[Volume], Awaitable[Non
         await v.put("default", b"b", b"x")
 
     return body
+
+
+def test_of_a_large_object_only_what_is_wanted_goes(tmp_path: Path) -> None:
+    """Chunks are punched out of a file that holds much more than has to make way."""
+
+    async def body(v: Volume) -> None:
+        data = content(3, 6 * CHUNK)
+        big = await v.put("default", b"big", data)
+        await v.checkpoint("default")
+        v.handles.forget(big)
+        await v.evictor.make_room(3 * CHUNK)
+        used = v.quota.usage.used_bytes
+        assert 0 < used < 6 * CHUNK
+        assert v.backing_path(big).stat().st_blocks * 512 == used
+        fetched = v.hydrator.fetched_bytes
+        tail = 5 * CHUNK
+        assert await v.read(big, tail, CHUNK) == data[tail:]
+        assert v.hydrator.fetched_bytes == fetched  # what stayed is trusted as it is
+        assert await v.read(big, 0, len(data)) == data
+
+    run_volume(small_settings(tmp_path, hot_bytes=8 * CHUNK, compression="none"), body, parts=("jobs",))
+
+
+def test_files_without_rows_are_swept(tmp_path: Path) -> None:
+    async def body(v: Volume) -> None:
+        key = await v.put("default", b"a", content(1, 1000))
+        kept = v.backing_path(key)
+        orphan = kept.with_name("12345.1")
+        orphan.write_bytes(b"left by a crash")
+        warm = v.warm.path("default", 777)
+        warm.parent.mkdir(parents=True)
+        warm.write_bytes(b"this too")
+        odd = kept.with_name("notes.txt")
+        odd.write_bytes(b"not ours to judge")
+        assert await v.sweep_orphans() == 2
+        assert (kept.exists(), orphan.exists(), warm.exists(), odd.exists()) == (True, False, False, True)
+        await v.checkpoint("default")
+        await v.evict([key])
+        kept.write_bytes(b"an eviction that was cut short")
+        assert await v.sweep_orphans() == 1
+        assert await v.read(key, 0, 1000) == content(1, 1000)
+
+    run_volume(small_settings(tmp_path), body, parts=("jobs",))
