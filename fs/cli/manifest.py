@@ -648,7 +648,8 @@ def _verify_stream(stream: _VolumeStream, rows: OpenRows, deep: bool) -> StreamV
     ]
     found.damage += [_missing_line(label, one) for one in compared.of(Status.MISSING, Status.NEEDS_REPAIR)]
     found.damage += [
-        f"{label}: {_object_name(one.key)} differs from its remote copy {one.key}: {one.detail}; damaged there, or another writer's"
+        f"{label}: {_object_name(one.key)} differs from its remote copy {one.key}: {one.detail};"
+        " damaged there, or another writer's"
         for one in compared.of(Status.DIVERGENT)
     ]
     found.clean = report.clean and not found.damage
