@@ -25,7 +25,7 @@ from aof2.engine.catalog.writer import CatalogWriter
 from aof2.engine.env import Env
 from aof2.engine.jobs import checkpoint, download, prune, verify
 from aof2.engine.jobs.errors import JobFailedError
-from aof2.engine.jobs.worker import LEASE_S, REFUSALS, Executor, JobContext, JobRunner, RefuseTruncation
+from aof2.engine.jobs.worker import LEASE_S, REFUSALS, REFUSED_S, Executor, JobContext, JobRunner, RefuseTruncation
 from aof2.engine.local.handles import Key
 from aof2.engine.observe.metrics import StorageMetrics
 from aof2.engine.tiering.evict import Evictor
@@ -195,10 +195,18 @@ class Jobs:
             self._plan_wanted, self._plan_now = trio.Event(), trio.Event()
             self._sealed_bytes = 0
             wanted, self._to_plan = self._to_plan, set()
+            refused = False
             for tenant_id in wanted:
-                with contextlib.suppress(*REFUSALS):  # the volume says so itself
+                try:
                     if self._is_plannable(tenant_id):
                         await self.plan(tenant_id)
+                except OSError:  # the log has no room: what is sealed is planned when it has
+                    self.sealed(tenant_id, 0)
+                    refused = True
+                except REFUSALS:
+                    continue  # the volume says so itself
+            if refused:
+                await trio.sleep(REFUSED_S)
 
     def _is_plannable(self, tenant_id: int) -> bool:
         """A look before a commit."""

@@ -43,8 +43,8 @@ LEASE_S: Final = 60.0
 REFUSED_S: Final = 5.0  # until the catalog is asked again after it took no writes
 CRASH_POINTS: Final = ("job.enqueued", "job.claimed", "job.progressed", "job.executed", "job.finished")
 
-# The catalog takes no writes: fenced, failed, full, or this tenant's stream is quarantined.
-REFUSALS: Final = (ReadOnlyError, FatalIOError, LimitError)
+# The catalog takes no writes: fenced, failed, full, its log's disk full, or this tenant's stream is quarantined.
+REFUSALS: Final = (ReadOnlyError, FatalIOError, LimitError, OSError)
 
 JobKey = tuple[int, int]  # tenant id, job id
 

@@ -454,7 +454,7 @@ class Hydrator:
     async def _failed(self, stream_id: int, chunk: ChunkRow, reason: ReasonCode) -> None:
         self._metrics.hydrations_total[Result.ERROR].inc()
         work = partial(objects.hydration_failed, chunk_id=chunk.chunk_id, reason_code=int(reason))
-        with contextlib.suppress(ReadOnlyError, FatalIOError):  # the reader is told what happened either way
+        with contextlib.suppress(ReadOnlyError, FatalIOError, OSError):  # the reader is told what happened either way
             await result_of(self.writer.submit(stream_id, work))
 
     # -- recording ---------------------------------------------------------------------------------------------
@@ -476,6 +476,9 @@ class Hydrator:
             except (ReadOnlyError, FatalIOError):
                 # Said where it happened. What is here is served; that it is here is forgotten with the process.
                 return
+            except OSError as e:
+                log.warning("hydrated blocks are not recorded yet", extra={"error": str(e)})
+                self._settle_wanted.set()
 
     async def quiesce(self) -> None:
         """Everything that was being fetched is here and recorded."""
@@ -508,7 +511,12 @@ class Hydrator:
             backing=backing,
             block_bytes=self.block_bytes,
         )
-        await result_of(self.writer.submit(stream_id, work))
+        try:
+            await result_of(self.writer.submit(stream_id, work))
+        except OSError:  # the log has no room: the next settle tries again
+            for chunk, bits in added.items():
+                handle.added[chunk] = handle.added.get(chunk, 0) | bits & handle.masks[chunk]
+            raise
         if backing is not None:
             handle.row = msgspec.structs.replace(handle.row, backing=backing)
         self.hot.env.failpoint("hydrate.recorded")

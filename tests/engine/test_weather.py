@@ -514,12 +514,12 @@ def test_disk_full_at_the_log(tmp_path: Path) -> None:
         data.update(await put_some(v, 3))
         await v.checkpoint("default")
         await v.evict(list(data)[:1])
-        await _rotated(v)
         disk.full = (v.manifest_dir,)
-        for i in range(3):
-            with pytest.raises(OSError, match="No space left") as e:
-                await v.put("default", b"no%d" % i, b"there is no room for this")
-            assert e.value.errno == errno.ENOSPC
+        data.update(await _fill(v))
+        used_bytes = v.quota.usage.used_bytes
+        with pytest.raises(OSError, match="No space left"):
+            await v.put("default", b"no", b"there is no room for this")
+        assert v.quota.usage.used_bytes == used_bytes
         await _served_or_said(lambda: check(v, data))
         await trio.sleep(1.5)  # the background meets it too: settling, planning
         assert disk.refused
@@ -544,11 +544,11 @@ def test_disk_full_at_the_log_while_a_checkpoint_runs(tmp_path: Path) -> None:
 
     async def body(v: Volume) -> None:
         data.update(await put_some(v, 3))
-        await _rotated(v, published_too=False)
         disk.full = (v.manifest_dir,)
-        await trio.sleep(1.5)
+        data.update(await _fill(v))
+        await trio.sleep(1)
+        assert any(v.object_row(key).state == ObjectState.SEALED for key in data)
         disk.full = ()
-        await v.put("default", b"wakes", b"the volume")
         await published(v, list(data))
         await check(v, data)
 
@@ -556,11 +556,16 @@ def test_disk_full_at_the_log_while_a_checkpoint_runs(tmp_path: Path) -> None:
     is_clean(settings)
 
 
-async def _rotated(v: Volume, *, published_too: bool = True) -> None:
-    """The next record begins a new chunk file."""
-    if published_too:
-        await v.replicator.drain()
-    await until(lambda: v.target.due_s() is None)
+async def _fill(v: Volume) -> dict[Key, bytes]:
+    """Puts until the log's chunk is full and there is no room for the next one."""
+    data: dict[Key, bytes] = {}
+    for i in range(200):
+        try:
+            data[await v.put("default", b"some%d" % i, b"%d" % i)] = b"%d" % i
+        except OSError as e:
+            assert e.errno == errno.ENOSPC
+            return data
+    raise AssertionError("the log has room for ever")
 
 
 async def _served_or_said(work: Callable[[], Awaitable[None]]) -> None:
