@@ -5,62 +5,37 @@ Read-only, and works on a log being written. What needs a volume is imported whe
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import os
-from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import click
 import msgspec
 
 from aof2.engine.errors import Aof2Error, TransientError
 from aof2.engine.manifest.check import CheckReport, check
-from aof2.engine.manifest.examine import Finding, Kind, examine, survey
-from aof2.engine.manifest.format import (
-    COMMIT_BLOB,
-    COMMIT_SCHEMA_ID,
-    LOG_SEGMENT_ID,
-    ManifestIntegrityError,
-    RecordType,
-)
-from aof2.engine.manifest.payloads import CustomEvent, SealSegment
-from aof2.engine.manifest.reader import Record
+from aof2.engine.manifest.examine import Kind
 from aof2.fs.cli import output
 from aof2.fs.cli.conf import conf_option, load_conf
 from aof2.fs.cli.errors import EXIT_FAILED, CliError, complain, explain_os_error
+from aof2.fs.cli.records import (
+    ADVICE,
+    COLUMNS,
+    RecordRows,
+    as_object,
+    complain_of,
+    json_text,
+    note_of,
+    parse_types,
+    print_table,
+)
 
 if TYPE_CHECKING:
     from aof2.engine.catalog.store import Catalog
     from aof2.engine.inspect.rows import OpenRows
     from aof2.engine.replicate.reconcile import ObjectFinding, StreamReport
     from aof2.engine.settings import Settings
-
-COLUMNS = (
-    "chunk_index",
-    "chunk_offset",
-    "ordinal",
-    "type",
-    "type_id",
-    "flags",
-    "segment_id",
-    "logical_offset",
-    "timestamp_ms",
-    "payload",
-)
-
-ADVICE = {
-    Kind.CHUNK: "restore the chunk from its remote copy",
-    Kind.GAP: "fetch what is missing from the remote",
-    Kind.BUNDLE: "restore the bundle from its remote copy",
-    Kind.SNAPSHOT: "remove it: an older one, or the whole log, is replayed instead",
-    Kind.RETENTION: "fetch what is missing from the remote",
-    Kind.REPLAY: "restore the chunk from its remote copy",
-    Kind.UNREADABLE: "check the file's owner and the disk",
-    Kind.QUARANTINE: "once the log is clean, remove quarantine.json to lift it",
-}
 
 
 # A look at a log does not wait long for the remote; a check of it does.
@@ -104,20 +79,20 @@ def inspect(
     before it and the chunks after it are still shown, and the exit code is 1. Uncommitted bytes at the end are only
     noted, and so are a tenant's chunks and snapshots that differ from their remote copies.
     """
-    wanted = _parse_types(types)
+    wanted = parse_types(types)
     stream = None if _is_folder(name) else _find_stream(name, conf)
     differing = _note_differences(stream) if stream else frozenset()
-    rows = _Rows(stream.folder if stream else Path(name), from_chunk, wanted, limit, differing)
+    rows = RecordRows(stream.folder if stream else Path(name), from_chunk, wanted, limit, differing)
     if as_json:
         for record in rows:
-            output.print_json(_as_object(record, rows))
+            output.print_json(as_object(record, rows))
     elif output.on_terminal():
-        _print_table(rows)
+        print_table(rows)
     else:
         output.print_tsv(COLUMNS)
         for record in rows:
-            *cells, payload = _as_object(record, rows).values()
-            output.print_tsv((*cells, _json_text(payload)))
+            *cells, payload = as_object(record, rows).values()
+            output.print_tsv((*cells, json_text(payload)))
     if rows.damaged:
         ctx.exit(EXIT_FAILED)
 
@@ -158,19 +133,9 @@ def _verify_folder(folder: Path, as_json: bool) -> bool:
 
 def _tell(report: CheckReport) -> None:
     for finding in report.notes:
-        _note(finding)
+        note_of(finding)
     for finding in report.damage:
-        _complain(finding)
-
-
-def _complain(finding: Finding) -> None:
-    advice = ADVICE.get(finding.kind)
-    complain(f"{finding.message}; {advice}" if advice else finding.message)
-
-
-def _note(finding: Finding) -> None:
-    advice = ADVICE.get(finding.kind) if finding.kind is Kind.QUARANTINE else None
-    complain(f"note: {finding.message}{'; ' + advice if advice else ''}")
+        complain_of(finding)
 
 
 # -- which log ---------------------------------------------------------------------------------------------------
@@ -324,179 +289,6 @@ def _object_name(key: str) -> str:
         case keys.ManifestSnapshotKey(_, snapshot_id):
             return f"snapshot {snapshot_id}"
     return key
-
-
-# -- inspect -----------------------------------------------------------------------------------------------------
-
-
-def _parse_types(names: tuple[str, ...]) -> frozenset[int]:
-    known = {t.label.lower(): int(t) for t in RecordType}
-    wanted = set()
-    for name in names:
-        text = name.lower()
-        number = text.removeprefix("unknown")
-        if text in known:
-            wanted.add(known[text])
-        elif number != text and number.isdecimal() and number.isascii():
-            wanted.add(int(number))
-        else:
-            choices = ", ".join(t.label for t in RecordType)
-            raise click.BadParameter(f"{name!r} is no record type; there are {choices}", param_hint="--type")
-    return frozenset(wanted)
-
-
-class _Rows:
-    """The records to show, in order. Damage and notes met on the way go to stderr as they are met."""
-
-    def __init__(
-        self,
-        directory: Path,
-        from_chunk: int,
-        types: frozenset[int],
-        limit: int | None,
-        differing: frozenset[int] = frozenset(),
-    ) -> None:
-        self.damaged = False
-        self.differing = differing
-        self._directory = directory
-        self._from_chunk = from_chunk
-        self._types = types
-        self._limit = limit
-
-    def __iter__(self) -> Iterator[Record]:
-        found = survey(self._directory)
-        for finding in found.damage:
-            self.damage(finding)
-        if not found.chunks:
-            complain(f"note: {self._directory}: no manifest chunks here; a stream's folder holds files such as 0.mlog")
-        left = self._limit
-        for examined in examine(found, self._from_chunk):
-            if examined.gap:
-                self.damage(examined.gap)
-            for record in examined.chunk.records() if examined.chunk else ():
-                if self._types and record.type_id not in self._types:
-                    continue
-                yield record
-                if left is not None:
-                    left -= 1
-                    if left == 0:
-                        return
-            if examined.damage:
-                self.damage(examined.damage)
-            if examined.note:
-                _note(examined.note)
-
-    def damage(self, finding: Finding) -> None:
-        self.damaged = True
-        _complain(finding)
-
-    def payload(self, record: Record) -> dict[str, Any]:
-        """The decoded fields by name; what cannot be decoded as hex."""
-        if not record.known:
-            return {"raw": record.payload.hex()}
-        try:
-            payload = record.decoded()
-        except ManifestIntegrityError as e:
-            self.damage(Finding(kind=Kind.CHUNK, message=f"{self._directory}: {e}"))
-            return {"raw": record.payload.hex()}
-        if isinstance(payload, CustomEvent):
-            return _event(payload)
-        fields = payload._asdict()
-        if isinstance(payload, SealSegment) and payload.ext_id is None:  # the short form has no more
-            return {name: fields[name] for name in ("durable_bytes", "segment_crc64")}
-        return fields
-
-
-def _event(event: CustomEvent) -> dict[str, Any]:
-    if event.schema_id == COMMIT_SCHEMA_ID and len(event.blob) == COMMIT_BLOB.size:
-        fields = zip(("span_start", "span_crc64", "durable_len"), COMMIT_BLOB.unpack(event.blob), strict=True)
-        return {"schema_id": event.schema_id, **dict(fields)}
-    blob = base64.b64encode(event.blob).decode()
-    return {"schema_id": event.schema_id, "blob_len": len(event.blob), "blob": blob}
-
-
-def _as_object(record: Record, rows: _Rows) -> dict[str, Any]:
-    values = (
-        record.chunk_index,
-        record.chunk_offset,
-        record.ordinal,
-        record.type,
-        record.type_id,
-        record.flags,
-        record.segment_id,
-        record.logical_offset,
-        record.timestamp_ms,
-        rows.payload(record),
-    )
-    return dict(zip(COLUMNS, values, strict=True))
-
-
-def _json_text(value: object) -> str:
-    return msgspec.json.encode(value).decode()
-
-
-def _print_table(rows: _Rows) -> None:
-    columns = (
-        output.Column("chunk", right=True),
-        output.Column("offset", right=True),
-        output.Column("ordinal", right=True),
-        output.Column("time (UTC)"),
-        output.Column("type"),
-        output.Column("segment", right=True),
-        output.Column("logical", right=True),
-        output.Column("payload", fold_min=30),
-    )
-    output.print_table(columns, (_table_row(record, rows) for record in rows))
-
-
-def _table_row(record: Record, rows: _Rows) -> output.Styled:
-    payload = rows.payload(record)
-    commit = payload.keys() == {"schema_id", "span_start", "span_crc64", "durable_len"}
-    cells = (
-        f"{record.chunk_index}{' (differs)' if record.chunk_index in rows.differing else ''}",
-        str(record.chunk_offset),
-        str(record.ordinal),
-        iso_time(record.timestamp_ms),
-        "commit" if commit else record.type + (f" flags={record.flags:#x}" if record.flags else ""),
-        "log" if record.segment_id == LOG_SEGMENT_ID else str(record.segment_id),
-        str(record.logical_offset),
-        " ".join(f"{name}={_value(name, value)}" for name, value in payload.items()),
-    )
-    return output.Styled(cells, "dim" if commit else style(record.type))
-
-
-def style(label: str) -> str:
-    """The colour of a record by what it is about; failures stand out whatever they are about."""
-    if label.endswith("Failed"):
-        return "bold red"
-    for prefix, colour in (
-        ("Hydration", "cyan"),
-        ("LocalEvicted", "yellow"),
-        ("Upload", "green"),
-        ("Compression", "magenta"),
-        ("Tier2", "bright_red"),
-        ("Snapshot", "blue"),
-        ("Unknown", "reverse"),
-    ):
-        if label.startswith(prefix):
-            return colour
-    return ""
-
-
-def iso_time(timestamp_ms: int) -> str:
-    """`2026-01-31T12:00:00.123`; a number no calendar reaches stays one."""
-    try:
-        moment = datetime.fromtimestamp(timestamp_ms // 1000, UTC)
-    except (OverflowError, ValueError, OSError):
-        return str(timestamp_ms)
-    return f"{moment:%Y-%m-%dT%H:%M:%S}.{timestamp_ms % 1000:03}"
-
-
-def _value(name: str, value: object) -> str:
-    if name.endswith("crc64") and isinstance(value, int):
-        return f"{value:016x}"
-    text = str(value)
-    return text if len(text) <= 120 else f"{text[:117]}…"
 
 
 # -- verify ------------------------------------------------------------------------------------------------------

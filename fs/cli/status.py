@@ -23,7 +23,7 @@ from aof2.engine.units import format_size
 from aof2.fs.cli import output
 from aof2.fs.cli.conf import conf_option, load_conf
 from aof2.fs.cli.errors import complain
-from aof2.fs.cli.manifest import iso_time, style
+from aof2.fs.cli.records import iso_time, style
 
 TENANT_COLUMNS = ("tenant", "kind", "objects", "bytes", "hot", "warm", "remote", "dirty", "needs repair")
 CHUNK_COLUMNS = ("chunk", "index", "bytes", "hot", "warm", "sha256", "key")

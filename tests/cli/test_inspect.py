@@ -10,7 +10,7 @@ import pytest
 from aof2 import native
 from aof2.engine.manifest import payloads as p
 from aof2.engine.manifest.format import LOG_SEGMENT_ID
-from aof2.fs.cli import manifest, output
+from aof2.fs.cli import output, records
 from tests.cli.logs import (
     EVERY_TYPE,
     KEYS,
@@ -213,4 +213,4 @@ def test_table_on_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert "reclaimed_bytes=5" in text
     assert "log" in text
     assert "\x1b" not in text
-    assert manifest.style("UploadFailed") != manifest.style("UploadDone") != manifest.style("HydrationDone")
+    assert records.style("UploadFailed") != records.style("UploadDone") != records.style("HydrationDone")
