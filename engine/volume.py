@@ -303,7 +303,7 @@ class Volume:
         )
         try:
             row = await result_of(self.writer.submit(key[0], work))
-        except BaseException:
+        except Exception:
             self.evictor.give_back(tenant, size)  # counted when the seal is recorded, not before
             raise
         self.jobs.sealed(key[0], digest.size)
