@@ -556,6 +556,31 @@ def test_disk_full_at_the_log_while_a_checkpoint_runs(tmp_path: Path) -> None:
     is_clean(settings)
 
 
+@pytest.mark.expects_warnings
+def test_disk_full_at_the_log_when_a_job_is_due(tmp_path: Path) -> None:
+    settings = small_settings(tmp_path)
+    disk = SmallDisk()
+
+    async def body(v: Volume) -> None:
+        data = await put_some(v, 3)
+        tenant_id = next(iter(data))[0]
+        assert await v.jobs.plan(tenant_id)
+        disk.full = (v.manifest_dir,)
+        await _fill(v)
+        refused = disk.refused
+        async with trio.open_nursery() as nursery:
+            await nursery.start(v.jobs.run)
+            await until(lambda: disk.refused > refused)
+            await trio.sleep(0.3)
+            assert v.jobs.runner.jobs(tenant_id)[0].state == JobState.QUEUED
+            disk.full = ()
+            await published(v, list(data))
+            nursery.cancel_scope.cancel()
+
+    run_volume(settings, body, env=Env(files=disk), parts=("replicator",))
+    is_clean(settings)
+
+
 async def _fill(v: Volume) -> dict[Key, bytes]:
     """Puts until the log's chunk is full and there is no room for the next one."""
     data: dict[Key, bytes] = {}
