@@ -598,7 +598,8 @@ async def _served_or_said(work: Callable[[], Awaitable[None]]) -> None:
         await work()
 
 
-def test_the_clock_goes_back_an_hour(tmp_path: Path) -> None:
+def test_the_clock_goes_back_an_hour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(volume, "DRAIN_MAX_S", 1.0)  # the next test says what it would wait for
     settings = small_settings(tmp_path)
     off_ms = [0]
     env = Env(now_ms=lambda: time.time_ns() // 1_000_000 + off_ms[0])
@@ -615,12 +616,10 @@ def test_the_clock_goes_back_an_hour(tmp_path: Path) -> None:
             await check(v, data)
             await v.unlink("default", b"after")
             del data[new]
-            await v.replicator.drain()
             off_ms[0] -= 3_600_000
             last = await v.put("default", b"last", content(10, CHUNK))
             data[last] = content(10, CHUNK)
             await published(v, [last])
-            await v.replicator.drain()
 
     async def again(v: Volume) -> None:
         await check(v, data)
@@ -631,6 +630,25 @@ def test_the_clock_goes_back_an_hour(tmp_path: Path) -> None:
     off_ms[0] -= 3_600_000
     run_volume(settings, again, env=env)
     is_clean(settings)
+
+
+@pytest.mark.xfail(
+    raises=trio.TooSlowError,
+    strict=True,
+    reason="due_s is the wall clock's: after a step back it is as far off as the step, and whoever waits for it waits",
+)
+def test_the_log_is_sent_after_the_clock_went_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(volume, "DRAIN_MAX_S", 0.2)
+    off_ms = [0]
+    env = Env(now_ms=lambda: time.time_ns() // 1_000_000 + off_ms[0])
+
+    async def body(v: Volume) -> None:
+        await put_some(v, 2)
+        off_ms[0] -= 3_600_000
+        with trio.fail_after(3):
+            await v.replicator.drain()
+
+    run_volume(small_settings(tmp_path), body, env=env, parts=("replicator",))
 
 
 # -- nothing to do -------------------------------------------------------------------------------------------------
