@@ -14,13 +14,8 @@ Owner: the trio task that entered `open_volume`; its nursery owns every backgrou
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import logging
 import os
-import shutil
-import signal
-import threading
 from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -31,32 +26,42 @@ from aof2.engine import namespace, objects
 from aof2.engine.aio import open_nursery, result_of
 from aof2.engine.catalog import changes, snapshots
 from aof2.engine.catalog import tables as t
-from aof2.engine.catalog.batch import Batch
 from aof2.engine.catalog.recovery import Opened, open_catalog, open_stream
 from aof2.engine.catalog.rows import (
     ObjectRow,
     ObjectState,
-    TenantKind,
     TenantRow,
 )
 from aof2.engine.catalog.writer import CatalogTarget, CatalogWriter
 from aof2.engine.env import Env
-from aof2.engine.errors import FatalIOError, LimitError, ReadOnlyError
+from aof2.engine.errors import FatalIOError, ReadOnlyError
 from aof2.engine.jobs.prune import Retention
 from aof2.engine.jobs.service import Jobs
 from aof2.engine.local import orphans
 from aof2.engine.local.handles import HandleTable, Key, ObjectHandle
 from aof2.engine.local.hot import HotCache
 from aof2.engine.local.warm import WarmStore
-from aof2.engine.manifest.writer import LogSettings, SealedChunk
+from aof2.engine.manifest.writer import SealedChunk
 from aof2.engine.observe.http import MetricsServer
 from aof2.engine.observe.metrics import StorageMetrics
+from aof2.engine.opening import (
+    KINDS,
+    VOLUME_STREAM,
+    check_geometry,
+    disk_space,
+    ensure_volume_stream,
+    ignore_lease_breaks,
+    kind_of,
+    lock_state_dir,
+    log_settings,
+    make_tenant,
+    remote_settings,
+)
 from aof2.engine.pagecache import PageCache
-from aof2.engine.quota import DiskSpace, QuotaRow, StorageQuota
+from aof2.engine.quota import QuotaRow, StorageQuota
 from aof2.engine.remote.limiter import ReadLimiters
 from aof2.engine.remote.metered import GuardedStore, MeteredStore
 from aof2.engine.remote.open import open_remote
-from aof2.engine.remote.settings import RemoteSettings
 from aof2.engine.remote.store import RemoteStore
 from aof2.engine.replicate.stream import worth_a_snapshot
 from aof2.engine.replicate.uploader import LogReplicator
@@ -72,7 +77,6 @@ from aof2.engine.verify.scrub import Scrubber
 
 log = logging.getLogger(__name__)
 
-VOLUME_STREAM = 0
 # Chunks uploaded at once. Each holds several parts in memory; two keep a link busy.
 UPLOADS_MAX = 2
 PRUNE_EVERY_S = 600.0
@@ -80,7 +84,6 @@ CURSORS_EVERY_S = 3600.0
 PARTS = ("replicator", "jobs", "scrubber")
 # What a stop waits for the remote with the log's last chunks; they are uploaded at the next start otherwise.
 DRAIN_MAX_S = 10.0
-KINDS = {"files": TenantKind.FILES, "append": TenantKind.APPEND, "paged": TenantKind.PAGED}
 
 
 class _Events:
@@ -127,7 +130,7 @@ class Volume:
             cache.hot_bytes,
             tenants={name: s.quota_bytes for name, s in settings.tenants.items()},
             min_free=cache.min_free,
-            disk=partial(_disk_space, state_dir),
+            disk=partial(disk_space, state_dir),
             on_exhausted=self.metrics.storage_quota_exhausted_total.inc,
         )
         self.handles = HandleTable()
@@ -242,12 +245,12 @@ class Volume:
         self.load_tenants()
         if not self.settings.manifest.enabled:
             return  # read-only: what there is is served, nothing is made
-        self.writer.call(VOLUME_STREAM, partial(_check_geometry, settings=self.settings))
+        self.writer.call(VOLUME_STREAM, partial(check_geometry, settings=self.settings))
         known = {row.name for row in self._tenants.values()}
         for name, wanted in self.settings.tenants.items():
             if name not in known:
-                kind = KINDS[_kind_of(wanted)]
-                self.writer.call(VOLUME_STREAM, partial(_make_tenant, name=name, kind=kind), sync=True)
+                kind = KINDS[kind_of(wanted)]
+                self.writer.call(VOLUME_STREAM, partial(make_tenant, name=name, kind=kind), sync=True)
         self.load_tenants()
         for tenant_id in self._tenants:
             if tenant_id not in self.target.streams and tenant_id not in self.opened.quarantined:
@@ -489,13 +492,6 @@ class Volume:
         return removed
 
 
-def log_settings(settings: Settings) -> LogSettings:
-    m = settings.manifest
-    return LogSettings(
-        chunk_capacity=m.chunk_capacity_bytes, rotation_period_ms=m.rotation_period_ms, durable=m.durable
-    )
-
-
 @contextlib.asynccontextmanager
 async def open_volume(
     settings: Settings, *, env: Env | None = None, parts: Collection[str] = PARTS
@@ -504,8 +500,8 @@ async def open_volume(
     env = env or Env()
     if not settings.manifest.enabled:
         parts = ()  # a volume without its log writes nothing
-    _ignore_lease_breaks()
-    lock_fd = _lock(settings.volume.state_dir)
+    ignore_lease_breaks()
+    lock_fd = lock_state_dir(settings.volume.state_dir)
     try:
         events = _Events(trio.lowlevel.current_trio_token())
         opened = await trio.to_thread.run_sync(
@@ -515,8 +511,8 @@ async def open_volume(
             settings.volume.state_dir / "manifest",
             log_settings(settings),
         )
-        _ensure_volume_stream(env, opened, settings)
-        remote = open_remote(env, _remote_settings(settings))
+        ensure_volume_stream(env, opened, settings)
+        remote = open_remote(env, remote_settings(settings))
         volume = Volume(env, settings, opened, events, remote)
         events.volume = volume
         volume.writer.start()
@@ -575,77 +571,9 @@ async def _close(volume: Volume) -> None:
     await trio.to_thread.run_sync(volume.catalog.close)
 
 
-def _ensure_volume_stream(env: Env, opened: Opened, settings: Settings) -> None:
-    if VOLUME_STREAM in opened.quarantined:
-        error = opened.quarantined[VOLUME_STREAM]
-        raise ReadOnlyError(f"the volume's own log is damaged ({error}); restore it from the remote")
-    if VOLUME_STREAM not in opened.streams:
-        opened.streams[VOLUME_STREAM] = open_stream(
-            env, opened.catalog, settings.volume.state_dir / "manifest", log_settings(settings), VOLUME_STREAM
-        )
-
-
-def _remote_settings(settings: Settings) -> RemoteSettings:
-    r = settings.remote
-    return RemoteSettings(
-        url=r.url,
-        endpoint_url=r.endpoint_url,
-        region=r.region,
-        timeout_s=r.timeout_s,
-        retries=r.retries,
-        parallel=r.parallel,
-    )
-
-
-def _lock(state_dir: Path) -> int:
-    state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if not os.access(state_dir, os.R_OK | os.W_OK | os.X_OK):
-        raise ReadOnlyError(f"{state_dir}: this user cannot write there; a volume needs its state_dir writable")
-    fd = os.open(state_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as e:
-        os.close(fd)
-        if e.errno != errno.EWOULDBLOCK:
-            raise
-        raise ReadOnlyError(f"{state_dir}: another aof2 process has this volume open; stop it first") from None
-    return fd
-
-
-def _ignore_lease_breaks() -> None:
-    """A lease that is broken while we ask for it sends SIGIO, whose default is to end the process."""
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGIO, signal.SIG_IGN)
-
-
-def _disk_space(path: Path) -> DiskSpace:
-    usage = shutil.disk_usage(path)
-    return DiskSpace(usage.total, usage.free)
-
-
-def _kind_of(tenant: object) -> str:
-    return type(tenant).__name__.removesuffix("Tenant").lower()
-
-
 def _write_file(path: Path, data: bytes) -> None:
     with open(path, "r+b") as f:
         f.write(data)
-
-
-def _check_geometry(b: Batch, *, settings: Settings) -> None:
-    """Masks and chunk lists mean nothing under other sizes: a volume keeps those it was made with."""
-    for name, value in (("block_bytes", settings.engine.block_bytes), ("chunk_bytes", settings.engine.chunk_bytes)):
-        made_with = b.get(t.COUNTERS, name)
-        if made_with is None:
-            b.put(t.COUNTERS, name, value)
-        elif made_with != value:
-            raise LimitError(f"the volume was made with {name} = {made_with}; it cannot be opened with {value}")
-
-
-def _make_tenant(b: Batch, *, name: str, kind: TenantKind) -> int:
-    tenant_id = b.next_id("tenant_id")
-    b.put(t.TENANTS, tenant_id, TenantRow(tenant_id, name, kind, b.now_ms))
-    return tenant_id
 
 
 __all__ = ["ObjectState", "Volume", "open_volume"]

@@ -228,8 +228,7 @@ class CatalogTarget:
             stream.log.sync()
 
     def due_s(self) -> float | None:
-        due = [d for s in self.streams.values() if (d := s.log.rotation_due_ms()) is not None]
-        return None if not due else (min(due) - self.env.now_ms()) / 1000
+        return min((w for s in self.streams.values() if (w := s.log.rotation_wait_s()) is not None), default=None)
 
     def housekeep(self) -> None:
         for stream in self.streams.values():

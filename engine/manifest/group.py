@@ -41,8 +41,7 @@ class _LogTarget:
         self.writer.sync()
 
     def due_s(self) -> float | None:
-        due_ms = self.writer.rotation_due_ms()
-        return None if due_ms is None else (due_ms - self.writer.env.now_ms()) / 1000
+        return self.writer.rotation_wait_s()
 
     def housekeep(self) -> None:
         if self.writer.needs_rotation():

@@ -251,6 +251,14 @@ class ManifestLogWriter:
         quiet = max(chunk.last_commit_ms, chunk.first_substantive_ms) + period
         return min(quiet, chunk.first_substantive_ms + ROTATION_AGE_PERIODS_MAX * period)
 
+    def rotation_wait_s(self) -> float | None:
+        """Seconds until the timer rotates, 0 when it is time; a clock that went back makes it time."""
+        chunk, due_ms = self._chunk, self.rotation_due_ms()
+        if chunk is None or due_ms is None:
+            return None
+        now_ms = self.env.now_ms()
+        return 0.0 if now_ms < chunk.last_commit_ms else max(0, due_ms - now_ms) / 1000
+
     def rotate(self) -> SealedChunk | None:
         """Commits, seals the active chunk and gives it out for upload; None when there is nothing to seal."""
         chunk = self._chunk

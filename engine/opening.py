@@ -1,0 +1,106 @@
+"""What opening a volume takes, apart from the volume itself: its lock, its sizes, its settings as the parts want them.
+
+Owner: called by `open_volume`, once each. A crash leaves nothing: the lock goes with the process.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+import signal
+import threading
+from pathlib import Path
+
+from aof2.engine.catalog import tables as t
+from aof2.engine.catalog.batch import Batch
+from aof2.engine.catalog.recovery import Opened, open_stream
+from aof2.engine.catalog.rows import (
+    TenantKind,
+    TenantRow,
+)
+from aof2.engine.env import Env
+from aof2.engine.errors import LimitError, ReadOnlyError
+from aof2.engine.manifest.writer import LogSettings
+from aof2.engine.quota import DiskSpace
+from aof2.engine.remote.settings import RemoteSettings
+from aof2.engine.settings import Settings
+
+VOLUME_STREAM = 0
+KINDS = {"files": TenantKind.FILES, "append": TenantKind.APPEND, "paged": TenantKind.PAGED}
+
+
+def log_settings(settings: Settings) -> LogSettings:
+    m = settings.manifest
+    return LogSettings(
+        chunk_capacity=m.chunk_capacity_bytes, rotation_period_ms=m.rotation_period_ms, durable=m.durable
+    )
+
+
+def ensure_volume_stream(env: Env, opened: Opened, settings: Settings) -> None:
+    if VOLUME_STREAM in opened.quarantined:
+        error = opened.quarantined[VOLUME_STREAM]
+        raise ReadOnlyError(f"the volume's own log is damaged ({error}); restore it from the remote")
+    if VOLUME_STREAM not in opened.streams:
+        opened.streams[VOLUME_STREAM] = open_stream(
+            env, opened.catalog, settings.volume.state_dir / "manifest", log_settings(settings), VOLUME_STREAM
+        )
+
+
+def remote_settings(settings: Settings) -> RemoteSettings:
+    r = settings.remote
+    return RemoteSettings(
+        url=r.url,
+        endpoint_url=r.endpoint_url,
+        region=r.region,
+        timeout_s=r.timeout_s,
+        retries=r.retries,
+        parallel=r.parallel,
+    )
+
+
+def lock_state_dir(state_dir: Path) -> int:
+    state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not os.access(state_dir, os.R_OK | os.W_OK | os.X_OK):
+        raise ReadOnlyError(f"{state_dir}: this user cannot write there; a volume needs its state_dir writable")
+    fd = os.open(state_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as e:
+        os.close(fd)
+        if e.errno != errno.EWOULDBLOCK:
+            raise
+        raise ReadOnlyError(f"{state_dir}: another aof2 process has this volume open; stop it first") from None
+    return fd
+
+
+def ignore_lease_breaks() -> None:
+    """A lease that is broken while we ask for it sends SIGIO, whose default is to end the process."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGIO, signal.SIG_IGN)
+
+
+def disk_space(path: Path) -> DiskSpace:
+    usage = shutil.disk_usage(path)
+    return DiskSpace(usage.total, usage.free)
+
+
+def kind_of(tenant: object) -> str:
+    return type(tenant).__name__.removesuffix("Tenant").lower()
+
+
+def check_geometry(b: Batch, *, settings: Settings) -> None:
+    """Masks and chunk lists mean nothing under other sizes: a volume keeps those it was made with."""
+    for name, value in (("block_bytes", settings.engine.block_bytes), ("chunk_bytes", settings.engine.chunk_bytes)):
+        made_with = b.get(t.COUNTERS, name)
+        if made_with is None:
+            b.put(t.COUNTERS, name, value)
+        elif made_with != value:
+            raise LimitError(f"the volume was made with {name} = {made_with}; it cannot be opened with {value}")
+
+
+def make_tenant(b: Batch, *, name: str, kind: TenantKind) -> int:
+    tenant_id = b.next_id("tenant_id")
+    b.put(t.TENANTS, tenant_id, TenantRow(tenant_id, name, kind, b.now_ms))
+    return tenant_id
