@@ -17,7 +17,7 @@ import contextlib
 import os
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from aof2.engine.errors import FatalIOError
@@ -51,6 +51,15 @@ class Files:
         while view:
             done = os.pwrite(fd, view, offset)
             view, offset = view[done:], offset + done
+
+    def pwritev(self, fd: int, buffers: Sequence[bytes | memoryview], offset: int) -> None:
+        """Several buffers one behind the other, in one call where the kernel takes them."""
+        done = os.pwritev(fd, buffers, offset)
+        for data in buffers:
+            if done < len(data):
+                self.pwrite(fd, memoryview(data)[done:], offset + done)
+            offset += len(data)
+            done = max(0, done - len(data))
 
     def fsync(self, fd: int) -> None:
         try:

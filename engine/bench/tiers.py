@@ -50,7 +50,7 @@ class Sizes(NamedTuple):
     pass_bytes: int
 
 
-FULL: Final = Sizes(512 * MIB, 3, 2000, 20_000, 1_000, 100_000, 4096 * MIB)
+FULL: Final = Sizes(512 * MIB, 5, 2000, 20_000, 1_000, 100_000, 4096 * MIB)
 QUICK: Final = Sizes(64 * MIB, 1, 200, 2_000, 100, 2_000, 128 * MIB)
 
 Progress = Callable[[int, int], None]
@@ -135,8 +135,8 @@ def transfers(sizes: Sizes, root: Path) -> list[Measurement]:
             for n in range(sizes.rounds):
                 # Never the same bytes twice: content that is already in the remote is not uploaded.
                 fresh = os.urandom(sizes.object_bytes)
-                key = await v.put(TENANT, b"object%d" % n, fresh)
                 bare_up.append(await _timed_thread(partial(_bare_upload, client, server.bucket, f"bare{n}", fresh)))
+                key = await v.put(TENANT, b"object%d" % n, fresh)  # uploads start when asked, or half a second later
                 up.append(await _timed(partial(v.checkpoint, TENANT)))
                 await v.evict([key])
                 bare_down.append(

@@ -54,6 +54,7 @@ class ObjectHandle:
         self.blocks_per_chunk = row.chunk_bytes // block_bytes
         self.trusted = [0] * len(chunks)
         self.added: dict[int, int] = {}  # chunk index → bits the catalog does not know yet
+        self.added_since_s = 0.0
         self.fd = -1
         self.users = 0
         self.pins = 0

@@ -120,7 +120,9 @@ class ColdScanner:
         base = first * handle.block_bytes
         return data[start - base : stop - base]
 
-    def _fetch(self, tenant: str, chunk: ChunkRow, blob: BlobRow, index: int, count: int, priority: int) -> list[bytes]:
+    def _fetch(
+        self, tenant: str, chunk: ChunkRow, blob: BlobRow, index: int, count: int, priority: int
+    ) -> list[bytes | memoryview]:
         size = min(count * (chunk.length // max(1, len(chunk.block_crcs) // 8)), chunk.length)
         limiter = self._limiter(tenant)
         with limiter.admit(size, priority=priority, timeout_s=self._timeout_s):

@@ -12,7 +12,8 @@ import threading
 from collections import OrderedDict
 from typing import Final
 
-from aof2.engine.blob.format import BlobFooter
+from aof2 import native
+from aof2.engine.blob.format import BlobFooter, Codec
 from aof2.engine.blob.reader import check_identity, decode_frame, read_footer
 from aof2.engine.catalog.rows import BlobRow, ChunkRow
 from aof2.engine.errors import CorruptError
@@ -30,18 +31,22 @@ class BlobFetcher:
         self._footers: OrderedDict[str, BlobFooter] = OrderedDict()
         self._lock = threading.Lock()
 
-    def blocks(self, chunk: ChunkRow, blob: BlobRow, first: int, count: int) -> list[bytes]:
-        """Blocks first … first + count − 1 of the chunk, by one range request; each verified."""
+    def blocks(self, chunk: ChunkRow, blob: BlobRow, first: int, count: int) -> list[bytes | memoryview]:
+        """Blocks first … first + count − 1 of the chunk, by one range request; each verified, raw ones not copied."""
         footer = self._footer(chunk, blob)
         start, length = footer.frames_range(first, first + count - 1)
         stored = memoryview(self.remote.get_range(blob.key, start, length))
-        out: list[bytes] = []
+        out: list[bytes | memoryview] = []
         for index in range(first, first + count):
             offset, frame_len = footer.frame_range(index)
-            if footer.frames[index].raw_crc64 != block_crc(chunk.block_crcs, index):
+            frame = footer.frames[index]
+            if frame.raw_crc64 != block_crc(chunk.block_crcs, index):
                 raise CorruptError(f"block {index} is not what was sealed as chunk {chunk.chunk_id}", path=blob.key)
             piece = stored[offset - start : offset - start + frame_len]
-            out.append(decode_frame(footer, index, piece, path=blob.key))
+            if frame.codec == Codec.RAW and native.crc64(piece) == frame.raw_crc64:
+                out.append(piece)
+            else:
+                out.append(decode_frame(footer, index, piece, path=blob.key))
         return out
 
     def _footer(self, chunk: ChunkRow, blob: BlobRow) -> BlobFooter:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, NamedTuple, Protocol
 
@@ -50,9 +50,10 @@ from aof2.engine.tiering.hashing import block_crc
 log = logging.getLogger(__name__)
 
 REQUEST_BYTES: Final = 8 << 20
-REQUESTS_MAX: Final = 6
+REQUESTS_MAX: Final = 4
 # Losing what was not recorded yet means fetching it again: not worth an fsync more often than this.
 SETTLE_PERIOD_S: Final = 1.0
+SETTLE_AGE_MAX_S: Final = 5.0
 ATTEMPTS: Final = 2
 NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 
@@ -69,7 +70,7 @@ class Room(Protocol):
         """Bytes that had landed turned out not to be there."""
 
 
-Land = Callable[[list[bytes]], None]
+Land = Callable[[Sequence[bytes | memoryview]], None]
 
 
 class NotAvailableError(CorruptError):
@@ -356,13 +357,14 @@ class Hydrator:
                 raise
             log.warning("the disk is full: blocks are served from memory", extra={"path": str(handle.path)})
             return False
+        if not handle.added:
+            handle.added_since_s = self.hot.env.monotonic_s()
         handle.add(range(run.first, run.first + run.length))
         self._settle_wanted.set()
         return True
 
-    def _write_blocks(self, fd: int, first: int, blocks: list[bytes]) -> None:
-        for i, data in enumerate(blocks):
-            self.hot.env.files.pwrite(fd, data, (first + i) * self.block_bytes)
+    def _write_blocks(self, fd: int, first: int, blocks: Sequence[bytes | memoryview]) -> None:
+        self.hot.env.files.pwritev(fd, blocks, first * self.block_bytes)
         self.hot.env.failpoint("hydrate.written")
 
     async def _fetch(self, handle: ObjectHandle, run: _Run, land: Land | None) -> list[bytes]:
@@ -374,14 +376,16 @@ class Hydrator:
             return warm
         return await self._from_remote(handle, chunk, first, run.length, land)
 
-    async def _in_thread(self, fetch: Callable[[], list[bytes]], land: Land | None) -> tuple[int, list[bytes]]:
+    async def _in_thread(
+        self, fetch: Callable[[], Sequence[bytes | memoryview]], land: Land | None
+    ) -> tuple[int, list[bytes]]:
         """One hop for fetching and writing: bytes that land are not passed around."""
 
         def work() -> tuple[int, list[bytes]]:
             blocks = fetch()
             size = sum(map(len, blocks))
             if land is None:
-                return size, blocks
+                return size, [bytes(block) for block in blocks]
             land(blocks)
             return size, []
 
@@ -472,7 +476,7 @@ class Hydrator:
             await trio.sleep(SETTLE_PERIOD_S)
             self._settle_wanted = trio.Event()
             try:
-                await self.settle()
+                await self._settle_quiet_ones()
             except (ReadOnlyError, FatalIOError):
                 # Said where it happened. What is here is served; that it is here is forgotten with the process.
                 return
@@ -487,14 +491,27 @@ class Hydrator:
             await trio.lowlevel.checkpoint()
         await self.settle()
 
+    async def _settle_quiet_ones(self) -> None:
+        """What is still coming in is left alone for a while: an fsync under its writes would stall them."""
+        arriving = {key for key, _ in self._in_flight}
+        now_s = self.hot.env.monotonic_s()
+        for handle in self.handles.dirty():
+            if handle.key in arriving and now_s - handle.added_since_s < SETTLE_AGE_MAX_S:
+                self._settle_wanted.set()
+            else:
+                await self._settle_held(handle)
+
     async def settle(self) -> None:
         """Makes the blocks that came in durable and known to the catalog."""
         for handle in self.handles.dirty():
-            handle.users += 1  # not to be evicted under the sync
-            try:
-                await self._settle_one(handle)
-            finally:
-                handle.users -= 1
+            await self._settle_held(handle)
+
+    async def _settle_held(self, handle: ObjectHandle) -> None:
+        handle.users += 1  # not to be evicted under the sync
+        try:
+            await self._settle_one(handle)
+        finally:
+            handle.users -= 1
 
     async def _settle_one(self, handle: ObjectHandle) -> None:
         added, handle.added = handle.added, {}
