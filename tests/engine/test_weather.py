@@ -11,7 +11,7 @@ import os
 import random
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -461,6 +461,11 @@ class SmallDisk(Files):
         if os.fstat(fd).st_blocks * 512 < offset + len(data):  # what was allocated before is there
             self._check(Path(f"/proc/self/fd/{fd}").readlink())
         super().pwrite(fd, data, offset)
+
+    def pwritev(self, fd: int, buffers: Sequence[bytes | memoryview], offset: int) -> None:
+        for data in buffers:
+            self.pwrite(fd, data, offset)
+            offset += len(data)
 
 
 class _OnlyPwrite(SmallDisk):
