@@ -19,6 +19,7 @@ leaves what `stream` and `audit` say.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -158,7 +159,10 @@ class LogReplicator:
             if due_s is not None:
                 await trio.sleep(max(due_s, DRAIN_STEP_S))
             elif self.idle:
-                # An event may be on its way from the writer's thread: it is in before this returns.
+                # A chunk may be sealed and its event still on its way from the writer's thread. What that thread did
+                # before it answers this is told before this returns.
+                with contextlib.suppress(ReadOnlyError, FatalIOError):
+                    await trio.to_thread.run_sync(self._writer.flush)
                 await trio.lowlevel.checkpoint()
                 if self.idle and self._writer.target.due_s() is None:
                     return

@@ -91,7 +91,7 @@ def test_an_idle_log_adds_nothing(tmp_path: Path) -> None:
             assert r.replicator.idle
             groups = before[2]
             assert (r.local_bytes(), r.store.writes, keys_of(r.store)) == (before[0], before[1], before[3])
-            assert r.writer.groups - groups <= 1  # the flush itself
+            assert r.writer.groups - groups <= 4  # flushes alone: settling asks for some, too
         assert not worth_a_snapshot(r.volume.directory(TENANT))
 
     run_rig(tmp_path, body)
