@@ -19,8 +19,11 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Final
 
 from aof2.engine.errors import FatalIOError
+
+_CLOCK_REALTIME_COARSE: Final = 5  # linux/time.h; Python does not name it
 
 
 class Files:
@@ -84,6 +87,11 @@ class Files:
             os.close(fd)
 
 
+def _coarse_ns() -> int:
+    """The clock of the kernel's file timestamps: ours and those of backing files can be compared."""
+    return time.clock_gettime_ns(_CLOCK_REALTIME_COARSE)
+
+
 class Env:
     """Clock, randomness, files and failpoints for one engine."""
 
@@ -98,6 +106,7 @@ class Env:
         self.files = files or Files()
         self.rng = random.Random(seed)  # noqa: S311 (jitter and tests, no secrets)
         self.now_ms = now_ms or (lambda: time.time_ns() // 1_000_000)
+        self.now_ns = _coarse_ns if now_ms is None else lambda: now_ms() * 1_000_000
         self.monotonic_s = monotonic_s
 
     def failpoint(self, name: str) -> None:

@@ -37,9 +37,10 @@ def decode_event(body: bytes) -> list[Mutation]:
 class Batch:
     """Rows of one stream, read and changed; tier records and ManifestOps written along."""
 
-    def __init__(self, view: View, stream_id: int, now_ms: int) -> None:
+    def __init__(self, view: View, stream_id: int, now_ms: int, now_ns: int) -> None:
         self.stream_id = stream_id
         self.now_ms = now_ms
+        self.now_ns = now_ns  # of inodes
         self.view = view
         self.records = RecordBatch()
         self.ops: list[o.ManifestOp] = []

@@ -38,7 +38,10 @@ class TenantRow(Row, frozen=True):
 
 
 class InodeRow(Row, frozen=True):
-    """One inode. `generation` names its content: the object row of that number; 0 is empty and never written."""
+    """One inode. `generation` names its content: the object row of that number; 0 is empty and never written.
+
+    `parent` and `last_name` are one of its names, and the last it had once it has none: where `undelete` puts it back.
+    """
 
     ino: int
     mode: int
@@ -53,9 +56,12 @@ class InodeRow(Row, frozen=True):
     generation: int = 0
     parent: int = 0
     target: bytes = b""
+    last_name: bytes = b""
 
 
 class DentryRow(Row, frozen=True):
+    """One name. Only the type bits of `mode` mean something: the inode has the rest."""
+
     ino: int
     mode: int
 
@@ -85,6 +91,16 @@ class ObjectRow(Row, frozen=True):
     sealed_ms: int = 0
     published_ms: int = 0
     tombstoned_ms: int = 0
+
+
+class DirtyRow(Row, frozen=True):
+    """An object that is being written: `generation` of its inode. Where it writes on `base_generation`, blocks below
+    `base_len` that `present` (a mask a chunk) does not name are still that one's; an empty `present` is all of them."""
+
+    generation: int
+    base_generation: int = 0
+    base_len: int = 0
+    present: tuple[int, ...] = ()
 
 
 class ChunkRow(Row, frozen=True):

@@ -60,6 +60,10 @@ def _dentry(key: tuple[int, bytes]) -> bytes:
     return _U64.pack(key[0]) + key[1]
 
 
+def _link(key: tuple[int, int, bytes]) -> bytes:
+    return _U64X2.pack(key[0], key[1]) + key[2]
+
+
 def _text(key: str) -> bytes:
     return key.encode()
 
@@ -123,6 +127,10 @@ def _un_dentry(key: bytes) -> tuple[int, bytes]:
     return _un_u64(key[:8]), key[8:]
 
 
+def _un_link(key: bytes) -> tuple[int, int, bytes]:
+    return (*_un_pair(key[:16]), key[16:])
+
+
 CHUNKS: Final = Table("chunk_catalog", b"c", "chunks", rows.ChunkRow, _u64, _un_u64)
 RESIDENCY: Final = Table("chunk_catalog", b"r", "residency", rows.ResidencyRow, _u64, _un_u64)
 WARM: Final = Table("chunk_catalog", b"w", "warm", int, _u64, _un_u64)  # chunks with a warm blob → its length
@@ -136,6 +144,10 @@ DENTRIES: Final = Table("namespace", b"e", "dentries", rows.DentryRow, _dentry, 
 XATTRS: Final = Table("namespace", b"x", "xattrs", bytes, _dentry, _un_dentry)
 OBJECTS: Final = Table("namespace", b"o", "objects", rows.ObjectRow, _pair, _un_pair)
 TOMBSTONES: Final = Table("namespace", b"z", "tombstones", int, _pair, _un_pair)  # (when, ino) → generation
+DIRTY: Final = Table("namespace", b"y", "dirty", rows.DirtyRow, _u64, _un_u64)  # inodes that are being written
+ORPHANS: Final = Table("namespace", b"n", "orphans", int, _u64, _un_u64)  # inodes without a name, still open → 1
+# (ino, parent, name) → 1: the names of files with more than one
+LINKS: Final = Table("namespace", b"l", "links", int, _link, _un_link)
 JOBS: Final = Table("jobs", b"j", "jobs", rows.JobRow, _u64, _un_u64)
 UNPUBLISHED: Final = Table("jobs", b"o", "unpublished", int, _pair, _un_pair)  # sealed objects → their bytes
 JOB_TOKENS: Final = Table("jobs", b"k", "job_tokens", int, _text, bytes.decode)

@@ -115,7 +115,8 @@ class CatalogTarget:
             if self.catalog.nearly_full():
                 raise LimitError(_MAP_FULL)
             self._txn = self.catalog.begin_write()
-        batch = Batch(self.catalog.view_of(self._txn), item.stream_id, self.env.now_ms())
+        view = self.catalog.view_of(self._txn)
+        batch = Batch(view, item.stream_id, self.env.now_ms(), self.env.now_ns())
         value = item.work(batch)
         self._stage(stream, batch, batch.finish(subscribed=self._subscribed(stream, batch.view)))
         self._after += batch.after_commit
