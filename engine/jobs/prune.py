@@ -26,7 +26,7 @@ from typing import Final, NamedTuple, TypeVar
 import msgspec
 import trio
 
-from aof2.engine import objects
+from aof2.engine import namespace, objects
 from aof2.engine.aio import result_of
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.batch import Batch
@@ -338,9 +338,7 @@ def _bury(b: Batch, row: ObjectRow) -> None:
     b.delete(t.TOMBSTONES, (row.tombstoned_ms, row.ino))
     inode = b.get(t.INODES, row.ino)
     if inode is not None and not inode.nlink and inode.generation == row.generation:
-        b.delete(t.INODES, row.ino)
-        for key, _ in b.scan(t.XATTRS, prefix=row.ino.to_bytes(8, "big")):
-            b.delete(t.XATTRS, key)
+        namespace.erase(b, row.ino)
 
 
 def _is_resident(view: View, tenant_id: int, chunk_id: int) -> bool:

@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
-from aof2.engine import objects
+from aof2.engine import namespace, objects
 from aof2.engine.blob.reader import check_identity, read_footer
 from aof2.engine.catalog import ops as o
 from aof2.engine.catalog import tables as t
@@ -324,9 +324,7 @@ def _drop_object(b: Batch, *, ino: int, generation: int, names: Sequence[tuple[i
         return inode.size, f"taken back to generation {older.generation}"
     for name in names:
         b.delete(t.DENTRIES, name)
-    for key, _ in b.scan(t.XATTRS, prefix=ino.to_bytes(8, "big")):
-        b.delete(t.XATTRS, key)
-    b.delete(t.INODES, ino)
+    namespace.erase(b, ino)
     return inode.size, "dropped"
 
 

@@ -1,21 +1,20 @@
-"""The tree in the catalog: names, renames, tombstones; random use against a plain model."""
+"""The tree in the catalog: names, renames, tombstones."""
 
 from __future__ import annotations
 
 import errno
-import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from aof2.engine import namespace as ns
+from aof2.engine.aio import result_of
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.batch import Batch
 from aof2.engine.catalog.rows import ObjectState
+from aof2.engine.verify.run import verify
 from aof2.engine.volume import Volume
-from tests.catalog.helpers import open_volume
 from tests.catalog.helpers import volume as catalog
 
 from .helpers import run_volume, small_settings
@@ -69,57 +68,6 @@ def test_renames_are_one_commit_and_keep_link_counts(tmp_path: Path) -> None:
         assert (links[ROOT], links[e], links[d]) == (3, 3, 2)
 
 
-STEPS = st.lists(
-    st.tuples(st.sampled_from(["create", "mkdir", "unlink", "rmdir", "rename"]), st.integers(0, 3), st.integers(0, 3)),
-    max_size=40,
-)
-
-
-@settings(max_examples=40)
-@given(STEPS)
-def test_random_use_matches_a_plain_model(
-    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int, int]]
-) -> None:
-    root = tmp_path_factory.mktemp("ns")
-    v = open_volume(root)
-    v.writer.call(1, ns.make_root)
-    model: dict[bytes, str] = {}
-    for kind, i, j in steps:
-        a, b2 = b"n%d" % i, b"n%d" % j
-        try:
-            if kind == "create":
-                v.writer.call(1, lambda b, n=a: ns.create(b, ROOT, n, chunk_bytes=1))
-                assert a not in model
-                model[a] = "file"
-            elif kind == "mkdir":
-                v.writer.call(1, lambda b, n=a: ns.mkdir(b, ROOT, n))
-                assert a not in model
-                model[a] = "dir"
-            elif kind == "unlink":
-                v.writer.call(1, lambda b, n=a: ns.unlink(b, ROOT, n))
-                assert model.pop(a) == "file"
-            elif kind == "rmdir":
-                v.writer.call(1, lambda b, n=a: ns.rmdir(b, ROOT, n))
-                assert model.pop(a) == "dir"
-            else:
-                v.writer.call(1, lambda b, n=a, m=b2: ns.rename(b, ROOT, n, ROOT, m))
-                if a != b2:
-                    assert b2 not in model or model[b2] == model[a]
-                    model[b2] = model.pop(a)
-        except OSError as e:
-            assert e.errno in (errno.EEXIST, errno.ENOENT, errno.EISDIR, errno.ENOTDIR, errno.EINVAL)
-    with v.catalog.view() as view:
-        names = {key[1] for key, _ in view.scan(1, t.DENTRIES)}
-        inodes = {ino for ino, _ in view.scan(1, t.INODES)}
-        root_links = view.get(1, t.INODES, ROOT)
-    assert names == set(model)
-    assert len(inodes) == len(model) + 1
-    assert root_links is not None
-    assert root_links.nlink == 2 + list(model.values()).count("dir")
-    v.close()
-    shutil.rmtree(root)
-
-
 def test_unlink_leaves_a_tombstone_that_can_be_lifted(tmp_path: Path) -> None:
     async def body(v: Volume) -> None:
         key = await v.put("default", b"kept", b"precious" * 1000)
@@ -148,3 +96,39 @@ def test_unlinking_what_was_never_published_leaves_nothing(tmp_path: Path) -> No
             assert (view.get(key[0], t.COUNTERS, "hot_bytes") or 0) == 0
 
     run_volume(small_settings(tmp_path), body)
+
+
+def test_orphans_are_no_damage_and_are_found_after_a_crash(tmp_path: Path) -> None:
+    settings = small_settings(tmp_path)
+    keys: list[tuple[int, int, int]] = []
+
+    async def leave(v: Volume) -> None:
+        """One published, one sealed, one dirty; all open when their names went."""
+        keys.append(await v.put("default", b"published", b"p" * 5000))
+        await v.checkpoint("default")
+        keys.append(await v.put("default", b"sealed", b"s" * 5000))
+        keys.append(await v.create("default", b"dirty"))
+        v.backing_path(keys[2]).write_bytes(b"d" * 5000)
+        for name in (b"published", b"sealed", b"dirty"):
+            work = partial(ns.unlink, parent=ns.root_ino(keys[0][0]), name=name, is_open=lambda _: True)
+            await result_of(v.writer.submit(keys[0][0], work))
+        assert await v.sweep_orphans() == 0
+        assert await v.read(keys[0], 0, 1) == b"p"
+
+    async def drop(v: Volume) -> None:
+        with v.catalog.view() as view:
+            assert ns.orphans(view, keys[0][0]) == [key[1] for key in keys]
+        assert await v.sweep_orphans() == 0
+        assert [v.backing_path(key).exists() for key in keys] == [True] * 3
+        for key in keys:
+            await result_of(v.writer.submit(key[0], partial(ns.drop_orphan, ino=key[1])))
+        assert await v.sweep_orphans() == 2
+        with v.catalog.view() as view:
+            assert [key[0] for key, _ in view.scan(keys[0][0], t.OBJECTS)] == [keys[0][1]]
+            assert ns.orphans(view, keys[0][0]) == []
+        assert v.object_row(keys[0]).state == ObjectState.TOMBSTONED
+
+    run_volume(settings, leave, parts=("jobs",))
+    assert verify(settings).exit_code == 0
+    run_volume(settings, drop, parts=("jobs",))
+    assert verify(settings).exit_code == 0
