@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import click
+import msgspec
 
 from aof2.engine.bench.formats import run
 from aof2.engine.bench.measure import Measurement
+from aof2.engine.units import parse_size
 from aof2.fs.cli import output
-from aof2.fs.cli.errors import EXIT_FAILED
+from aof2.fs.cli.errors import EXIT_FAILED, CliError, complain
+
+MIB = 1 << 20
 
 COLUMNS = ("what", "value", "baseline", "ratio", "target", "verdict")
 
@@ -49,11 +53,85 @@ def engine(ctx: click.Context, quick: bool, check: bool, as_json: bool) -> None:
     _measure(ctx, tiers.run, quick=quick, check=check, as_json=as_json)
 
 
+@bench.command(epilog="Example: aof2 bench mount --size 256MiB --files 2000 --peers rclone")
+@click.option("--size", metavar="SIZE", help="Of the large file. Default: 1GiB, with --quick 64MiB.")
+@click.option("--files", metavar="N", type=click.IntRange(1), help="Small files. Default: 10000, with --quick 500.")
+@click.option("--rounds", metavar="N", type=click.IntRange(1), help="Turns of each. Default: 3, with --quick 1.")
+@click.option("--peers", metavar="NAMES", default="rclone,s3fs,weed", show_default=True, help="Or `none`.")
+@click.option("--only", metavar="ROWS", help="Of resident, daemon, write, cold, ranges, files. Default: all.")
+@click.option("--without-aof2", is_flag=True, help="The others alone: what there is to beat.")
+@click.option("--quick", is_flag=True, help="Smaller sizes and fewer rounds, and less to rely on.")
+@click.option("--check", is_flag=True, help="Exit with 1 when a target is missed.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a measurement.")
+@click.pass_context
+def mount(
+    ctx: click.Context,
+    size: str | None,
+    files: int | None,
+    rounds: int | None,
+    peers: str,
+    only: str | None,
+    without_aof2: bool,
+    quick: bool,
+    check: bool,
+    as_json: bool,
+) -> None:
+    """The mount against the local disk, rclone, s3fs and weed mount.
+
+    Starts an S3 server (SeaweedFS) of its own on loopback and mounts everybody on it, with the same files and the same
+    loops, in turns. Peers that are not installed are installed when root, else named and left out. Files go to a folder
+    under $TMPDIR (some 30 GiB at full size) and are removed, whatever happens.
+    """
+    from aof2.fs.bench.mount import FULL, PEERS, QUICK, run
+    from aof2.fs.bench.process import StepError
+    from aof2.fs.bench.rows import ROWS
+
+    usual = QUICK if quick else FULL
+    plan = msgspec.structs.replace(
+        usual,
+        size=usual.size if size is None else _size(size),
+        files=files or usual.files,
+        rounds=rounds or usual.rounds,
+        peers=[] if peers == "none" else _names("--peers", peers, PEERS),
+        only=list(ROWS) if only is None else _names("--only", only, ROWS),
+        with_aof2=not without_aof2,
+    )
+    try:
+        with output.progress("rows") as report_progress:
+            results = run(plan, say=complain, on_progress=report_progress)
+    except StepError as e:
+        raise CliError(str(e)) from None
+    _report(ctx, results, check=check, as_json=as_json)
+
+
+def _size(text: str) -> int:
+    """At least 1 MiB, in whole MiB: the bench reads and writes in these."""
+    try:
+        size = parse_size(text)
+    except ValueError as e:
+        raise click.BadParameter(f"{text!r}: {e}", param_hint="--size") from None
+    if size < MIB or size % MIB:
+        raise click.BadParameter(f"{text!r}: whole MiB, at least 1MiB", param_hint="--size")
+    return size
+
+
+def _names(option: str, text: str, allowed: Collection[str]) -> list[str]:
+    """Comma-separated names, in the order they run in."""
+    asked = {name.strip() for name in text.split(",")}
+    if unknown := sorted(asked - set(allowed)):
+        raise click.BadParameter(f"{', '.join(unknown)}: choose from {', '.join(allowed)}", param_hint=option)
+    return [name for name in allowed if name in asked]
+
+
 def _measure(
     ctx: click.Context, work: Callable[..., list[Measurement]], *, quick: bool, check: bool, as_json: bool
 ) -> None:
     with output.progress("measurements") as report_progress:
         results = work(quick=quick, on_progress=report_progress)
+    _report(ctx, results, check=check, as_json=as_json)
+
+
+def _report(ctx: click.Context, results: list[Measurement], *, check: bool, as_json: bool) -> None:
     if as_json:
         for result in results:
             output.print_json(result)

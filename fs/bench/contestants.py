@@ -1,0 +1,120 @@
+"""Who takes part: what every contestant can do, and the simplest of them, a plain directory.
+
+A contestant lives in a folder of its own. `directory` is where its files go once it started; `drop` makes everything it
+holds locally go away; `settle` returns when all that was written is in the remote. Any step may raise StepError.
+
+Owner: the calling thread. `stop` always works, also after a failed start, and again.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import msgspec
+
+from aof2.engine.bench.seaweed import Seaweed
+from aof2.fs.bench.process import Processes, StepError, end, is_mounted, unmount, wait_until
+
+START_S = 60.0
+
+
+class Setup(msgspec.Struct, frozen=True):
+    """What all contestants of a run share."""
+
+    root: Path
+    server: Seaweed
+    processes: Processes
+    cache_bytes: int
+    deadline_s: float
+
+
+class Contestant:
+    """One filesystem under test."""
+
+    name = ""
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+        self.folder = setup.root / self.name.replace(" ", "-")
+        self.folder.mkdir()
+
+    @property
+    def directory(self) -> Path:
+        return self.folder
+
+    def start(self) -> None:
+        """Ready to be measured when this returns."""
+
+    def stop(self) -> None:
+        """Unmounted, its processes ended."""
+
+    def settle(self, path: Path) -> None:
+        """Returns when what was written there is in the remote."""
+
+    def drop(self, path: Path) -> None:
+        """Nothing of that file is on this machine any more but in the server."""
+
+    def fetched_bytes(self) -> int | None:
+        """What came from the remote so far, where that can be told."""
+        return None
+
+
+class Disk(Contestant):
+    """A plain directory on the disk that holds everybody's caches: named after its filesystem."""
+
+    def __init__(self, setup: Setup, name: str) -> None:
+        self.name = name
+        super().__init__(setup)
+
+
+class Bare(Contestant):
+    """No filesystem: boto3 alone, the same object in parallel ranges into a file."""
+
+    name = "boto3"
+
+
+class Mounted(Contestant):
+    """A filesystem with a daemon in the foreground, a mount point and a cache folder."""
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        self.mountpoint = self.folder / "mnt"
+        self.cache = self.folder / "cache"
+        self.log = self.folder / "log"
+        self.daemon: subprocess.Popen[bytes] | None = None
+
+    @property
+    def directory(self) -> Path:
+        return self.mountpoint
+
+    def command(self) -> list[str]:
+        raise NotImplementedError
+
+    def environ(self) -> dict[str, str]:
+        return {**self.setup.server.environ(), "HOME": str(self.folder)}
+
+    def start(self) -> None:
+        self.mountpoint.mkdir(exist_ok=True)
+        self.cache.mkdir(exist_ok=True)
+        self.daemon = daemon = self.setup.processes.spawn(self.command(), self.log, self.environ())
+        wait_until(lambda: is_mounted(self.mountpoint) or daemon.poll() is not None, START_S, f"{self.name} is mounted")
+        if daemon.poll() is not None:
+            raise StepError(f"{self.name} ended while mounting: {self.log_tail()}")
+        self.setup.processes.run(["stat", self.mountpoint], deadline_s=START_S)
+
+    def stop(self) -> None:
+        unmount(self.setup.processes, self.mountpoint)
+        end(self.daemon)
+        self.daemon = None
+        unmount(self.setup.processes, self.mountpoint, lazy=True)
+
+    def drop(self, path: Path) -> None:
+        """A mount with an empty cache; the kernel's pages went with the old one."""
+        self.stop()
+        self.setup.processes.run(["rm", "-rf", self.cache], deadline_s=self.setup.deadline_s)
+        self.start()
+
+    def log_tail(self) -> str:
+        lines = self.log.read_text(errors="replace").strip().splitlines() if self.log.exists() else []
+        return lines[-1] if lines else "its log is empty"

@@ -1,0 +1,93 @@
+"""The peers: other filesystems over the same server, each with a cache on the local disk."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from pathlib import Path
+
+from aof2.engine.bench.seaweed import free_ports, weed_binary
+from aof2.fs.bench.contestants import Mounted, Setup
+from aof2.fs.bench.install import OF_PEER, find
+from aof2.fs.bench.process import wait_until
+from aof2.fs.bench.server import sent_bytes
+
+MIB = 1 << 20
+RC_S = 10.0
+
+
+class Rclone(Mounted):
+    """`rclone mount --vfs-cache-mode full`: files in its cache, uploaded some seconds after they are closed."""
+
+    name = "rclone"
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        self.control = f"127.0.0.1:{free_ports(1)[0]}"
+
+    def command(self) -> list[str]:
+        return [
+            find(OF_PEER["rclone"]) or "rclone", "mount", f"bench:{self.name}", str(self.mountpoint),
+            "--vfs-cache-mode=full", f"--cache-dir={self.cache}", "--rc", f"--rc-addr={self.control}", "--rc-no-auth",
+        ]  # fmt: skip
+
+    def environ(self) -> dict[str, str]:
+        remote = {
+            "RCLONE_CONFIG": "",
+            "RCLONE_CONFIG_BENCH_TYPE": "s3",
+            "RCLONE_CONFIG_BENCH_PROVIDER": "SeaweedFS",
+            "RCLONE_CONFIG_BENCH_ENV_AUTH": "true",
+            "RCLONE_CONFIG_BENCH_ENDPOINT": self.setup.server.endpoint_url,
+        }
+        return {**super().environ(), **remote}
+
+    def settle(self, path: Path) -> None:
+        wait_until(lambda: not self._uploads(), self.setup.deadline_s, "rclone has uploaded everything", 0.2)
+
+    def _uploads(self) -> int:
+        request = urllib.request.Request(f"http://{self.control}/vfs/stats", b"", method="POST")
+        with urllib.request.urlopen(request, timeout=RC_S) as answer:  # noqa: S310
+            disk = json.load(answer)["diskCache"]
+        return int(disk["uploadsInProgress"]) + int(disk["uploadsQueued"])
+
+    def fetched_bytes(self) -> int:
+        return sent_bytes(self.setup.server, self.name)
+
+
+class S3fs(Mounted):
+    """`s3fs -o use_cache`: uploads when a file is closed."""
+
+    name = "s3fs"
+
+    def command(self) -> list[str]:
+        options = [
+            f"url={self.setup.server.endpoint_url}", "use_path_request_style", f"use_cache={self.cache}",
+            f"tmpdir={self.folder}", "max_stat_cache_size=1000000", "endpoint=us-east-1",
+        ]  # fmt: skip
+        return ["s3fs", self.name, str(self.mountpoint), "-f", *(f"-o{option}" for option in options)]
+
+    def fetched_bytes(self) -> int:
+        return sent_bytes(self.setup.server, self.name)
+
+
+class Weed(Mounted):
+    """`weed mount`: SeaweedFS's own client, past the S3 side of the server; uploads while writing."""
+
+    name = "weed"
+
+    def command(self) -> list[str]:
+        ports = self.setup.server.ports
+        return [
+            weed_binary(), f"-logdir={self.folder}", "mount", f"-dir={self.mountpoint}", f"-cacheDir={self.cache}",
+            f"-filer=127.0.0.1:{ports['filer.port']}.{ports['filer.port.grpc']}", f"-filer.path=/buckets/{self.name}",
+            f"-cacheCapacityMB={self.setup.cache_bytes // MIB}", f"-localSocket={self.folder}/mount.sock",
+        ]  # fmt: skip
+
+    def fetched_bytes(self) -> int | None:
+        """What the process read from anywhere: a little more than what it fetched."""
+        if self.daemon is None:
+            return None
+        for line in Path(f"/proc/{self.daemon.pid}/io").read_text().splitlines():
+            if line.startswith("rchar:"):
+                return int(line.split()[1])
+        return None

@@ -1,0 +1,257 @@
+"""The rows of `aof2 bench mount`: what is done, in which order, and the target of each ratio.
+
+All rows but the small files use one file, written once through every contestant: it is resident first, and dropped from
+everything local before each cold read. What a cold read brought is compared with what was written.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from aof2.engine.bench.measure import Measurement
+from aof2.fs.bench import fio, subject
+from aof2.fs.bench.contestants import Bare, Contestant, Disk
+from aof2.fs.bench.process import StepError
+from aof2.fs.bench.race import Race, drop_metadata, sync
+from aof2.fs.bench.verdict import BEST_PEER, Outcome, at_most, judge
+
+MIB: Final = 1 << 20
+DATA: Final = "data"
+DATA_SEED: Final = 7
+RANGE_BYTES: Final = 64 << 10
+QUIET_S: Final = 1.0
+
+
+class Field(msgspec.Struct, frozen=True):
+    """A run: who takes part in which role, and how much of everything."""
+
+    race: Race
+    disk: Disk
+    bare: Bare
+    aof2: Contestant | None
+    ranged: Contestant | None
+    peers: list[Contestant]
+    size: int
+    files: int
+    ranges: int
+    random_s: float
+    create_budget_s: float
+
+    @property
+    def everybody(self) -> list[Contestant]:
+        return [self.disk, *self.over_s3]
+
+    @property
+    def over_s3(self) -> list[Contestant]:
+        return [*([self.aof2] if self.aof2 else []), *self.peers]
+
+    @property
+    def peer_names(self) -> list[str]:
+        return [c.name for c in self.peers]
+
+    @property
+    def size_text(self) -> str:
+        return f"{self.size >> 30} GiB" if self.size % (1 << 30) == 0 else f"{self.size // MIB} MiB"
+
+
+def prepare(f: Field) -> None:
+    """The file, everywhere, and in the remote."""
+
+    def make(c: Contestant) -> None:
+        path = c.directory / DATA
+        f.race.work("write", path, f.size, DATA_SEED, 0)
+        c.settle(path)
+
+    f.race.each(make, [*f.everybody, *([f.ranged] if f.ranged else [])])
+    server = f.bare.setup.server
+    source = f.disk.directory / DATA
+    f.race.each(
+        lambda c: f.race.work("upload", server.endpoint_url, c.name, DATA, source, env=server.environ()), [f.bare]
+    )
+    sync()
+
+
+def resident(f: Field) -> list[Measurement]:
+    """fio on a file that is all here and, as far as its filesystem allows, in the kernel's cache."""
+    rows: list[Measurement] = []
+    for random_s, kind, unit in ((None, "sequential read", "B/s"), (f.random_s, "4 KiB random reads", "reads/s")):
+        for threads in (1, 4):
+            outcome = f.race.turns(_fio(f, threads, random_s), f.everybody)
+            what = f"resident {kind}, {threads} thread{'s'[: threads - 1]}"
+            rows += judge(what, unit, outcome, subject=subject.NAME, targets={f.disk.name: 0.95})
+    return rows
+
+
+def daemon(f: Field) -> list[Measurement]:
+    """The same with passthrough off.
+
+    A filesystem that leaves pages in the kernel's cache between opens is as fast as the disk there, and nothing can be
+    twice that; so the target is where the pages were dropped and the daemons answer.
+    """
+    who = [*([f.ranged] if f.ranged else []), *f.peers]
+    rows: list[Measurement] = []
+    for drop, text in ((True, "answered by the daemon"), (False, "passthrough off")):
+        rows += judge(
+            f"resident sequential read, {text}", "B/s", f.race.turns(_fio(f, 1, None, drop=drop), who),
+            subject=subject.RANGED, peers=f.peer_names, targets={BEST_PEER: 2} if drop else {},
+        )  # fmt: skip
+    return rows
+
+
+def _fio(f: Field, threads: int, random_s: float | None, *, drop: bool = False) -> Callable[[Contestant, int], float]:
+    def attempt(c: Contestant, _: int) -> float:
+        path = c.directory / DATA
+        f.race.work("read", path)
+        job = fio.read_job(path, threads=threads, size=f.size, random_s=random_s, drop=drop)
+        rates = fio.run_fio(f.race.processes, job, f.race.deadline_s)
+        return rates.bytes_per_s if random_s is None else rates.reads_per_s
+
+    return attempt
+
+
+def writing(f: Field) -> list[Measurement]:
+    """A new file, open to close; deleted again before the next turn."""
+    rows: list[Measurement] = []
+    for fsync, text in ((0, ""), (1, ", with fsync")):
+
+        def attempt(c: Contestant, n: int, fsync: int = fsync) -> float:
+            path = c.directory / f"new{fsync}{n}"
+            sync()
+            seconds = f.race.work("write", path, f.size, 100 + n, fsync)["seconds"]
+            f.race.processes.run(["rm", path], deadline_s=f.race.deadline_s)
+            return f.size / seconds
+
+        targets = {} if fsync else {f.disk.name: 0.9}
+        outcome = f.race.turns(attempt, f.everybody)
+        rows += judge(f"write of a new {f.size_text} file{text}", "B/s", outcome, subject=subject.NAME, targets=targets)
+    return rows
+
+
+def cold(f: Field) -> list[Measurement]:
+    """The first sequential read after everything local was dropped; boto3 downloads the same bytes."""
+    server = f.bare.setup.server
+
+    def attempt(c: Contestant, _: int) -> float:
+        if isinstance(c, Bare):
+            target = c.directory / "downloaded"
+            answer = f.race.work("download", server.endpoint_url, c.name, DATA, target, env=server.environ())
+            target.unlink()
+            return f.size / answer["seconds"]
+        path = c.directory / DATA
+        c.drop(path)
+        sync()
+        answer = f.race.work("read", path)
+        if answer["bytes"] != f.size:
+            raise StepError(f"{c.name} returned {answer['bytes']:.0f} bytes of {f.size}")
+        return f.size / answer["seconds"]
+
+    outcome = f.race.turns(attempt, [*f.over_s3, f.bare])
+    wrong = _wrong_bytes(f)
+    outcome = Outcome({k: v for k, v in outcome.rates.items() if k not in wrong}, {**outcome.failures, **wrong})
+    return judge(
+        f"first read of {f.size_text} from S3", "B/s", outcome, subject=subject.NAME, peers=f.peer_names,
+        targets={BEST_PEER: 1, f.bare.name: 0.8},
+    )  # fmt: skip
+
+
+def _wrong_bytes(f: Field) -> dict[str, str]:
+    """Who returns other bytes than were written."""
+    expected = f.race.work("checksum", f.disk.directory / DATA)
+
+    def attempt(c: Contestant, _: int) -> float:
+        if f.race.work("checksum", c.directory / DATA) != expected:
+            raise StepError(f"{c.name} returned wrong bytes")
+        return 1.0
+
+    return f.race.turns(attempt, f.over_s3, rounds=1).failures
+
+
+def ranges(f: Field) -> list[Measurement]:
+    """Few small reads of a cold file: how long, and how much was fetched for them."""
+    asked = f.ranges * RANGE_BYTES
+    fetched: dict[str, list[float]] = {}
+
+    def attempt(c: Contestant, n: int) -> float:
+        path = c.directory / DATA
+        c.drop(path)
+        sync()
+        before = c.fetched_bytes()
+        answer = f.race.work("ranges", path, f.ranges, RANGE_BYTES, n)
+        time.sleep(QUIET_S)  # read-ahead that nobody waits for is fetched, too
+        after = c.fetched_bytes()
+        if before is not None and after is not None:
+            fetched.setdefault(c.name, []).append((after - before) / asked)
+        if answer["bytes"] != asked:
+            raise StepError(f"{c.name} returned {answer['bytes']:.0f} bytes of {asked}")
+        return f.ranges / answer["seconds"]
+
+    outcome = f.race.turns(attempt, f.over_s3)
+    what = f"{f.ranges} random 64 KiB reads of a cold {f.size_text} file"
+    speed = judge(what, "reads/s", outcome, subject=subject.NAME, peers=f.peer_names, targets={BEST_PEER: 1})
+    factors = Outcome({name: max(values) for name, values in fetched.items()}, outcome.failures)
+    return speed + at_most(
+        f"{what}, fetched", "× asked", factors, subject=subject.NAME, limit=20, baselines=f.peer_names
+    )
+
+
+def small_files(f: Field) -> list[Measurement]:
+    """Files of 4 KiB in one directory: created, asked for one by one, and listed."""
+    made: dict[str, int] = {}
+
+    def create(c: Contestant, n: int) -> float:
+        folder = c.directory / f"many{n}"
+        sync()
+        answer = f.race.work("create", folder, f.files, f.create_budget_s)
+        if n == 0:
+            made[c.name] = int(answer["count"])
+        c.settle(folder)
+        return answer["count"] / answer["seconds"]
+
+    def asked(task: str, *, kernel: bool) -> Callable[[Contestant, int], float]:
+        def attempt(c: Contestant, _: int) -> float:
+            folder, count = c.directory / "many0", made[c.name]
+            if not kernel:
+                drop_metadata()
+            answer = f.race.work(task, folder, *([count] if task == "stat" else []))
+            if answer["count"] != count:
+                raise StepError(f"{c.name} shows {answer['count']:.0f} files of {count}")
+            return count / answer["seconds"]
+
+        return attempt
+
+    rows = judge(
+        f"creating {f.files:,} files of 4 KiB", "files/s", f.race.turns(create, f.everybody), subject=subject.NAME,
+        targets={f.disk.name: 0.5},
+    )  # fmt: skip
+    who = [c for c in f.everybody if made.get(c.name)]
+    for kernel, text in ((True, ""), (False, ", the kernel's names dropped")):
+        if not kernel and not drop_metadata():
+            continue
+        for task, verb in (("stat", "stat of each"), ("listing", "listing with attributes")):
+            outcome = f.race.turns(asked(task, kernel=kernel), who)
+            rows += judge(
+                f"{verb}{text}", "files/s", outcome, subject=subject.NAME, peers=f.peer_names,
+                targets={BEST_PEER: 2} if kernel else {},
+            )  # fmt: skip
+    for row_name, count in made.items():
+        if count < f.files:
+            rows = [
+                msgspec.structs.replace(r, baseline=f"{r.baseline} ({count:,} files)")
+                if r.baseline.split(",")[0] == row_name else r
+                for r in rows
+            ]  # fmt: skip
+    return rows
+
+
+ROWS: Final[dict[str, Callable[[Field], list[Measurement]]]] = {
+    "resident": resident,
+    "daemon": daemon,
+    "write": writing,
+    "cold": cold,
+    "ranges": ranges,
+    "files": small_files,
+}

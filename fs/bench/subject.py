@@ -1,0 +1,89 @@
+"""AOF2 itself, through its command and a mount.conf, as a user mounts it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from aof2.fs.bench.contestants import START_S, Contestant, Setup
+from aof2.fs.bench.process import is_mounted, unmount, wait_until
+from aof2.fs.bench.server import sent_bytes
+
+NAME = "aof2"
+RANGED = "aof2 nopassthrough"
+TENANT = "default"
+CONF = """\
+[volume]
+mountpoint = "{mountpoint}"
+state_dir = "{state}"
+[remote]
+url = "s3://{bucket}/volume"
+endpoint_url = "{endpoint}"
+region = "us-east-1"
+[cache]
+hot_bytes = {hot_bytes}
+min_free = "1%"
+[metrics]
+listen = ""
+[tenants.{tenant}]
+kind = "files"
+"""
+
+
+class Aof2(Contestant):
+    name = NAME
+    options: tuple[str, ...] = ()
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        self.mountpoint = self.folder / "mnt"
+        self.conf = self.folder / "mount.conf"
+        self.bucket = self.folder.name
+        self.conf.write_text(
+            CONF.format(
+                mountpoint=self.mountpoint,
+                state=self.folder / "state",
+                bucket=self.bucket,
+                endpoint=setup.server.endpoint_url,
+                hot_bytes=setup.cache_bytes,
+                tenant=TENANT,
+            )
+        )
+
+    @property
+    def directory(self) -> Path:
+        return self.mountpoint / TENANT
+
+    def start(self) -> None:
+        self.mountpoint.mkdir(exist_ok=True)
+        options = ["-o", ",".join(self.options)] if self.options else []
+        self._aof2("mount", self.mountpoint, *options)
+        wait_until(lambda: is_mounted(self.mountpoint), START_S, f"{self.name} is mounted")
+        self.setup.processes.run(["stat", self.directory], deadline_s=START_S)
+
+    def stop(self) -> None:
+        """Without waiting for uploads: what is in it is of no use to anybody."""
+        if is_mounted(self.mountpoint):
+            self._aof2("umount", self.mountpoint, "--no-wait")
+        unmount(self.setup.processes, self.mountpoint)
+
+    def settle(self, path: Path) -> None:
+        self._aof2("wait", path)
+
+    def drop(self, path: Path) -> None:
+        self._aof2("evict", path)
+
+    def fetched_bytes(self) -> int:
+        """By the server's count, which has no reason to flatter."""
+        return sent_bytes(self.setup.server, self.bucket)
+
+    def _aof2(self, verb: str, *arguments: str | Path) -> None:
+        command = [Path(sys.executable).with_name("aof2"), verb, *arguments, "--conf", self.conf]
+        self.setup.processes.run(command, deadline_s=self.setup.deadline_s, env=self.setup.server.environ())
+
+
+class RangedAof2(Aof2):
+    """The same with passthrough off: every read is answered by the daemon."""
+
+    name = RANGED
+    options = ("nopassthrough",)

@@ -1,0 +1,91 @@
+"""From rates to the rows of the table: who is compared with whom, and which ratio has a target.
+
+Every baseline of an outcome has a row, so that the whole field can be read; only some have a target. "The best peer" is
+whichever was fastest in this run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Final
+
+import msgspec
+
+from aof2.engine.bench.measure import Measurement, compared
+
+BEST_PEER: Final = "best peer"
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What a row of the bench saw: a rate for each contestant that got through, a reason for each that did not."""
+
+    rates: dict[str, float] = {}
+    failures: dict[str, str] = {}
+
+
+def judge(
+    what: str,
+    unit: str,
+    outcome: Outcome,
+    *,
+    subject: str,
+    peers: Collection[str] = (),
+    targets: Mapping[str, float] | None = None,
+) -> list[Measurement]:
+    """A row for each baseline. `targets`: the least ratio against a baseline's name or BEST_PEER."""
+    targets = targets or {}
+    rate = outcome.rates.get(subject)
+    rivals = {name: r for name, r in outcome.rates.items() if name != subject}
+    best = max((name for name in rivals if name in peers), key=lambda name: rivals[name], default=None)
+    rows = []
+    for name, rival in rivals.items():
+        target = targets.get(BEST_PEER) if name == best else targets.get(name)
+        label = f"{name}, {BEST_PEER}" if name == best and BEST_PEER in targets else name
+        rows.append(_row(what, unit, rate, label, rival, target, outcome.failures.get(subject, "")))
+    for name, reason in outcome.failures.items():
+        if name != subject:
+            rows.append(Measurement(what=what, unit=unit, value=rate, baseline=name, note=reason))
+    if not rows:
+        note = outcome.failures.get(subject, "")
+        rows.append(Measurement(what=what, unit=unit, value=rate, ok=False if note else None, note=note))
+    return rows
+
+
+def _row(
+    what: str, unit: str, rate: float | None, label: str, rival: float, target: float | None, failure: str
+) -> Measurement:
+    if rate is not None:
+        return compared(what, unit, rate, label, rival, at_least=target)
+    return Measurement(
+        what=what,
+        unit=unit,
+        baseline=label,
+        baseline_value=rival,
+        target=target,
+        target_text="" if target is None else f"at least {target:g}",
+        ok=False if failure and target is not None else None,
+        note=failure,
+    )
+
+
+def at_most(
+    what: str, unit: str, outcome: Outcome, *, subject: str, limit: float, baselines: Collection[str]
+) -> list[Measurement]:
+    """Less is better: the subject against a fixed limit, the others as information."""
+    value = outcome.rates.get(subject)
+    failure = outcome.failures.get(subject, "")
+    rows = [
+        Measurement(
+            what=what,
+            unit=unit,
+            value=value,
+            target=limit,
+            target_text=f"less than {limit:g}",
+            ok=value < limit if value is not None else (False if failure else None),
+            note=failure,
+        )
+    ]
+    for name in baselines:
+        if name in outcome.rates:
+            rows.append(Measurement(what=f"{what}, by {name}", unit=unit, value=outcome.rates[name]))
+    return rows

@@ -1,0 +1,150 @@
+"""The timed loops, run as a script of their own: `python work.py NAME ARGUMENT…` prints one JSON object.
+
+In a process of its own so that a filesystem that hangs can be given up on, and so that everybody has the same loop.
+Time starts before open and ends after close. Imports nothing of the project: starting it is quick.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import random
+import sys
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+MIB = 1 << 20
+SMALL_BYTES = 4096
+PART_BYTES = 8 * MIB
+PARTS_AT_ONCE = 4
+
+
+def write(path: str, size: int, seed: int, fsync: int) -> dict[str, float]:
+    """A new file of bytes that neither compress nor repeat."""
+    block = mmap.mmap(-1, MIB)
+    block.write(random.Random(seed).randbytes(MIB))  # noqa: S311
+    view = memoryview(block)
+    start = time.perf_counter()
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+    for n in range(0, size, MIB):
+        view[:8] = (n + seed).to_bytes(8, "little")
+        left = min(MIB, size - n)
+        while left:
+            left -= os.write(fd, view[:left])
+    if fsync:
+        os.fsync(fd)
+    os.close(fd)
+    return {"seconds": time.perf_counter() - start}
+
+
+def _blocks(path: str) -> Iterator[memoryview]:
+    block = memoryview(mmap.mmap(-1, MIB))
+    fd = os.open(path, os.O_RDONLY)
+    while got := os.readv(fd, [block]):
+        yield block[:got]
+    os.close(fd)
+
+
+def read(path: str) -> dict[str, float]:
+    start = time.perf_counter()
+    total = sum(len(block) for block in _blocks(path))
+    return {"seconds": time.perf_counter() - start, "bytes": total}
+
+
+def checksum(path: str) -> dict[str, float]:
+    crc = 0
+    for block in _blocks(path):
+        crc = zlib.crc32(block, crc)
+    return {"crc32": crc}
+
+
+def ranges(path: str, count: int, length: int, seed: int) -> dict[str, float]:
+    """Reads at seeded offsets, multiples of 4 KiB."""
+    start = time.perf_counter()
+    fd = os.open(path, os.O_RDONLY)
+    choose = random.Random(seed)  # noqa: S311
+    last = (os.fstat(fd).st_size - length) // SMALL_BYTES
+    total = sum(len(os.pread(fd, length, choose.randint(0, last) * SMALL_BYTES)) for _ in range(count))
+    os.close(fd)
+    return {"seconds": time.perf_counter() - start, "bytes": total}
+
+
+def create(folder: str, count: int, budget_s: float) -> dict[str, float]:
+    """Small files in one directory, until there are enough or the time is up."""
+    Path(folder).mkdir()
+    content = random.Random(1).randbytes(SMALL_BYTES)  # noqa: S311
+    start = time.perf_counter()
+    done = 0
+    while done < count and time.perf_counter() - start < budget_s:
+        fd = os.open(f"{folder}/{done:06d}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        os.write(fd, content)
+        os.close(fd)
+        done += 1
+    return {"seconds": time.perf_counter() - start, "count": done}
+
+
+def stat(folder: str, count: int) -> dict[str, float]:
+    start = time.perf_counter()
+    for n in range(count):
+        os.stat(f"{folder}/{n:06d}")
+    return {"seconds": time.perf_counter() - start, "count": count}
+
+
+def listing(folder: str) -> dict[str, float]:
+    """As `ls -l` sees a directory: every name with its attributes."""
+    start = time.perf_counter()
+    with os.scandir(folder) as entries:
+        count = sum(entry.stat(follow_symlinks=False).st_size == SMALL_BYTES for entry in entries)
+    return {"seconds": time.perf_counter() - start, "count": count}
+
+
+def _client(endpoint_url: str) -> Any:
+    import boto3
+    from botocore.config import Config
+
+    config = Config(max_pool_connections=PARTS_AT_ONCE, s3={"addressing_style": "path"})
+    return boto3.client("s3", endpoint_url=endpoint_url, config=config)
+
+
+def download(endpoint_url: str, bucket: str, key: str, target: str) -> dict[str, float]:
+    """The least a client in Python can do: parallel ranges straight into a file."""
+    client = _client(endpoint_url)
+    start = time.perf_counter()
+    size = client.head_object(Bucket=bucket, Key=key)["ContentLength"]
+    fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+
+    def part(first: int) -> int:
+        wanted = f"bytes={first}-{min(first + PART_BYTES, size) - 1}"
+        body = client.get_object(Bucket=bucket, Key=key, Range=wanted)["Body"].read()
+        return os.pwrite(fd, body, first)
+
+    with ThreadPoolExecutor(PARTS_AT_ONCE) as pool:
+        total = sum(pool.map(part, range(0, size, PART_BYTES)))
+    os.close(fd)
+    return {"seconds": time.perf_counter() - start, "bytes": total}
+
+
+def upload(endpoint_url: str, bucket: str, key: str, source: str) -> dict[str, float]:
+    _client(endpoint_url).upload_file(source, bucket, key)
+    return {}
+
+
+TASKS: dict[str, Callable[..., dict[str, float]]] = {
+    f.__name__: f for f in (write, read, checksum, ranges, create, stat, listing, download, upload)
+}
+
+
+def main(name: str, *arguments: str) -> None:
+    """Arguments that look like numbers are numbers."""
+    values = [json.loads(a) if a.replace(".", "", 1).isdigit() else a for a in arguments]
+    result = TASKS[name](*values)
+    sys.stdout.write(json.dumps(result) + "\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
