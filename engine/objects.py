@@ -18,7 +18,7 @@ import msgspec
 from aof2.engine.catalog import ops as o
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.batch import Batch
-from aof2.engine.catalog.rows import BlobRow, ChunkRow, ObjectRow, ObjectState, ResidencyRow
+from aof2.engine.catalog.rows import BlobRow, ChunkRow, DirtyRow, ObjectRow, ObjectState, ResidencyRow
 from aof2.engine.catalog.store import View
 from aof2.engine.errors import Aof2Error, TransientError
 from aof2.engine.manifest import payloads as p
@@ -82,6 +82,7 @@ def create(b: Batch, ino: int, generation: int, *, chunk_bytes: int) -> ObjectRo
     """A new, empty, dirty generation."""
     row = ObjectRow(ino, generation, ObjectState.DIRTY, chunk_bytes=chunk_bytes, created_ms=b.now_ms)
     b.put(t.OBJECTS, (ino, generation), row)
+    b.put(t.DIRTY, ino, DirtyRow(generation))
     return row
 
 
@@ -111,6 +112,7 @@ def seal(
     )
     b.put(t.OBJECTS, (ino, generation), row)
     b.put(t.UNPUBLISHED, (ino, generation), digest.size)
+    b.delete(t.DIRTY, ino)
     return row
 
 

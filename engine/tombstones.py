@@ -42,3 +42,5 @@ def discard(b: Batch, row: ObjectRow) -> None:
     objects.account(b, -freed)
     b.delete(t.OBJECTS, (row.ino, row.generation))
     b.delete(t.UNPUBLISHED, (row.ino, row.generation))
+    if row.state == ObjectState.DIRTY:
+        b.delete(t.DIRTY, row.ino)

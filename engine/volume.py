@@ -30,11 +30,13 @@ from aof2.engine.catalog.recovery import Opened, open_catalog, open_stream
 from aof2.engine.catalog.rows import (
     ObjectRow,
     ObjectState,
+    TenantKind,
     TenantRow,
 )
 from aof2.engine.catalog.writer import CatalogTarget, CatalogWriter
 from aof2.engine.env import Env
 from aof2.engine.errors import FatalIOError, ReadOnlyError
+from aof2.engine.files.recover import recover
 from aof2.engine.jobs.prune import Retention
 from aof2.engine.jobs.service import Jobs
 from aof2.engine.local import orphans
@@ -221,6 +223,7 @@ class Volume:
             every_s=cache.scrub_every_s,
         )
         self.metrics_port = 0
+        self.dirty_inos: list[int] = []  # files that were being written when the volume was last closed
         self._tenants: dict[int, TenantRow] = {}
         self._snapshots_wanted: dict[int, None] = {}
         self._snapshot_wake = trio.Event()
@@ -235,6 +238,9 @@ class Volume:
             if row.name == name:
                 return row
         raise objects.ObjectGoneError(f"there is no tenant {name!r}; tenants are made in mount.conf")
+
+    def tenant_kind(self, tenant_id: int) -> TenantKind:
+        return self._tenants[tenant_id].kind
 
     def load_tenants(self) -> None:
         with self.catalog.view() as view:
@@ -344,10 +350,10 @@ class Volume:
             gone = view.get(key[0], t.OBJECTS, (key[1], key[2])) is None
         if gone and not inode.nlink:
             self.handles.forget(key)
-            freed = await trio.to_thread.run_sync(self._remove_backing, key)
+            freed = await trio.to_thread.run_sync(self.remove_backing, key)
             self.evictor.give_back(tenant, freed)
 
-    def _remove_backing(self, key: Key) -> int:
+    def remove_backing(self, key: Key) -> int:
         path = self.backing_path(key)
         size = objects.on_disk(path.stat().st_size) if path.exists() else 0
         self.hot.unlink(path)
@@ -520,6 +526,8 @@ async def open_volume(
             await trio.to_thread.run_sync(volume.ensure_tenants)
             volume.restore_quota()
             connect(volume, volume.metrics)
+            if settings.manifest.enabled:
+                volume.dirty_inos = await trio.to_thread.run_sync(recover, volume)
             await trio.to_thread.run_sync(sweep_scratch, settings.volume.state_dir / "checkpoint_scratch", ())
             with serve_metrics(volume):
                 async with open_nursery() as nursery:

@@ -148,6 +148,7 @@ DIRTY: Final = Table("namespace", b"y", "dirty", rows.DirtyRow, _u64, _un_u64)  
 ORPHANS: Final = Table("namespace", b"n", "orphans", int, _u64, _un_u64)  # inodes without a name, still open → 1
 # (ino, parent, name) → 1: the names of files with more than one
 LINKS: Final = Table("namespace", b"l", "links", int, _link, _un_link)
+PINS: Final = Table("namespace", b"p", "pins", int, _u64, _un_u64)  # inodes kept on this disk → since when
 JOBS: Final = Table("jobs", b"j", "jobs", rows.JobRow, _u64, _un_u64)
 UNPUBLISHED: Final = Table("jobs", b"o", "unpublished", int, _pair, _un_pair)  # sealed objects → their bytes
 JOB_TOKENS: Final = Table("jobs", b"k", "job_tokens", int, _text, bytes.decode)

@@ -94,6 +94,11 @@ class Jobs:
         if self._sealed_bytes >= COALESCE_BYTES:
             self._plan_now.set()
 
+    def pending_bytes(self) -> int:
+        """What is sealed and not in the remote yet."""
+        with self.catalog.view() as view:
+            return sum(size for tenant_id in self._tenants() for _, size in view.scan(tenant_id, t.UNPUBLISHED))
+
     async def checkpoint(self, tenant_id: int, *, wait: bool = True) -> int:
         """Publishes what is sealed so far, also what failed before; how many objects. JobFailedError if one cannot."""
         with self.catalog.view() as view:

@@ -104,6 +104,12 @@ class ObjectHandle:
             self.trusted[chunk] |= 1 << bit
             self.added[chunk] = self.added.get(chunk, 0) | 1 << bit
 
+    def take_over(self, block: int) -> None:
+        """Somebody else wrote the block, whole: it is here, and none of the catalog's business."""
+        chunk, bit = self.locate(block)
+        self.masks[chunk] |= 1 << bit
+        self.trusted[chunk] |= 1 << bit
+
     def remove(self, block: int) -> None:
         chunk, bit = self.locate(block)
         keep = ~(1 << bit)
@@ -184,6 +190,10 @@ class HandleTable:
         handle = self._table.pop(key, None)
         if handle is not None:
             handle.close_file()
+
+    def detach(self, key: Key) -> ObjectHandle | None:
+        """Out of the table, its file still open: whoever holds it goes on with it under another name."""
+        return self._table.pop(key, None)
 
     def close_all(self) -> None:
         for key in list(self._table):

@@ -97,7 +97,7 @@ class HotCache:
         """Gives a range back to the disk; it reads as zeros, which nobody may look at."""
         fd = self.open(path)
         try:
-            _fallocate(fd, FALLOC_PUNCH_HOLE | FALLOC_KEEP_SIZE, offset, length)
+            fallocate(fd, FALLOC_PUNCH_HOLE | FALLOC_KEEP_SIZE, offset, length)
         finally:
             self.env.files.close(fd)
 
@@ -136,7 +136,7 @@ def read_cached(fd: int, offset: int, length: int) -> bytes | None:
     return data if len(data) == length else None
 
 
-def _fallocate(fd: int, mode: int, offset: int, length: int) -> None:
+def fallocate(fd: int, mode: int, offset: int, length: int) -> None:
     if _libc.fallocate(fd, mode, ctypes.c_int64(offset), ctypes.c_int64(length)) != 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))

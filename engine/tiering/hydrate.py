@@ -54,6 +54,7 @@ REQUESTS_MAX: Final = 4
 # Losing what was not recorded yet means fetching it again: not worth an fsync more often than this.
 SETTLE_PERIOD_S: Final = 1.0
 SETTLE_AGE_MAX_S: Final = 5.0
+WRITEBACK_BYTES_MIN: Final = 1 << 20
 ATTEMPTS: Final = 2
 NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 
@@ -71,6 +72,7 @@ class Room(Protocol):
 
 
 Land = Callable[[Sequence[bytes | memoryview]], None]
+_Said = set[tuple[int, int]]  # chunks, and the tiers that the log knows they are being fetched from
 
 
 class NotAvailableError(CorruptError):
@@ -114,6 +116,7 @@ class Hydrator:
         self.warm = warm
         self.block_bytes = block_bytes
         self.fetched_bytes = 0
+        self.on_landed: Callable[[Key, int, int], None] | None = None  # object, first block, how many
         self._metrics = metrics or StorageMetrics()
         self._recently_evicted = recently_evicted
         # Each request holds its bytes in memory; a handful of 8 MiB ones keeps a link busy.
@@ -165,7 +168,7 @@ class Hydrator:
                     return tier, data
                 continue
             self._read_ahead(handle, offset, end)
-            pages, from_remote = await self._obtain(handle, absent)
+            pages, from_remote = await self.obtain(handle, absent)
             if from_remote:
                 tier = FetchTier.REMOTE
             if any(block in pages for block in absent):
@@ -180,7 +183,7 @@ class Hydrator:
         for first in range(0, handle.block_count, step):
             absent = handle.not_ready(first, min(first + step, handle.block_count) - 1)
             if absent:
-                await self._obtain(handle, absent)
+                await self.obtain(handle, absent)
         await self.settle()
 
     async def attach(self, handle: ObjectHandle) -> None:
@@ -195,6 +198,15 @@ class Hydrator:
             return
         handle.fd = fd
         handle.accept(self.hot.identity(fd))
+
+    def ensure_backing(self, handle: ObjectHandle) -> None:
+        """The backing file, open; a new, sparse one where nothing of the object is here."""
+        if handle.fd < 0:
+            handle.fd = self.hot.create(handle.path, handle.size)
+
+    async def prove(self, handle: ObjectHandle) -> None:
+        """Whatever of the object is here but not trusted is checked; what fails is given up."""
+        await self._recheck(handle, [b for b in range(handle.block_count) if handle.is_resident(b)])
 
     async def _read_local(self, handle: ObjectHandle, offset: int, length: int) -> bytes | None:
         data = read_cached(handle.fd, offset, length)
@@ -246,7 +258,7 @@ class Hydrator:
     async def _prefetch(self, handle: ObjectHandle, blocks: list[int]) -> None:
         handle.users += 1
         try:
-            await self._obtain(handle, blocks)
+            await self.obtain(handle, blocks)
         except (Aof2Error, OSError) as e:
             # Whoever really reads there meets the error again, and is told.
             log.debug("read-ahead failed", extra={"path": str(handle.path), "error": str(e)})
@@ -271,7 +283,7 @@ class Hydrator:
 
     # -- fetching ----------------------------------------------------------------------------------------------
 
-    async def _obtain(self, handle: ObjectHandle, blocks: list[int]) -> tuple[dict[int, bytes], bool]:
+    async def obtain(self, handle: ObjectHandle, blocks: list[int]) -> tuple[dict[int, bytes], bool]:
         """Makes the blocks ready: those that found no room on disk, and whether the remote had to be waited for."""
         blocks = await self._recheck(handle, blocks)
         pages: dict[int, bytes] = {}
@@ -285,12 +297,13 @@ class Hydrator:
         waiting = [event for b in missing if (event := self._in_flight.get((handle.key, b))) is not None]
         mine = [b for b in missing if (handle.key, b) not in self._in_flight]
         done = trio.Event()
+        said: _Said = set()
         for block in mine:
             self._in_flight[handle.key, block] = done
         try:
             async with open_nursery() as nursery:
                 for run in self._runs(mine, handle):
-                    nursery.start_soon(self._fetch_run, handle, run, pages)
+                    nursery.start_soon(self._fetch_run, handle, run, pages, said)
         finally:
             for block in mine:
                 del self._in_flight[handle.key, block]
@@ -332,26 +345,25 @@ class Hydrator:
             work = partial(objects.lost, chunk_id=chunk_id, bad=bits, block_bytes=self.block_bytes)
             self.room.give_back(handle.tenant, await result_of(self.writer.submit(handle.key[0], work)))
 
-    async def _fetch_run(self, handle: ObjectHandle, run: _Run, pages: dict[int, bytes]) -> None:
+    async def _fetch_run(self, handle: ObjectHandle, run: _Run, pages: dict[int, bytes], said: _Said) -> None:
         size = sum(objects.on_disk(handle.block_len(b)) for b in range(run.first, run.first + run.length))
         reservation = await self.room.take(handle.tenant, size)
         try:
-            if reservation is not None and await self._land_run(handle, run):
+            if reservation is not None and await self._land_run(handle, run, said):
                 reservation.commit(size)
                 return
         finally:
             if reservation is not None:
                 reservation.release()
-        for i, data in enumerate(await self._fetch(handle, run, None)):
+        for i, data in enumerate(await self._fetch(handle, run, None, said)):
             self.pages.put(PageKey(handle.key[1], handle.key[2], run.first + i), data)
             pages[run.first + i] = data
 
-    async def _land_run(self, handle: ObjectHandle, run: _Run) -> bool:
+    async def _land_run(self, handle: ObjectHandle, run: _Run, said: _Said) -> bool:
         """The run is in the backing file; False when the disk is full, whatever the quota thinks."""
         try:
-            if handle.fd < 0:
-                handle.fd = self.hot.create(handle.path, handle.size)
-            await self._fetch(handle, run, partial(self._write_blocks, handle.fd, run.first))
+            self.ensure_backing(handle)
+            await self._fetch(handle, run, partial(self._write_blocks, handle.fd, run.first), said)
         except OSError as e:
             if e.errno not in NO_ROOM:
                 raise
@@ -361,20 +373,27 @@ class Hydrator:
             handle.added_since_s = self.hot.env.monotonic_s()
         handle.add(range(run.first, run.first + run.length))
         self._settle_wanted.set()
+        if self.on_landed is not None:
+            self.on_landed(handle.key, run.first, run.length)
         return True
 
     def _write_blocks(self, fd: int, first: int, blocks: Sequence[bytes | memoryview]) -> None:
-        self.hot.env.files.pwritev(fd, blocks, first * self.block_bytes)
+        files, offset = self.hot.env.files, first * self.block_bytes
+        files.pwritev(fd, blocks, offset)
+        size = sum(map(len, blocks))
+        if size >= WRITEBACK_BYTES_MIN:
+            # The disk works while the next run comes in; otherwise all of it waits for the fsync.
+            files.start_writeback(fd, offset, size)
         self.hot.env.failpoint("hydrate.written")
 
-    async def _fetch(self, handle: ObjectHandle, run: _Run, land: Land | None) -> list[bytes]:
+    async def _fetch(self, handle: ObjectHandle, run: _Run, land: Land | None, said: _Said) -> list[bytes]:
         """The run's blocks from the nearest tier that has them: given to `land` on the worker thread, or returned."""
         chunk = handle.chunks[run.chunk]
         first = run.first - run.chunk * handle.blocks_per_chunk
-        warm = await self._from_warm(handle, chunk, first, run.length, land)
+        warm = await self._from_warm(handle, chunk, first, run.length, land, said)
         if warm is not None:
             return warm
-        return await self._from_remote(handle, chunk, first, run.length, land)
+        return await self._from_remote(handle, chunk, first, run.length, land, said)
 
     async def _in_thread(
         self, fetch: Callable[[], Sequence[bytes | memoryview]], land: Land | None
@@ -392,15 +411,14 @@ class Hydrator:
         return await trio.to_thread.run_sync(work, limiter=self._limiter)
 
     async def _from_remote(
-        self, handle: ObjectHandle, chunk: ChunkRow, first: int, count: int, land: Land | None
+        self, handle: ObjectHandle, chunk: ChunkRow, first: int, count: int, land: Land | None, said: _Said
     ) -> list[bytes]:
         stream_id = handle.key[0]
         with self.catalog.view() as view:
             blob = view.get(stream_id, t.BLOBS, chunk.sha256)
         if blob is None:
             raise NotAvailableError(f"chunk {chunk.chunk_id} has no copy anywhere", path=str(handle.path))
-        started = p.HydrationStarted(2)
-        self.writer.submit(stream_id, lambda b: b.record(started, segment_id=chunk.chunk_id))
+        self._say_started(stream_id, chunk.chunk_id, 2, said)
         try:
             size, blocks = await self._verified(chunk, blob, first, count, land)
         except RemoteMissingError as e:
@@ -415,6 +433,12 @@ class Hydrator:
         self._count_fetched((stream_id, chunk.chunk_id), size)
         return blocks
 
+    def _say_started(self, stream_id: int, chunk_id: int, tier: int, said: _Said) -> None:
+        """Once a chunk and tier for what is fetched together: a commit for each of its runs would take their time."""
+        if (chunk_id, tier) not in said:
+            said.add((chunk_id, tier))
+            self.writer.submit(stream_id, lambda b: b.record(p.HydrationStarted(tier), segment_id=chunk_id))
+
     def _count_fetched(self, slot: tuple[int, int], size: int) -> None:
         self.fetched_bytes += size
         self._metrics.remote_bytes_read_total[ReadMode.NORMAL].inc(size)
@@ -424,14 +448,13 @@ class Hydrator:
             self._metrics.thrash_total.inc()
 
     async def _from_warm(
-        self, handle: ObjectHandle, chunk: ChunkRow, first: int, count: int, land: Land | None
+        self, handle: ObjectHandle, chunk: ChunkRow, first: int, count: int, land: Land | None, said: _Said
     ) -> list[bytes] | None:
         """The blocks from the compressed copy on this disk, if there is one that holds."""
         slot = (handle.key[0], chunk.chunk_id)
         if self.warm is None or not self.warm.has(slot):
             return None
-        started = p.HydrationStarted(1)
-        self.writer.submit(slot[0], lambda b: b.record(started, segment_id=chunk.chunk_id))
+        self._say_started(*slot, 1, said)
         try:
             fetch = partial(self.warm.blocks, handle.tenant, chunk, slot, first, count)
             return (await self._in_thread(fetch, land))[1]
@@ -490,6 +513,15 @@ class Hydrator:
             await next(iter(self._in_flight.values())).wait()
             await trio.lowlevel.checkpoint()
         await self.settle()
+
+    async def quiesce_object(self, key: Key) -> None:
+        """What was being fetched of one object is here and recorded."""
+        while (event := next((e for (k, _), e in self._in_flight.items() if k == key), None)) is not None:
+            await event.wait()
+            await trio.lowlevel.checkpoint()
+        handle = self.handles.peek(key)
+        if handle is not None and handle.added:
+            await self._settle_held(handle)
 
     async def _settle_quiet_ones(self) -> None:
         """What is still coming in is left alone for a while: an fsync under its writes would stall them."""

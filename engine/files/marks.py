@@ -1,0 +1,150 @@
+"""Which objects are being written, as changes to the catalog. Each function is one atomic batch on its tenant's stream.
+
+    create → dirty ── seal ──► sealed → published
+                ▲                 │         │
+                └──── reopen ─────┴─────────┘
+
+A dirty object has a row in DIRTY, so recovery finds all of them without walking anything. Writing a published object
+on makes the next generation of it, in the same backing file: the published one stays in the remote, and its rows stop
+claiming that its bytes are here. An object that is sealed but not yet published is nobody else's: it is dirty again
+under its own number.
+
+Owner: the catalog's writer thread, for the length of a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from aof2.engine import objects
+from aof2.engine.catalog import ops as o
+from aof2.engine.catalog import tables as t
+from aof2.engine.catalog.batch import Batch
+from aof2.engine.catalog.rows import DirtyRow, InodeRow, ObjectRow, ObjectState, ResidencyRow
+from aof2.engine.catalog.store import View
+from aof2.engine.tiering.hashing import ObjectDigest
+
+
+class Times(NamedTuple):
+    """What a backing file says of itself when it is sealed."""
+
+    mtime_ns: int
+    ctime_ns: int
+    atime_ns: int
+
+
+class Reopened(NamedTuple):
+    row: ObjectRow
+    dirty: DirtyRow
+    freed_bytes: int  # of disk that the old generation's rows no longer account for
+
+
+def _inode(b: Batch, ino: int) -> InodeRow:
+    row = b.get(t.INODES, ino)
+    if row is None:
+        raise objects.ObjectGoneError(f"inode {ino} is gone")
+    return row
+
+
+def reopen(b: Batch, ino: int, *, block_bytes: int, present: Sequence[int] | None = None) -> Reopened:
+    """The first writer of a clean object: from this commit on its bytes vouch for nothing.
+
+    `present` is what of the old generation is in the backing file, a mask a chunk, where that is not all of it.
+    """
+    inode = _inode(b, ino)
+    old = objects.get_object(b, ino, inode.generation)
+    if old.state == ObjectState.DIRTY:
+        return Reopened(old, b.get(t.DIRTY, ino) or DirtyRow(old.generation), 0)
+    if old.state == ObjectState.SEALED:
+        return _write_on(b, old)
+    freed = objects.evicted(b, old.chunks, block_bytes=block_bytes)
+    generation = old.generation + 1
+    row = objects.create(b, ino, generation, chunk_bytes=old.chunk_bytes)
+    dirty = DirtyRow(generation, old.generation, old.size if present is not None else 0, tuple(present or ()))
+    b.put(t.DIRTY, ino, dirty)
+    b.put(t.INODES, ino, msgspec.structs.replace(inode, generation=generation))
+    return Reopened(row, dirty, freed)
+
+
+def _write_on(b: Batch, old: ObjectRow) -> Reopened:
+    freed = 0
+    for chunk_id in old.chunks:
+        chunk = b.get(t.CHUNKS, chunk_id)
+        freed += objects.on_disk(chunk.length) if chunk is not None else 0
+        b.apply(o.DeleteChunk(chunk_id))
+    objects.account(b, -freed)
+    b.delete(t.UNPUBLISHED, (old.ino, old.generation))
+    row = ObjectRow(old.ino, old.generation, ObjectState.DIRTY, chunk_bytes=old.chunk_bytes, created_ms=old.created_ms)
+    b.put(t.OBJECTS, (old.ino, old.generation), row)
+    dirty = DirtyRow(old.generation)
+    b.put(t.DIRTY, old.ino, dirty)
+    return Reopened(row, dirty, freed)
+
+
+def unwritten(b: Batch, ino: int, backing: tuple[int, int, int], *, block_bytes: int) -> ObjectRow | None:
+    """The writer closed without a change: the published generation is the file's again, its bytes are here.
+
+    None where there is nothing to go back to: the object was never published.
+    """
+    inode, dirty = _inode(b, ino), b.get(t.DIRTY, ino)
+    if dirty is None or not dirty.base_generation:
+        return None
+    old = objects.get_object(b, ino, dirty.base_generation)
+    if old.state != ObjectState.PUBLISHED:
+        return None
+    b.delete(t.OBJECTS, (ino, dirty.generation))
+    b.delete(t.DIRTY, ino)
+    for index, chunk_id in enumerate(old.chunks):
+        chunk = b.get(t.CHUNKS, chunk_id)
+        if chunk is None:
+            raise objects.ObjectGoneError(f"chunk {chunk_id} of object {ino}.{old.generation} is gone")
+        mask = dirty.present[index] if dirty.present else objects.full_mask(chunk.length, block_bytes)
+        here = b.get(t.RESIDENCY, chunk_id) or ResidencyRow()
+        before = objects.disk_bytes(here.mask, chunk.length, block_bytes)
+        b.put(t.RESIDENCY, chunk_id, msgspec.structs.replace(here, mask=mask))
+        objects.account(b, objects.disk_bytes(mask, chunk.length, block_bytes) - before)
+    old = msgspec.structs.replace(old, backing=backing)
+    b.put(t.OBJECTS, (ino, old.generation), old)
+    b.put(t.INODES, ino, msgspec.structs.replace(inode, generation=old.generation))
+    return old
+
+
+def note_present(b: Batch, ino: int, *, base_len: int, present: Sequence[int]) -> None:
+    """What of a partly fetched file is in its backing file now, written or fetched; synced before this."""
+    dirty = b.get(t.DIRTY, ino)
+    if dirty is not None:
+        b.put(t.DIRTY, ino, msgspec.structs.replace(dirty, base_len=base_len, present=tuple(present)))
+
+
+def seal(
+    b: Batch,
+    ino: int,
+    generation: int,
+    digest: ObjectDigest,
+    backing: tuple[int, int, int],
+    times: Times,
+    *,
+    block_bytes: int,
+) -> ObjectRow:
+    """The bytes are hashed and synced: the object has chunks, the inode the size and times it was left with."""
+    inode = _inode(b, ino)
+    row = objects.seal(b, ino, generation, digest, backing, block_bytes=block_bytes)
+    b.put(
+        t.INODES,
+        ino,
+        msgspec.structs.replace(
+            inode,
+            size=digest.size,
+            mtime_ns=times.mtime_ns,
+            atime_ns=times.atime_ns,
+            ctime_ns=max(inode.ctime_ns, times.ctime_ns),
+        ),
+    )
+    return row
+
+
+def dirty_rows(view: View, stream_id: int) -> list[tuple[int, DirtyRow]]:
+    return list(view.scan(stream_id, t.DIRTY))

@@ -1,0 +1,80 @@
+"""What a crash left of files that were being written: their backing files under the right names, whole and dirty.
+
+Runs before anything else touches the cache. It looks at the rows of DIRTY and ORPHANS only, so it takes as long as
+there are such files, however many others there are. Nothing is hashed here: the files go to the sealer, which asks for
+a lease first, because a process may still write through a descriptor or a mapping from before.
+
+Owner: called once, on a worker thread, at open.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import struct
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from aof2.engine import namespace
+from aof2.engine.catalog.rows import DirtyRow
+from aof2.engine.files import marks
+
+if TYPE_CHECKING:
+    from aof2.engine.volume import Volume
+
+FS_IOC_GETFLAGS: Final = 0x80086601
+FS_IOC_SETFLAGS: Final = 0x40086602
+FS_IMMUTABLE_FL: Final = 0x10
+FS_APPEND_FL: Final = 0x20
+
+
+def recover(volume: Volume) -> list[int]:
+    """Brings every dirty file to where it can be opened and sealed; their inodes."""
+    found: list[int] = []
+    for stream_id, tenant in volume.tenant_names().items():
+        with volume.catalog.view() as view:
+            dirty = marks.dirty_rows(view, stream_id)
+            nameless = set(namespace.orphans(view, stream_id))
+        for ino, row in dirty:
+            path = _backing(volume, tenant, ino, row)
+            set_immutable(path, on=False)
+            if ino not in nameless:
+                found.append(ino)
+        for ino in nameless:
+            # Whoever had it open is gone with the daemon before this one.
+            gone = volume.writer.call(stream_id, partial(namespace.drop_orphan, ino=ino))
+            if gone is not None and gone.generation:
+                with volume.catalog.view() as view:
+                    if ino in dict(dirty):
+                        volume.hot.unlink(volume.hot.path(tenant, ino, dict(dirty)[ino].generation))
+    return found
+
+
+def _backing(volume: Volume, tenant: str, ino: int, row: DirtyRow) -> Path:
+    """The backing file under its generation's name: a crash may have come before the rename, or before the file."""
+    path = volume.hot.path(tenant, ino, row.generation)
+    if path.exists():
+        return path
+    old = volume.hot.path(tenant, ino, row.base_generation)
+    if row.base_generation and old.exists():
+        volume.env.files.rename(old, path)
+    else:
+        os.close(volume.hot.create(path))
+    return path
+
+
+def set_immutable(path: Path, *, on: bool) -> bool:
+    """Stops, or lets go again, everybody who writes to the file; whether the filesystem can do that."""
+    with contextlib.suppress(OSError):
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            flags = struct.unpack("l", fcntl.ioctl(fd, FS_IOC_GETFLAGS, struct.pack("l", 0)))[0]
+            wanted = flags | FS_IMMUTABLE_FL if on else flags & ~FS_IMMUTABLE_FL
+            if wanted != flags:
+                fcntl.ioctl(fd, FS_IOC_SETFLAGS, struct.pack("l", wanted))
+            return True
+        finally:
+            os.close(fd)
+    return False

@@ -1,0 +1,254 @@
+"""Sealing: a while after the last close a dirty file is hashed, synced and recorded, and goes to the remote from there.
+
+Files that were closed together are sealed together: hashed one after the other, written back all at once, synced, and
+recorded in one group commit; ten thousand small files do not mean ten thousand journal commits.
+
+Invariants
+- A seal speaks of bytes nobody changes: no writer has the file open, and the kernel grants a read lease on it, which it
+  refuses while a writable mapping or another descriptor lives. Refused means trying again later, not sealing.
+- A write-open at any moment makes the seal under way void (`OpenFile.seal_attempt`).
+- Bytes and name are durable before the seal is recorded.
+
+Owner: the trio thread; hashing and syncing on worker threads. A crash leaves dirty files; recovery brings them here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import logging
+import os
+from collections.abc import Collection, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import trio
+
+from aof2.engine.aio import result_of
+from aof2.engine.errors import Aof2Error, CorruptError, FatalIOError, ReadOnlyError
+from aof2.engine.files import marks
+from aof2.engine.files.state import OpenFile, Stamp
+from aof2.engine.local.hot import Identity
+from aof2.engine.objects import ObjectGoneError
+from aof2.engine.tiering.hashing import ObjectDigest, digest_file
+
+if TYPE_CHECKING:
+    from aof2.engine.files.table import Files
+
+log = logging.getLogger(__name__)
+
+# What is closed is often opened again at once: editors, databases, builds.
+QUIET_S: Final = 0.5
+RETRY_S: Final = 2.0
+BATCH_FILES: Final = 256
+BATCH_BYTES: Final = 256 << 20
+PARALLEL: Final = 2
+CRASH_POINTS: Final = ("seal.hashed", "seal.synced", "seal.recorded")
+
+
+class Hashed(NamedTuple):
+    file: OpenFile
+    attempt: int
+    digest: ObjectDigest
+    identity: Identity
+    times: marks.Times
+    stamp: Stamp
+
+
+class Sealer:
+    """What waits to be sealed."""
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+        self._due: dict[int, float] = {}  # inode → when, by the trio clock
+        self._wake = trio.Event()
+        self._busy: dict[int, trio.Event] = {}
+        self._limiter = trio.CapacityLimiter(PARALLEL)
+        self.sealed_files = 0
+
+    def closed(self, file: OpenFile) -> None:
+        """Nobody has this dirty file open any more."""
+        self._due[file.ino] = trio.current_time() + QUIET_S
+        self._wake.set()
+
+    def wait(self, file: OpenFile) -> None:
+        """It is open again, or gone."""
+        self._due.pop(file.ino, None)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._due) + len(self._busy)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        task_status.started()
+        while True:
+            if not self._due:
+                self._wake = trio.Event()
+                await self._wake.wait()
+            await trio.sleep_until(min(self._due.values(), default=0.0))
+            now_s = trio.current_time()
+            ready = [ino for ino, due_s in self._due.items() if due_s <= now_s and ino not in self._busy]
+            await self._seal_all(ready)
+
+    async def seal_now(self, inos: Collection[int] | None = None) -> int:
+        """Seals at once what is closed and dirty, and waits for what is being sealed; how many files."""
+        before = self.sealed_files
+        wanted = [ino for ino in self._due if inos is None or ino in inos]
+        busy = [over for ino, over in self._busy.items() if inos is None or ino in inos]
+        await self._seal_all(wanted)
+        for over in busy:
+            await over.wait()
+        return self.sealed_files - before
+
+    async def _seal_all(self, inos: Sequence[int]) -> None:
+        batch: list[OpenFile] = []
+        size = 0
+        async with trio.open_nursery() as nursery:
+            for ino in inos:
+                file = self._files.file(ino)
+                self._due.pop(ino, None)
+                if file is None or not file.dirty or file.handles or ino in self._busy:
+                    continue
+                self._busy[ino] = trio.Event()
+                batch.append(file)
+                with contextlib.suppress(OSError):
+                    size += file.stat().st_size
+                if len(batch) >= BATCH_FILES or size >= BATCH_BYTES:
+                    await self._start_batch(nursery, batch)
+                    batch, size = [], 0
+            if batch:
+                await self._start_batch(nursery, batch)
+
+    async def _start_batch(self, nursery: trio.Nursery, batch: list[OpenFile]) -> None:
+        nursery.start_soon(self._seal_batch, batch)
+        await trio.lowlevel.checkpoint()
+
+    async def _seal_batch(self, batch: list[OpenFile]) -> None:
+        try:
+            await self._fill_all(batch)
+            attempts = {file.ino: file.seal_attempt for file in batch}
+            hashed, later = await trio.to_thread.run_sync(self._hash_all, batch, attempts, limiter=self._limiter)
+            await self._record_all(hashed)
+            self._again(later)
+        except (ReadOnlyError, FatalIOError) as e:
+            log.critical("files stay unsealed", extra={"files": len(batch), "error": str(e)})
+        except (Aof2Error, OSError) as e:
+            log.warning("files are sealed later", extra={"files": len(batch), "error": str(e)})
+            self._again(batch)
+        finally:
+            for file in batch:
+                over = self._busy.pop(file.ino, None)
+                if over is not None:
+                    over.set()
+
+    def _again(self, files: Sequence[OpenFile]) -> None:
+        for file in files:
+            if file.dirty and not file.handles and self._files.file(file.ino) is file:
+                self._due[file.ino] = trio.current_time() + RETRY_S
+                self._wake.set()
+
+    async def _fill_all(self, batch: list[OpenFile]) -> None:
+        """A file that was only partly here is hashed whole."""
+        for file in batch:
+            if not file.whole:
+                await self._files.fill(file)
+
+    # -- on a worker thread ------------------------------------------------------------------------------------
+
+    def _hash_all(self, batch: Sequence[OpenFile], attempts: dict[int, int]) -> tuple[list[Hashed], list[OpenFile]]:
+        """Hashes and syncs; what could not be sealed now comes back second."""
+        files = self._files.volume.env.files
+        hashed: list[Hashed] = []
+        later: list[OpenFile] = []
+        fds: list[int] = []
+        try:
+            for file in batch:
+                try:
+                    fd = files.open_ro(file.path)
+                except FileNotFoundError:
+                    continue  # unlinked meanwhile
+                fds.append(fd)
+                one = self._hash(file, fd, attempts[file.ino])
+                if one is None:
+                    later.append(file)
+                else:
+                    hashed.append(one)
+                    files.start_writeback(fd, 0, one.digest.size)
+            self._files.volume.env.failpoint("seal.hashed")
+            for fd in fds:
+                files.fsync(fd)
+            for folder in {file.path.parent for file in batch}:
+                files.fsync_dir(folder)
+            self._files.volume.env.failpoint("seal.synced")
+        finally:
+            for fd in fds:
+                files.close(fd)
+        return hashed, later
+
+    def _hash(self, file: OpenFile, fd: int, attempt: int) -> Hashed | None:
+        if not _nobody_writes(fd):
+            return None
+        engine = self._files.volume.settings.engine
+        before = os.fstat(fd)
+        try:
+            digest = digest_file(
+                fd,
+                before.st_size,
+                chunk_bytes=engine.chunk_bytes,
+                block_bytes=engine.block_bytes,
+                path=str(file.path),
+            )
+        except CorruptError:
+            return None  # cut while it was read
+        after = os.fstat(fd)
+        if Stamp.of(before) != Stamp.of(after) or file.seal_attempt != attempt:
+            return None
+        times = marks.Times(after.st_mtime_ns, after.st_ctime_ns, after.st_atime_ns)
+        identity = Identity(after.st_ino, after.st_size, after.st_mtime_ns)
+        return Hashed(file, attempt, digest, identity, times, Stamp.of(after))
+
+    # -- recording ---------------------------------------------------------------------------------------------
+
+    async def _record_all(self, hashed: Sequence[Hashed]) -> None:
+        async with trio.open_nursery() as nursery:
+            for one in hashed:
+                nursery.start_soon(self._record, one)
+
+    async def _record(self, one: Hashed) -> None:
+        files, file = self._files, one.file
+        async with files.holding(file.ino):
+            if file.handles or file.seal_attempt != one.attempt or files.file(file.ino) is not file:
+                return  # opened again: the next close brings it back
+            work = partial(
+                marks.seal,
+                ino=file.ino,
+                generation=file.key[2],
+                digest=one.digest,
+                backing=one.identity,
+                times=one.times,
+                block_bytes=files.block_bytes,
+            )
+            try:
+                row = await result_of(files.volume.writer.submit(file.key[0], work))
+            except ObjectGoneError:
+                return  # unlinked meanwhile
+            files.volume.env.failpoint("seal.recorded")
+            file.state = row.state
+            self.sealed_files += 1
+            files.sealed(file, row, one.digest.size)
+            files.volume.jobs.sealed(file.key[0], one.digest.size)
+
+
+def _nobody_writes(fd: int) -> bool:
+    """Whether no descriptor or mapping can write to the file: then a read lease on it is granted."""
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+    except OSError as e:
+        if e.errno in (errno.EAGAIN, errno.EACCES):
+            return False
+        if e.errno in (errno.EINVAL, errno.ENOLCK):
+            return True  # a filesystem without leases: the stamps before and after must do
+        raise
+    fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    return True

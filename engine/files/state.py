@@ -1,0 +1,177 @@
+"""One open or unsealed file: which backing file it is, who has it open, in which mode the kernel has it.
+
+Modes. All opens of an inode are in one mode at a time, decided at the first open and held to until the last close:
+- PASSTHROUGH: the kernel reads and writes the backing file itself. Only for files that are here whole.
+- RANGED: reads and writes are requests. The channel answers those whose blocks it knows to be in the backing file,
+  the rest comes to `Files`.
+
+Owner: the trio thread. A crash leaves nothing of this: the catalog's DIRTY rows and the backing files are enough.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from enum import IntEnum
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import trio
+
+from aof2.engine.catalog.rows import ObjectState
+from aof2.engine.local.handles import Key, ObjectHandle
+from aof2.engine.objects import ObjectGoneError
+
+
+class Mode(IntEnum):
+    """As the channel numbers them."""
+
+    PASSTHROUGH = 1
+    RANGED = 2
+
+
+class NodeFlags(IntEnum):
+    """As the channel numbers them."""
+
+    NONE = 0
+    ALL_PRESENT = 1
+    SUID = 2
+
+
+class Written(Protocol):
+    """What the channel wrote by itself since it was last asked."""
+
+    @property
+    def bytes_written(self) -> int: ...
+
+    @property
+    def budget_left(self) -> int: ...
+
+    @property
+    def ranges(self) -> Collection[tuple[int, int]]: ...
+
+
+class Kernel(Protocol):
+    """The way to the kernel, as far as files need it: the channel, or in tests something that remembers."""
+
+    def node(self, nodeid: int, fd: int, *, mode: int, flags: int, block_bytes: int, block_count: int) -> None:
+        """The backing file of an inode. The descriptor stays the caller's."""
+
+    def handle(self, nodeid: int, fh: int, cookie: bytes) -> None:
+        """An open of it that is about to be answered."""
+
+    def blocks(self, nodeid: int, first: int, count: int) -> None:
+        """These blocks are in the backing file."""
+
+    async def clear(self, nodeid: int, first: int, count: int) -> None:
+        """These are no longer to be relied on; returns when nobody does."""
+
+    def grant(self, nodeid: int, budget_bytes: int) -> None:
+        """So much more may be written without asking."""
+
+    async def collect(self, nodeid: int) -> Written:
+        """What was written without asking."""
+
+    def drop(self, nodeid: int) -> None:
+        """Nobody has it open any more."""
+
+    def caps(self, nodeid: int, on: bool) -> None:
+        """Whether the inode has file capabilities: without any, the channel answers for all."""
+
+    def killed(self, nodeid: int) -> bool:
+        """Whether another user's write to this special file is on its way; tells it once."""
+
+    def invalidate_attr(self, nodeid: int) -> None: ...
+
+    def invalidate_inode(self, nodeid: int, offset: int = 0, length: int = 0) -> None: ...
+
+
+class Stamp(NamedTuple):
+    """A backing file at a moment: equal stamps, taken long enough apart, mean that nobody wrote."""
+
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+
+    @classmethod
+    def of(cls, st: os.stat_result) -> Stamp:
+        return cls(st.st_size, st.st_mtime_ns, st.st_ctime_ns)
+
+
+class OpenFile:
+    """A file that is open, or that was written and is not sealed yet."""
+
+    def __init__(self, key: Key, tenant: str, path: Path, state: ObjectState) -> None:
+        self.key = key
+        self.tenant = tenant
+        self.path = path
+        self.state = state
+        self.mode: Mode | None = None
+        self.handles = 0
+        self.writers = 0
+        self.base: ObjectHandle | None = None  # where blocks that are not here come from
+        self.base_len = 0  # up to where the base counts; beyond it everything is here
+        self.whole = True  # every block is in the backing file
+        self.written: set[int] = set()  # blocks of the base that were overwritten
+        self.clean_stamp: Stamp | None = None  # the file as the first writer found it
+        self.clean_ns = 0  # and when
+        self.registered = False
+        self.budget = 0
+        self.charged_bytes = 0  # of quota, while it is dirty
+        self.fd = -1
+        self.io = trio.Lock()  # held where blocks of a partly fetched, dirty file change or come in
+        self.seal_attempt = 0  # a write-open in between makes a seal under way void
+        self.new_name = False  # the backing file's name may not be durable yet
+        self.frozen = False  # writers are stopped: the disk has no room
+        self.unlinked = False
+        self.special = False  # suid, sgid or capabilities: a write by another user takes them away
+
+    @property
+    def ino(self) -> int:
+        return self.key[1]
+
+    @property
+    def dirty(self) -> bool:
+        return self.state == ObjectState.DIRTY
+
+    @property
+    def source(self) -> ObjectHandle:
+        """Where the bytes of a file that is clean, or only partly here, come from."""
+        if self.base is None:
+            raise ObjectGoneError(f"object {self.ino}.{self.key[2]} has no source")
+        return self.base
+
+    def stat(self) -> os.stat_result:
+        return os.stat(self.fd) if self.fd >= 0 else os.stat(self.path)
+
+    def open_fd(self) -> int:
+        """Our own descriptor on the backing file, for ranged requests; closed before any lease is asked for."""
+        if self.fd < 0:
+            self.fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+        return self.fd
+
+    def close_fd(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    def is_absent(self, block: int, block_bytes: int) -> bool:
+        """Whether the block must be fetched before it can be read."""
+        if self.whole or self.base is None or block * block_bytes >= self.base_len:
+            return False
+        return block < self.base.block_count and not self.base.is_ready(block)
+
+
+class Handle(NamedTuple):
+    """One open of a file."""
+
+    file: OpenFile
+    flags: int
+
+    @property
+    def writes(self) -> bool:
+        return wants_write(self.flags)
+
+
+def wants_write(flags: int) -> bool:
+    return flags & os.O_ACCMODE != os.O_RDONLY or bool(flags & os.O_TRUNC)

@@ -1,0 +1,69 @@
+"""From what an operation meets to what the kernel is told: an errno, and a log line where somebody should know.
+
+In pyfuse3 an exception that is not a FUSEError ends the main loop and with it the mount, so nothing else may leave an
+operation.
+
+Owner: stateless.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import pyfuse3
+import trio
+
+from aof2.engine.errors import CorruptError, FatalIOError, LimitError, ReadOnlyError, TransientError
+from aof2.engine.objects import NotDurableError, ObjectGoneError
+from aof2.engine.quota import QuotaExceededError
+
+log = logging.getLogger(__name__)
+
+F = TypeVar("F", bound=Callable[..., Awaitable[Any]])
+
+
+def errno_of(e: BaseException) -> int:
+    """The errno for an error; 0 for one that nobody expected."""
+    match e:
+        case OSError():
+            return e.errno or errno.EIO
+        case ObjectGoneError():
+            return errno.ESTALE
+        case ReadOnlyError() | FatalIOError():
+            return errno.EROFS
+        case QuotaExceededError() | LimitError():
+            return errno.ENOSPC
+        case TransientError() | CorruptError() | NotDurableError():
+            return errno.EIO
+        case trio.TooSlowError():
+            return errno.ETIMEDOUT
+    return 0
+
+
+def answered(operation: F) -> F:
+    """The operation with everything it can raise turned into an answer."""
+
+    @functools.wraps(operation)
+    async def wrapped(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return await operation(*args, **kwargs)
+        except pyfuse3.FUSEError:
+            raise
+        except Exception as e:  # noqa: BLE001 (the mount must live)
+            raise pyfuse3.FUSEError(_code(operation.__name__, e)) from None
+
+    return wrapped  # type: ignore[return-value]
+
+
+def _code(name: str, e: Exception) -> int:
+    code = errno_of(e)
+    if not code:
+        log.exception("operation failed unexpectedly", extra={"operation": name})
+        return errno.EIO
+    if code == errno.EIO:
+        log.warning("operation failed", extra={"operation": name, "error": str(e)})
+    return code

@@ -1,0 +1,172 @@
+"""The daemon: volume, channel, pyfuse3 and control socket, opened in order and closed in reverse.
+
+    volume → channel (mounts) → pyfuse3 on its socket → files, control → ready        (serve)
+    mount gone → files sealed → volume closed                                          (the end)
+
+Owner: one trio run, one nursery. A crash leaves what the engine's recovery expects; the channel closes /dev/fuse when
+its sockets close, so applications get ENOTCONN.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Final
+
+import pyfuse3
+import trio
+
+from aof2.engine.catalog import tables as t
+from aof2.engine.env import Env
+from aof2.engine.errors import Aof2Error
+from aof2.engine.files import Files
+from aof2.engine.settings import Settings
+from aof2.engine.volume import Volume, open_volume
+from aof2.fs.channel import Channel, MountOptions, open_channel
+from aof2.fs.control import views
+from aof2.fs.control.server import ControlServer
+from aof2.fs.ops import CAPABILITY, Operations
+from aof2.fs.options import Options
+from aof2.fs.special import Special
+from aof2.fs.upcalls import Upcalls
+
+log = logging.getLogger(__name__)
+
+# Requests being answered at a time. Each may wait for the remote; the kernel sends no more than this is large.
+REQUESTS_MAX: Final = 4096
+ANSWER_MAX_S: Final = 30.0
+SEAL_AT_END_MAX_S: Final = 600.0
+CONTROL_NAME: Final = "control.sock"
+
+
+class MountedVolume:
+    """A volume and its mount: what control verbs and views look at."""
+
+    def __init__(self, volume: Volume, mountpoint: Path, options: Options, channel: Channel, files: Files) -> None:
+        self.volume = volume
+        self.mountpoint = mountpoint
+        self.options = options
+        self.channel = channel
+        self.files = files
+        self.started_ms = volume.env.now_ms()
+
+
+async def serve(
+    settings: Settings, mountpoint: Path, options: Options, ready: Callable[[], None], *, env: Env | None = None
+) -> None:
+    """Mounts, and runs until the mount is gone. Cancelled, it takes the mount away itself."""
+    async with open_volume(settings, env=env) as volume, _open_mount(mountpoint, options) as channel:
+        files = Files(volume, channel)
+        mounted = MountedVolume(volume, mountpoint, options, channel, files)
+        special = Special(
+            uid=os.getuid() if options.uid is None else options.uid,
+            gid=os.getgid() if options.gid is None else options.gid,
+            now_ns=volume.env.now_ns(),
+            tenants=volume.tenant_names,
+        )
+        special.provide(
+            status=lambda: [views.status_json(mounted)],
+            metrics=lambda: [views.metrics_text(mounted)],
+            manifest=lambda tenant: views.manifest_jsonl(mounted, tenant),
+        )
+        operations = Operations(volume, files, special, options)
+        pyfuse3.init(operations, channel.fuse_fd_path, {"default_permissions"})
+        try:
+            await _run(mounted, operations, ready)
+        finally:
+            pyfuse3.close(unmount=False)
+
+
+@contextlib.asynccontextmanager
+async def _open_mount(mountpoint: Path, options: Options) -> AsyncIterator[Channel]:
+    wanted = MountOptions(
+        fsname=options.fsname,
+        allow_other=options.allow_other,
+        read_only=options.ro,
+        nosuid=not options.suid,
+        nodev=not options.dev,
+        noexec=not options.exec,
+        uid=os.getuid(),
+        gid=os.getgid(),
+    )
+    async with open_channel(mountpoint, wanted) as channel:
+        yield channel
+
+
+async def _run(mounted: MountedVolume, operations: Operations, ready: Callable[[], None]) -> None:
+    files, channel = mounted.files, mounted.channel
+    upcalls = Upcalls(operations, files)
+    async with trio.open_nursery() as background:
+        async with trio.open_nursery() as nursery:
+            await background.start(files.run)
+            nursery.start_soon(_serve_kernel)
+            nursery.start_soon(_until_gone, channel, upcalls, files, nursery.cancel_scope)
+            await _decide_passthrough(mounted)
+            await _announce_capabilities(mounted)
+            for ino in mounted.volume.dirty_inos:
+                nursery.start_soon(_adopt, files, ino)
+            await nursery.start(ControlServer(mounted.volume.state_dir / CONTROL_NAME, mounted).run)
+            ready()
+        with trio.CancelScope(shield=True):
+            await _seal_the_rest(files)
+        background.cancel_scope.cancel()
+
+
+async def _serve_kernel() -> None:
+    await pyfuse3.main(max_tasks=REQUESTS_MAX)
+
+
+async def _until_gone(channel: Channel, upcalls: Upcalls, files: Files, scope: trio.CancelScope) -> None:
+    await channel.run(upcalls.answer, lambda ino, _: files.refused(ino))
+    log.info("the mount is gone")
+    scope.cancel()
+
+
+async def _adopt(files: Files, ino: int) -> None:
+    try:
+        await files.adopt(ino)
+    except (Aof2Error, OSError) as e:
+        log.warning("a file that was being written is not sealed yet", extra={"ino": ino, "error": str(e)})
+
+
+async def _decide_passthrough(mounted: MountedVolume) -> None:
+    """Passthrough or not, once for the mount, said once."""
+    files = mounted.files
+    if not mounted.options.passthrough:
+        why = "turned off by -o nopassthrough"
+    else:
+        why = await _probe(mounted)
+    files.passthrough, files.passthrough_why = not why, why
+    if why:
+        log.warning("passthrough is off; reads and writes go through the channel", extra={"reason": why})
+
+
+async def _probe(mounted: MountedVolume) -> str:
+    """Why the kernel will not pass files of this cache through; "" when it will."""
+    await mounted.channel.initialised()
+    if not mounted.channel.passthrough_offered:
+        return "this kernel has no FUSE passthrough (6.9 has), or the mount lacks CAP_SYS_ADMIN"
+    root = mounted.volume.hot.root
+    mounted.volume.env.make_dirs(root)
+    with tempfile.TemporaryFile(dir=root) as probe:
+        code = await mounted.channel.probe(probe.fileno())
+    return f"the filesystem of {root} refuses it ({os.strerror(code)})" if code else ""
+
+
+async def _announce_capabilities(mounted: MountedVolume) -> None:
+    """The few inodes with file capabilities: for all others the channel answers by itself."""
+    with mounted.volume.catalog.view() as view:
+        for stream_id in mounted.volume.tenant_names():
+            for (ino, name), _ in view.scan(stream_id, t.XATTRS):
+                if name == CAPABILITY:
+                    mounted.channel.caps(ino, True)
+
+
+async def _seal_the_rest(files: Files) -> None:
+    """The mount is gone, so everything is closed: what was written is sealed, and uploaded now or after a restart."""
+    with trio.move_on_after(SEAL_AT_END_MAX_S), contextlib.suppress(Aof2Error, OSError):
+        await files.seal_closed()

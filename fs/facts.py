@@ -1,0 +1,50 @@
+"""`user.aof2.*`: what the catalog knows of a file, as extended attributes. They are answered, never listed: copying a
+file's attributes does not copy these.
+
+Owner: stateless.
+"""
+
+from __future__ import annotations
+
+import stat
+from typing import Final
+
+from aof2.engine.catalog import tables as t
+from aof2.engine.catalog.rows import InodeRow, ObjectState
+from aof2.engine.catalog.store import View
+from aof2.engine.files import OpenFile
+from aof2.engine.objects import mask_bytes
+
+SHA256: Final = b"user.aof2.sha256"
+GENERATION: Final = b"user.aof2.generation"
+RESIDENCY: Final = b"user.aof2.residency"
+DURABLE: Final = b"user.aof2.durable"
+FACTS: Final = frozenset((SHA256, GENERATION, RESIDENCY, DURABLE))
+
+
+def fact(
+    view: View, stream_id: int, row: InodeRow, name: bytes, file: OpenFile | None, block_bytes: int
+) -> bytes | None:
+    """The value, or None where the file has none: not a regular file, or not sealed."""
+    obj = view.get(stream_id, t.OBJECTS, (row.ino, row.generation)) if stat.S_ISREG(row.mode) else None
+    if obj is None:
+        return None
+    if name == GENERATION:
+        return str(obj.generation).encode()
+    if name == DURABLE:
+        return b"1" if obj.state in (ObjectState.PUBLISHED, ObjectState.TOMBSTONED) else b"0"
+    if name == SHA256:
+        return obj.sha256.hex().encode() if obj.sha256 else None
+    if obj.state == ObjectState.DIRTY:
+        return b"1.000" if file is None or file.whole else b"0.000"
+    return _residency(view, stream_id, obj.chunks, obj.size, block_bytes)
+
+
+def _residency(view: View, stream_id: int, chunks: tuple[int, ...], size: int, block_bytes: int) -> bytes:
+    """The share of the file that is in hot_cache."""
+    here = 0
+    for chunk_id in chunks:
+        chunk, resident = view.get(stream_id, t.CHUNKS, chunk_id), view.get(stream_id, t.RESIDENCY, chunk_id)
+        if chunk is not None and resident is not None:
+            here += mask_bytes(resident.mask, chunk.length, block_bytes)
+    return f"{here / size if size else 1.0:.3f}".encode()

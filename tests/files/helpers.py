@@ -1,0 +1,150 @@
+"""A kernel that remembers what it was told, and files on a small volume."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import trio
+
+from aof2.engine.catalog import tables as t
+from aof2.engine.catalog.rows import ObjectRow
+from aof2.engine.env import Env
+from aof2.engine.files import Files, stream_of
+from aof2.engine.namespace import root_ino
+from aof2.engine.settings import Settings
+from aof2.engine.volume import Volume, open_volume
+
+
+class Written(NamedTuple):
+    bytes_written: int = 0
+    budget_left: int = 0
+    ranges: tuple[tuple[int, int], ...] = ()
+
+
+class FakeKernel:
+    """Keeps a descriptor of each backing file, as the channel does."""
+
+    def __init__(self) -> None:
+        self.fds: dict[int, int] = {}
+        self.modes: dict[int, int] = {}
+        self.flags: dict[int, int] = {}
+        self.present: dict[int, set[int]] = {}
+        self.budget: dict[int, int] = {}
+
+    def node(self, nodeid: int, fd: int, *, mode: int, flags: int, block_bytes: int, block_count: int) -> None:
+        assert nodeid not in self.fds
+        self.fds[nodeid] = os.dup(fd)
+        self.modes[nodeid], self.flags[nodeid], self.present[nodeid] = mode, flags, set()
+
+    def handle(self, nodeid: int, fh: int, cookie: bytes) -> None:
+        assert nodeid in self.fds and len(cookie) == 16
+
+    def blocks(self, nodeid: int, first: int, count: int) -> None:
+        self.present[nodeid].update(range(first, first + count))
+
+    async def clear(self, nodeid: int, first: int, count: int) -> None:
+        self.present[nodeid].difference_update(range(first, first + count))
+
+    def grant(self, nodeid: int, budget_bytes: int) -> None:
+        self.budget[nodeid] = self.budget.get(nodeid, 0) + budget_bytes
+
+    async def collect(self, nodeid: int) -> Written:
+        return Written(budget_left=self.budget.get(nodeid, 0))
+
+    def drop(self, nodeid: int) -> None:
+        os.close(self.fds.pop(nodeid))
+
+    def caps(self, nodeid: int, on: bool) -> None:
+        pass
+
+    def killed(self, nodeid: int) -> bool:
+        return False
+
+    def invalidate_attr(self, nodeid: int) -> None:
+        pass
+
+    def invalidate_inode(self, nodeid: int, offset: int = 0, length: int = 0) -> None:
+        pass
+
+    def close(self) -> None:
+        for nodeid in list(self.fds):
+            self.drop(nodeid)
+
+
+Body = Callable[[Files, FakeKernel], Awaitable[None]]
+
+
+def run_files(settings: Settings, body: Body, *, env: Env | None = None, passthrough: bool = True) -> None:
+    async def main() -> None:
+        async with open_volume(settings, env=env) as volume:
+            kernel = FakeKernel()
+            files = Files(volume, kernel)
+            files.passthrough = passthrough
+            try:
+                async with trio.open_nursery() as nursery:
+                    await nursery.start(files.run)
+                    for ino in volume.dirty_inos:
+                        await files.adopt(ino)
+                    with trio.fail_after(60):
+                        await body(files, kernel)
+                    nursery.cancel_scope.cancel()
+            finally:
+                kernel.close()
+
+    trio.run(main)
+
+
+def top(volume: Volume) -> int:
+    return root_ino(volume.tenant("default").tenant_id)
+
+
+async def make(files: Files, name: bytes, data: bytes) -> int:
+    """A file written through its backing file, as a passthrough writer does, and closed."""
+    row, fh = await files.create(top(files.volume), name, os.O_RDWR, mode=0o644, uid=0, gid=0)
+    scribble(files, row.ino, data)
+    await files.release(fh)
+    return row.ino
+
+
+def scribble(files: Files, ino: int, data: bytes, offset: int = 0) -> None:
+    file = files.file(ino)
+    assert file is not None
+    fd = os.open(file.path, os.O_RDWR)
+    try:
+        os.pwrite(fd, data, offset)
+    finally:
+        os.close(fd)
+
+
+async def publish(files: Files) -> None:
+    await files.seal_closed()
+    await files.volume.checkpoint("default")
+
+
+def row_of(files: Files, ino: int) -> ObjectRow:
+    stream_id = stream_of(ino)
+    with files.volume.catalog.view() as view:
+        inode = view.get(stream_id, t.INODES, ino)
+        assert inode is not None
+        row = view.get(stream_id, t.OBJECTS, (ino, inode.generation))
+    assert row is not None
+    return row
+
+
+async def content(files: Files, ino: int) -> bytes:
+    """What a reader sees, by whichever way the mode gives."""
+    fh = await files.open(ino, os.O_RDONLY)
+    try:
+        file = files.file(ino)
+        assert file is not None
+        if file.mode == 1:
+            return Path(file.path).read_bytes()
+        out = b""
+        while part := await files.read(fh, len(out), 10_000):
+            out += part
+        return out
+    finally:
+        await files.release(fh)
