@@ -25,7 +25,7 @@ from typing import Final, NamedTuple
 
 import trio
 
-from aof2.engine import objects
+from aof2.engine import objects, pins
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.batch import Batch
 from aof2.engine.catalog.rows import ChunkRow, ObjectState
@@ -252,8 +252,10 @@ class Evictor:
             return None
         with self.catalog.view() as view:
             row = view.get(stream_id, t.OBJECTS, (ino, generation))
-        if row is None or row.state not in (ObjectState.PUBLISHED, ObjectState.TOMBSTONED):
-            return None
+            if row is None or row.state not in (ObjectState.PUBLISHED, ObjectState.TOMBSTONED):
+                return None
+            if pins.holds(view, stream_id, row):
+                return None
         return Victim(key, tenant, self.hot.path(tenant, ino, generation), row.chunks)
 
     # -- doing -------------------------------------------------------------------------------------------------
