@@ -69,9 +69,13 @@ class _Place(NamedTuple):
     real: Path
 
 
-def load_settings(path: Path, *, engine: EngineSettings | None = None) -> Settings:
-    """Reads and checks a mount.conf. SettingsError, on one line, for anything wrong with it."""
-    return _Loader(path, engine or EngineSettings()).load(_read(path))
+def load_settings(path: Path, *, engine: EngineSettings | None = None, mountpoint: Path | None = None) -> Settings:
+    """Reads and checks a mount.conf, with the mountpoint given instead of its own, if one is. SettingsError, on one
+    line, for anything wrong with it."""
+    raw = _read(path)
+    if mountpoint is not None and isinstance(volume := raw.get("volume"), dict):
+        volume["mountpoint"] = str(mountpoint)
+    return _Loader(path, engine or EngineSettings()).load(raw)
 
 
 def _read(path: Path) -> dict[str, Any]:
