@@ -15,10 +15,21 @@ from aof2.fs.cli.errors import reported
 # verb → (module, what `aof2 --help` says about it). The command has the verb's name in that module.
 VERBS = {
     "bench": ("aof2.fs.cli.bench", "Measure this machine against AOF2's targets."),
+    "checkpoint": ("aof2.fs.cli.durable", "Make dirty data durable in the remote."),
+    "evict": ("aof2.fs.cli.move", "Drop every local copy of files that are in the remote."),
+    "install-helpers": ("aof2.fs.cli.install", "Let mount(8), fsck(8) and systemd find AOF2."),
     "manifest": ("aof2.fs.cli.manifest", "Look at a manifest log, and check it."),
+    "mount": ("aof2.fs.cli.mount", "Mount the volume."),
+    "pin": ("aof2.fs.cli.move", "Keep files on this disk."),
     "restore": ("aof2.fs.cli.restore", "Build state_dir from the remote, on an empty machine."),
     "status": ("aof2.fs.cli.status", "What the volume, a directory or a file is like now."),
+    "top": ("aof2.fs.cli.top", "What the mounted volume is doing, live."),
+    "umount": ("aof2.fs.cli.mount", "Upload what is left, and unmount."),
+    "undelete": ("aof2.fs.cli.durable", "Bring back a deleted file."),
+    "unpin": ("aof2.fs.cli.move", "Let pinned files go again."),
     "verify": ("aof2.fs.cli.verify", "Check a volume: log, local copies and remote, by content."),
+    "wait": ("aof2.fs.cli.durable", "Wait until files are in the remote."),
+    "warm": ("aof2.fs.cli.move", "Bring files to this disk."),
     "why": ("aof2.fs.cli.status", "The tier history of a file, from the manifest log."),
 }
 
@@ -32,12 +43,20 @@ class Verbs(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in VERBS:
             return None
-        command: click.Command = getattr(import_module(VERBS[cmd_name][0]), cmd_name)
+        command: click.Command = getattr(import_module(VERBS[cmd_name][0]), cmd_name.replace("-", "_"))
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(verb, VERBS[verb][1]) for verb in sorted(VERBS)])
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """mount(8) and mount.fuse3 name no verb: `aof2 [SPEC] MOUNTPOINT -o …`."""
+        if args and args[0] not in VERBS and not args[0].startswith("-"):
+            from aof2.fs.cli.mount import as_mount_helper
+
+            args = as_mount_helper(args) or args
+        return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> object:
         with reported():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -42,8 +43,12 @@ def on_terminal() -> bool:
 
 
 def print_json(value: object) -> None:
-    """One object, one line."""
-    sys.stdout.buffer.write(msgspec.json.encode(value) + b"\n")
+    """One object, one line. Names that are not UTF-8 are spelled with surrogate escapes."""
+    try:
+        line = msgspec.json.encode(value)
+    except UnicodeEncodeError:
+        line = json.dumps(msgspec.to_builtins(value), ensure_ascii=True).encode()
+    sys.stdout.buffer.write(line + b"\n")
 
 
 def print_line(text: str) -> None:
@@ -89,6 +94,16 @@ def print_facts(facts: Sequence[tuple[str, str]]) -> None:
     width = max(len(name) for name, _ in facts)
     for name, value in facts:
         print_line(f"{name:<{width}}  {one_line(value)}")
+
+
+def human_size(size_bytes: int) -> str:
+    """About how much, in three digits: `1.53 GiB`."""
+    size = float(size_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if size < 1000 or unit == "TiB":
+            break
+        size /= 1024
+    return f"{size_bytes} B" if unit == "B" else f"{size:.3g} {unit}"
 
 
 @contextlib.contextmanager

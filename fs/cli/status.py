@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import click
+import msgspec
 
 from aof2.engine.inspect.paths import NoSuchPathError, Place, resolve
 from aof2.engine.inspect.rows import MANIFEST_DIR, OpenRows, is_live, open_rows
@@ -21,9 +23,13 @@ from aof2.engine.inspect.why import History, Step, history
 from aof2.engine.settings import Settings
 from aof2.engine.units import format_size
 from aof2.fs.cli import output
+from aof2.fs.cli.client import ask, in_mount, served
 from aof2.fs.cli.conf import conf_option, load_conf
 from aof2.fs.cli.errors import complain
 from aof2.fs.cli.records import iso_time, style
+from aof2.fs.cli.top import summary
+from aof2.fs.control.client import NotMountedError
+from aof2.fs.control.protocol import ProtocolError
 
 TENANT_COLUMNS = ("tenant", "kind", "objects", "bytes", "hot", "warm", "remote", "dirty", "needs repair")
 CHUNK_COLUMNS = ("chunk", "index", "bytes", "hot", "warm", "sha256", "key")
@@ -42,17 +48,37 @@ def status(path: str | None, as_json: bool, conf: str | None) -> None:
     in the remote (durable).
     """
     settings = load_conf(conf)
-    with open_rows(settings.volume.state_dir) as rows:
-        _warn(rows)
-        facts = _facts(settings, rows, path)
+    try:
+        facts, daemon = _ask(settings, path)
+    except NotMountedError:
+        with open_rows(settings.volume.state_dir) as rows:
+            _warn(rows)
+            facts, daemon = _facts(settings, rows, path), {}
     if as_json:
-        output.print_json(facts)
-    elif isinstance(facts, VolumeStatus):
-        _print_volume(facts)
+        output.print_json({**msgspec.structs.asdict(facts), **daemon})
+        return
+    for name, value in daemon.items():
+        if name != "mount":
+            output.print_facts([(name, _yes(value))])
+    if isinstance(facts, VolumeStatus):
+        _print_volume(facts, daemon)
     elif isinstance(facts, TreeStatus):
         _print_tree(facts)
     else:
         _print_object(facts)
+
+
+def _ask(settings: Settings, path: str | None) -> tuple[VolumeStatus | TreeStatus | ObjectStatus, dict[str, Any]]:
+    """The same facts from the daemon, and what only it knows. NotMountedError when there is none."""
+    settings = served(settings)
+    answer = ask(settings, "status", path=in_mount(settings, [path])[0] if path else None)
+    if "volume" in answer:
+        return msgspec.convert(answer.pop("volume"), VolumeStatus), answer
+    if "tree" in answer:
+        return msgspec.convert(answer.pop("tree"), TreeStatus), answer
+    if "object" in answer:
+        return msgspec.convert(answer.pop("object"), ObjectStatus), answer
+    raise ProtocolError("the daemon answers what this command does not know; remount")
 
 
 def _facts(settings: Settings, rows: OpenRows, path: str | None) -> VolumeStatus | TreeStatus | ObjectStatus:
@@ -69,7 +95,7 @@ def _warn(rows: OpenRows) -> None:
         complain(f"note: stream {stream_id} is shown as far as its log can be read: {why}")
 
 
-def _print_volume(v: VolumeStatus) -> None:
+def _print_volume(v: VolumeStatus, daemon: dict[str, Any]) -> None:
     jobs = ", ".join(f"{count} {state}" for state, count in v.jobs.items() if count) or "none"
     age = "none yet" if v.snapshot_age_s is None else f"{v.snapshot_age_s:.0f} s old"
     output.print_facts(
@@ -83,6 +109,7 @@ def _print_volume(v: VolumeStatus) -> None:
             ("jobs", jobs),
             ("log", f"{format_size(v.log_bytes)}, oldest snapshot {age}"),
             ("needs repair", str(v.needs_repair)),
+            *(summary(daemon["mount"]) if "mount" in daemon else ()),
         ]
     )
     rows = [

@@ -1,0 +1,179 @@
+"""`aof2 mount` and `aof2 umount`, and how mount(8) calls the first."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from aof2.engine.settings import Settings
+from aof2.engine.settings.loader import find_conf, load_settings
+from aof2.fs import mountpoint as mp
+from aof2.fs.cli import output
+from aof2.fs.cli.client import shown_progress
+from aof2.fs.cli.conf import conf_option
+from aof2.fs.cli.errors import CliError
+from aof2.fs.control.client import ControlClient, NotMountedError, control_client
+from aof2.fs.launch import LOG_NAME, daemonise, foreground, prepare, serving
+from aof2.fs.options import Options, parse_options
+
+# A daemon that was unmounted seals, snapshots and sends the end of its log; the remote may keep it up to its timeout.
+END_MAX_S = 60.0
+
+
+def mount_settings(conf: str | None, options: Options, mountpoint: str | None) -> Settings:
+    """The conf's settings with the mountpoint given, if one was."""
+    named = conf or (str(options.conf) if options.conf else None)
+    place = Path(os.path.abspath(mountpoint)) if mountpoint else None  # noqa: PTH100
+    return load_settings(find_conf(named), mountpoint=place)
+
+
+@click.command(epilog="Example: aof2 mount /aof2 -o allow_other,conf=/etc/aof2/mount.conf")
+@click.argument("mountpoint", metavar="[MOUNTPOINT]", required=False)
+@click.option("-f", "--foreground", "in_foreground", is_flag=True, help="Stay; log to stderr; tell systemd when ready.")
+@click.option(
+    "-o", "options", metavar="OPT,…", multiple=True, help="ro, allow_other, uid=, gid=, umask=, nopassthrough …"
+)
+@click.option("--fake", is_flag=True, hidden=True)  # mount -f: everything but the mount
+@click.option("--json", "as_json", is_flag=True, help="One JSON object once it is mounted.")
+@conf_option
+def mount(
+    mountpoint: str | None,
+    in_foreground: bool,
+    options: tuple[str, ...],
+    fake: bool,
+    as_json: bool,
+    conf: str | None,
+) -> None:
+    """Mount the volume, at MOUNTPOINT or where the conf says.
+
+    Comes back once the mount answers; the daemon goes on, with its log in state_dir/daemon.log. A volume that is
+    already mounted is left as it is; a mount whose daemon died is cleared away first.
+    """
+    parsed = parse_options(options)
+    settings = mount_settings(conf, parsed, mountpoint)
+    if fake:
+        return
+    fresh = prepare(settings)
+    if fresh and in_foreground:
+        foreground(settings, parsed)
+        return
+    if fresh:
+        daemonise(settings, parsed)
+    if as_json:
+        where = settings.volume
+        output.print_json(
+            {"mountpoint": str(where.mountpoint), "state_dir": str(where.state_dir), "already": not fresh}
+        )
+    elif not fresh:
+        output.print_line(f"already mounted at {settings.volume.mountpoint}")
+    else:
+        _say_mounted(settings)
+
+
+def _say_mounted(settings: Settings) -> None:
+    at, tenants = settings.volume.mountpoint, settings.tenants
+    first = next(iter(tenants), "default")
+    output.print_line(f"mounted at {at}: {', '.join(tenants)}")
+    if output.on_terminal():
+        for line in (
+            f"  cp FILE {at}/{first}/      it is in the remote soon after it is closed",
+            f"  aof2 status {at}/{first}/FILE   where it is, and whether it is durable",
+            "  aof2 top                 live view",
+            "  aof2 umount              uploads what is left, then unmounts",
+        ):
+            output.print_line(line)
+
+
+# -- umount --------------------------------------------------------------------------------------------------------
+
+
+@click.command(epilog="Example: aof2 umount /aof2")
+@click.argument("mountpoint", metavar="[MOUNTPOINT]", required=False)
+@click.option("--no-wait", is_flag=True, help="Do not wait for uploads; they go on at the next mount.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object once it is unmounted.")
+@conf_option
+def umount(mountpoint: str | None, no_wait: bool, as_json: bool, conf: str | None) -> None:
+    """Upload what is not in the remote yet, unmount, and wait until the daemon has ended.
+
+    A mount that is in use is left mounted, and so is one whose remote does not answer, unless --no-wait says not to
+    wait for it. Nothing is lost either way: what is not uploaded is in state_dir.
+    """
+    settings = mount_settings(conf, Options(), mountpoint)
+    at = settings.volume.mountpoint
+    elsewhere = serving(settings)
+    if elsewhere is not None and elsewhere != at:
+        if mountpoint:
+            raise CliError(f"{at}: this volume is mounted at {elsewhere}, not there")
+        settings = mount_settings(conf, Options(), str(elsewhere))
+        at = elsewhere
+    uploaded = {"files": 0, "bytes": 0}
+    try:
+        with control_client(settings) as client:
+            uploaded = _unmount_served(settings, client, wait=not no_wait)
+        said = f"unmounted {at}"
+    except NotMountedError as e:
+        said = _unmount_dead(settings, e)
+    if as_json:
+        output.print_json({"mountpoint": str(at), "said": said, "uploaded": uploaded})
+    else:
+        output.print_line(said)
+
+
+def _unmount_served(settings: Settings, client: ControlClient, *, wait: bool) -> dict[str, int]:
+    at = settings.volume.mountpoint
+    client.watch_daemon()
+    mp.check_idle(at)
+    with shown_progress() as show:
+        uploaded: dict[str, int] = client.call("flush", show, wait=wait)
+    mp.unmount(at)
+    if not client.wait_ended(END_MAX_S + settings.remote.timeout_s):
+        log = settings.volume.state_dir / LOG_NAME
+        raise CliError(f"{at}: unmounted, but its daemon has not ended yet; see {log}")
+    return uploaded
+
+
+def _unmount_dead(settings: Settings, error: NotMountedError) -> str:
+    """Nobody answers for the volume: a dead mount is cleared, anything else is not ours."""
+    at = settings.volume.mountpoint
+    entry = mp.mounted_at(at)
+    if entry is None:
+        return f"{at} is not mounted"
+    if entry.fstype != mp.FSTYPE:
+        raise CliError(f"{at}: {entry.fstype} of {entry.source} is mounted there, not aof2; use umount")
+    if mp.ask(at) is mp.Answer.LIVE:
+        raise CliError(f"{at}: its daemon does not answer on {settings.volume.state_dir}: {error}")
+    mp.detach(at)
+    return f"cleared {at}: its daemon was gone"
+
+
+# -- mount(8) ------------------------------------------------------------------------------------------------------
+
+
+def as_mount_helper(args: list[str]) -> list[str] | None:
+    """What `aof2 mount` gets when mount(8) or mount.fuse3 calls: `[SPEC] MOUNTPOINT [-sfnv] [-o OPTS] [-t TYPE]`.
+
+    None when it is not they: they give an absolute mountpoint, after which come only options.
+    """
+    names: list[str] = []
+    while args and not args[0].startswith("-"):
+        names.append(args[0])
+        args = args[1:]
+    if not 1 <= len(names) <= 2 or not names[-1].startswith("/"):
+        return None
+    options: list[str] = []
+    rest = iter(args)
+    for arg in rest:
+        if arg in ("-o", "-t", "-N"):
+            value = next(rest, None)
+            if value is None:
+                return None
+            options += ["-o", value] if arg == "-o" else []
+        elif arg.startswith("-o"):
+            options += ["-o", arg[2:]]
+        elif not (arg.startswith("-") and set(arg[1:]) <= set("sfnv")):
+            return None
+        elif "f" in arg:
+            options.append("--fake")
+    return ["mount", *options, "--", names[-1]]

@@ -1,0 +1,130 @@
+"""The command's end of the control socket. Blocking: a verb has nothing else to do.
+
+A daemon that works on a request says so every few seconds: one that is silent for SILENCE_MAX_S hangs, and nobody
+hangs with it. Closing the client cancels what it asked for.
+
+Owner: the calling thread. A crash closes the socket, which the daemon notices.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import struct
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from aof2.engine.errors import Aof2Error
+from aof2.engine.settings import Settings
+from aof2.fs.control.protocol import (
+    ANSWER_BYTES_MAX,
+    ControlError,
+    Progress,
+    ProtocolError,
+    decode,
+    encode,
+    socket_path,
+)
+
+SILENCE_MAX_S: Final = 30.0
+_SUN_PATH_MAX: Final = 107
+_UCRED: Final = struct.Struct("=iII")
+
+
+class NotMountedError(Aof2Error):
+    """No daemon answers for this volume. Mount it."""
+
+
+def control_client(settings: Settings) -> ControlClient:
+    """A connection to the volume's daemon. NotMountedError when there is none."""
+    return ControlClient(settings)
+
+
+class ControlClient:
+    """One connection, one request. `with` it."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._path = socket_path(settings)
+        self._socket = self._connect()
+        self._pidfd = -1
+
+    def _connect(self) -> socket.socket:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.settimeout(SILENCE_MAX_S)
+            connect(sock, str(self._path))
+        except PermissionError:
+            sock.close()
+            raise NotMountedError(f"{self._path}: another user's; run as the one who mounted, or as root") from None
+        except OSError:
+            sock.close()
+            raise NotMountedError("not mounted; run aof2 mount") from None
+        return sock
+
+    def __enter__(self) -> ControlClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._socket.close()
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+            self._pidfd = -1
+
+    def call(self, verb: str, on_progress: Callable[[Progress], None] | None = None, **args: object) -> Any:
+        """The answer, as plain JSON values. ControlError with the daemon's own line."""
+        try:
+            self._socket.sendall(encode({"verb": verb, **args}))
+            with self._socket.makefile("rb") as answers:
+                while line := answers.readline(ANSWER_BYTES_MAX):
+                    if not line.endswith(b"\n"):
+                        break
+                    message = decode(line)
+                    if "result" in message:
+                        return message["result"]
+                    if "error" in message:
+                        raise ControlError(str(message["error"]), int(message.get("exit", 1)))
+                    if on_progress is not None and "progress" in message:
+                        on_progress(msgspec.convert(message["progress"], Progress))
+        except msgspec.ValidationError as e:
+            raise ProtocolError(f"{self._path}: {e}; the daemon is another version, remount") from None
+        except TimeoutError:
+            raise ControlError(f"{self._path}: the daemon does not answer; see daemon.log beside it") from None
+        except ConnectionError:
+            pass
+        raise ControlError(f"{self._path}: the daemon went away before it was done; see daemon.log beside it")
+
+    # -- the daemon's end ------------------------------------------------------------------------------------------
+
+    def watch_daemon(self) -> None:
+        """From now on `wait_ended` knows the daemon, whatever process gets its number later."""
+        pid = _UCRED.unpack(self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))[0]
+        try:
+            self._pidfd = os.pidfd_open(pid)
+        except OSError:
+            self._pidfd = -1  # another namespace, or gone: nothing to wait for
+
+    def wait_ended(self, timeout_s: float) -> bool:
+        """Whether the daemon has ended, waiting so long for it."""
+        if self._pidfd < 0:
+            return True
+        poll = select.poll()
+        poll.register(self._pidfd, select.POLLIN)
+        return bool(poll.poll(timeout_s * 1000))
+
+
+def connect(sock: socket.socket, path: str) -> None:
+    """Also where the path is longer than a socket's address may be: through the folder's descriptor."""
+    if len(os.fsencode(path)) <= _SUN_PATH_MAX:
+        sock.connect(path)
+        return
+    folder = os.open(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)  # noqa: PTH120
+    try:
+        sock.connect(f"/proc/self/fd/{folder}/{os.path.basename(path)}")  # noqa: PTH119
+    finally:
+        os.close(folder)

@@ -1,0 +1,66 @@
+"""What a daemon hands to the control server and to the views of `.aof2/`: the volume, and what the mount knows.
+
+Owner: the daemon; the trio thread. A crash leaves nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Protocol
+
+from aof2.engine.volume import Volume
+from aof2.fs.options import Options
+
+
+class OpenFiles(Protocol):
+    """The table of open files (`engine.files.Files`), as far as the verbs need it."""
+
+    @property
+    def passthrough(self) -> bool: ...
+
+    @property
+    def passthrough_why(self) -> str:
+        """Why it is on, or off."""
+
+    async def seal_closed(self, inos: Collection[int] | None = None) -> int:
+        """Seals what is closed and dirty now (of these, or all); how many files."""
+
+    def is_open(self, ino: int) -> bool: ...
+
+    def open_count(self) -> int: ...
+
+    def dirty_count(self) -> int: ...
+
+    def dirty_bytes(self) -> int:
+        """Written and not sealed yet."""
+
+    async def drop_kernel_pages(self, ino: int) -> None: ...
+
+
+class Channel(Protocol):
+    """The process that owns /dev/fuse, as far as the verbs need it."""
+
+    def invalidate_entry(self, parent: int, name: bytes) -> None: ...
+
+
+class Mounted(Protocol):
+    """A volume that is mounted. `files` and `channel` keep to the protocols above."""
+
+    @property
+    def volume(self) -> Volume: ...
+
+    @property
+    def mountpoint(self) -> Path: ...
+
+    @property
+    def options(self) -> Options: ...
+
+    @property
+    def files(self) -> OpenFiles: ...
+
+    @property
+    def channel(self) -> Channel: ...
+
+    @property
+    def started_ms(self) -> int: ...

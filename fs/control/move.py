@@ -1,0 +1,285 @@
+"""Moving data on request: warm, evict, pin, unpin. What cannot be moved is named, and the rest is moved all the same.
+
+Owner: the trio thread. A crash leaves what the engine leaves: whole movements, in the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from functools import partial
+from typing import Final
+
+import msgspec
+import trio
+
+from aof2.engine import pins
+from aof2.engine.aio import open_nursery, result_of
+from aof2.engine.catalog import tables as t
+from aof2.engine.catalog.rows import ObjectRow, ObjectState, ResidencyRow
+from aof2.engine.catalog.store import View
+from aof2.engine.errors import Aof2Error
+from aof2.engine.inspect.paths import Place
+from aof2.engine.local.handles import Key
+from aof2.engine.objects import ObjectGoneError, mask_bytes
+from aof2.fs.cli.errors import explain_os_error
+from aof2.fs.cli.output import human_size
+from aof2.fs.control import durable, walk
+from aof2.fs.control.durable import Tell
+from aof2.fs.control.mounted import Mounted
+from aof2.fs.control.protocol import ControlError, Progress
+
+WARM_PARALLEL: Final = 4
+SKIPPED_MAX: Final = 1000  # named one by one; the rest is counted
+
+
+class Skipped(msgspec.Struct, frozen=True):
+    """A file that was left as it is, and why."""
+
+    path: str
+    why: str
+
+
+class Moved(msgspec.Struct, kw_only=True):
+    """What a verb has done. `skipped` names at most SKIPPED_MAX files; `skipped_files` counts all."""
+
+    files: int = 0
+    bytes: int = 0
+    skipped_files: int = 0
+    skipped: list[Skipped] = []
+
+    def skip(self, path: str, why: str) -> None:
+        self.skipped_files += 1
+        if len(self.skipped) < SKIPPED_MAX:
+            self.skipped.append(Skipped(path, why))
+
+
+class Resident(msgspec.Struct, kw_only=True):
+    """How much of some files is on this disk."""
+
+    files: int = 0
+    bytes: int = 0
+    local_files: int = 0
+    local_bytes: int = 0
+
+    @property
+    def complete(self) -> bool:
+        return self.local_bytes == self.bytes
+
+
+# -- warm ----------------------------------------------------------------------------------------------------------
+
+
+def _local_bytes(mounted: Mounted, view: View, tenant_id: int, row: ObjectRow) -> int:
+    if row.state == ObjectState.DIRTY:
+        return row.size
+    block_bytes = mounted.volume.settings.engine.block_bytes
+    total = 0
+    for chunk_id in row.chunks:
+        chunk = view.get(tenant_id, t.CHUNKS, chunk_id)
+        here = view.get(tenant_id, t.RESIDENCY, chunk_id) or ResidencyRow()
+        total += mask_bytes(here.mask, chunk.length, block_bytes) if chunk is not None else 0
+    return total
+
+
+async def resident(mounted: Mounted, paths: Sequence[str]) -> Resident:
+    """How much of it is in hot_cache: `warm --check`."""
+    found = Resident()
+    for page in walk.files(mounted, walk.find(mounted, paths)):
+        await trio.lowlevel.checkpoint()
+        with mounted.volume.catalog.view() as view:
+            for place in page:
+                row = walk.newest(view, place)
+                here = _local_bytes(mounted, view, place.tenant_id, row) if row is not None else 0
+                size = row.size if row is not None else 0
+                found.files += 1
+                found.bytes += size
+                found.local_bytes += here
+                found.local_files += here == size
+    return found
+
+
+async def warm(mounted: Mounted, paths: Sequence[str], tell: Tell) -> Moved:
+    """Brings the files to this disk, several at a time."""
+    before = await resident(mounted, paths)
+    limit = mounted.volume.settings.cache.hot_bytes
+    if before.bytes > limit:
+        wanted = f"{human_size(before.bytes)} do not fit into cache.hot_bytes = {human_size(limit)}"
+        raise ControlError(f"{wanted}; warm less, or raise it")
+    moved = Moved()
+    missing = before.bytes - before.local_bytes
+    send, receive = trio.open_memory_channel[Place](WARM_PARALLEL)
+    async with open_nursery() as nursery:
+        for _ in range(WARM_PARALLEL):
+            nursery.start_soon(_warm_worker, mounted, receive.clone(), moved, missing, tell)
+        receive.close()
+        async with send:
+            for page in walk.files(mounted, walk.find(mounted, paths)):
+                await trio.lowlevel.checkpoint()
+                for place in page:
+                    await send.send(place)
+    await tell(Progress("warm", moved.bytes, moved.bytes))
+    return moved
+
+
+async def _warm_worker(
+    mounted: Mounted, places: trio.MemoryReceiveChannel[Place], moved: Moved, missing: int, tell: Tell
+) -> None:
+    async with places:
+        async for place in places:
+            try:
+                fetched, left = await _warm_one(mounted, place)
+            except ObjectGoneError:
+                continue  # unlinked or rewritten meanwhile
+            except Aof2Error as e:
+                moved.skip(walk.shown(mounted, place), str(e))
+            except OSError as e:
+                moved.skip(walk.shown(mounted, place), explain_os_error(e))
+            else:
+                moved.files += 1
+                moved.bytes += fetched
+                if left:
+                    moved.skip(walk.shown(mounted, place), f"no room on this disk for {human_size(left)} of it")
+            await tell(Progress("warm", min(moved.bytes, missing), missing))
+
+
+async def _warm_one(mounted: Mounted, place: Place) -> tuple[int, int]:
+    """(bytes fetched, bytes that found no room)."""
+    volume = mounted.volume
+    with volume.catalog.view() as view:
+        row = walk.newest(view, place)
+    if row is None or row.state == ObjectState.DIRTY:
+        return 0, 0  # all of it is here, if there is any
+    async with volume.opened_object(walk.key_of(place, row)) as handle:
+        before = handle.resident_bytes
+        await volume.hydrator.fill(handle)
+        return handle.resident_bytes - before, handle.size - handle.resident_bytes
+
+
+# -- evict ---------------------------------------------------------------------------------------------------------
+
+
+async def evict(mounted: Mounted, paths: Sequence[str], tell: Tell) -> Moved:
+    """Drops every local copy, durable first. What is open, pinned or still written to is skipped and named."""
+    places = walk.find(mounted, paths)
+    moved = Moved()
+    await _make_durable(mounted, places, tell)
+    for page in walk.files(mounted, places):
+        await trio.lowlevel.checkpoint()
+        await _evict_page(mounted, page, moved)
+        await tell(Progress("evict", moved.files, moved.files, "files"))
+    return moved
+
+
+async def _make_durable(mounted: Mounted, places: Sequence[Place], tell: Tell) -> None:
+    wanted: dict[Key, int] = {}
+    inos: list[int] = []
+    for page in walk.files(mounted, places):
+        await trio.lowlevel.checkpoint()
+        with mounted.volume.catalog.view() as view:
+            inos += [p.inode.ino for p in page if not walk.is_durable(walk.newest(view, p))]
+    if not inos:
+        return
+    await mounted.files.seal_closed(inos)
+    chosen = set(inos)
+    tenants = {place.tenant_id for place in places}
+    wanted = {k: size for k, size in durable.pending(mounted.volume, tenants).items() if k[1] in chosen}
+    await durable.plan(mounted.volume, tenants)
+    await durable.uploaded(mounted.volume, wanted, tell)
+
+
+async def _evict_page(mounted: Mounted, page: Sequence[Place], moved: Moved) -> None:
+    volume = mounted.volume
+    by_key: dict[Key, Place] = {}
+    with volume.catalog.view() as view:
+        for place in page:
+            row = walk.newest(view, place)
+            why = _kept(mounted, view, place, row)
+            if why:
+                moved.skip(walk.shown(mounted, place), why)
+                continue
+            moved.files += 1
+            for key in _generations(view, place):
+                by_key[key] = place
+    freed, refused = await volume.evict(list(by_key))
+    moved.bytes += freed
+    for place in {by_key[key].inode.ino: by_key[key] for key in refused}.values():
+        moved.files -= 1
+        moved.skip(walk.shown(mounted, place), "in use")
+    for ino in {place.inode.ino for place in by_key.values()}:
+        await mounted.files.drop_kernel_pages(ino)
+
+
+def _kept(mounted: Mounted, view: View, place: Place, row: ObjectRow | None) -> str:
+    """Why the file is not evicted; "" when it may be."""
+    if mounted.files.is_open(place.inode.ino):
+        return "open"
+    if not walk.is_durable(row):
+        return "not in the remote yet"
+    if pins.is_pinned(view, place.tenant_id, place.inode.ino):
+        return "pinned"
+    return ""
+
+
+def _generations(view: View, place: Place) -> list[Key]:
+    """Every generation that may have local bytes: the newest, and older ones that are kept restorable."""
+    found = view.scan(place.tenant_id, t.OBJECTS, prefix=place.inode.ino.to_bytes(8, "big"))
+    return [
+        (place.tenant_id, ino, generation)
+        for (ino, generation), row in found
+        if row.state == ObjectState.PUBLISHED and row.chunks
+    ]
+
+
+# -- pin -----------------------------------------------------------------------------------------------------------
+
+
+async def pin(mounted: Mounted, paths: Sequence[str], tell: Tell) -> Moved:
+    """Keeps the files on this disk from now on, and brings what is missing. Survives a restart."""
+    volume = mounted.volume
+    by_tenant: dict[int, list[int]] = {}
+    size = 0
+    for page in walk.files(mounted, walk.find(mounted, paths)):
+        await trio.lowlevel.checkpoint()
+        with volume.catalog.view() as view:
+            for place in page:
+                row = walk.newest(view, place)
+                if not pins.is_pinned(view, place.tenant_id, place.inode.ino):
+                    size += row.size if row is not None else 0
+                by_tenant.setdefault(place.tenant_id, []).append(place.inode.ino)
+    _check_fits(mounted, size)
+    for tenant_id, inos in by_tenant.items():
+        await _in_batches(mounted, tenant_id, inos, pinning=True)
+    return await warm(mounted, paths, tell)
+
+
+def _check_fits(mounted: Mounted, size: int) -> None:
+    """What is pinned must leave room for everything else to pass through."""
+    volume = mounted.volume
+    with volume.catalog.view() as view:
+        held = sum(n for tenant_id in volume.tenant_names() for _, n in pins.pinned(view, tenant_id))
+    cache = volume.settings.cache
+    most = int(cache.hot_bytes * cache.low_water)
+    if held + size > most:
+        now = f"{human_size(held + size)} would be pinned, {human_size(held)} are"
+        raise ControlError(f"{now}; cache.hot_bytes lets at most {human_size(most)}: pin less, or raise it")
+
+
+async def unpin(mounted: Mounted, paths: Sequence[str]) -> Moved:
+    by_tenant: dict[int, list[int]] = {}
+    for page in walk.files(mounted, walk.find(mounted, paths)):
+        await trio.lowlevel.checkpoint()
+        for place in page:
+            by_tenant.setdefault(place.tenant_id, []).append(place.inode.ino)
+    moved = Moved()
+    for tenant_id, inos in by_tenant.items():
+        moved.files += await _in_batches(mounted, tenant_id, inos, pinning=False)
+    return moved
+
+
+async def _in_batches(mounted: Mounted, tenant_id: int, inos: Collection[int], *, pinning: bool) -> int:
+    changed, todo = 0, list(inos)
+    change = pins.pin if pinning else pins.unpin
+    for first in range(0, len(todo), walk.PAGE):
+        work = partial(change, inos=todo[first : first + walk.PAGE])
+        changed += await result_of(mounted.volume.writer.submit(tenant_id, work, sync=True))
+    return changed

@@ -1,0 +1,206 @@
+"""What a daemon can be asked for over the control socket. Each verb has a struct for its arguments; anything else in a
+request is refused.
+
+Owner: the trio thread; a task a request. A crash leaves what the engine leaves.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+import trio
+
+from aof2.engine import namespace
+from aof2.engine.aio import result_of
+from aof2.engine.inspect.paths import Place, resolve
+from aof2.engine.local.handles import Key
+from aof2.engine.objects import ObjectGoneError
+from aof2.engine.units import format_time
+from aof2.fs.control import durable, move, views, walk
+from aof2.fs.control.durable import Tell, Uploaded
+from aof2.fs.control.mounted import Mounted
+from aof2.fs.control.protocol import ControlError
+
+
+class Args(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    verb: str
+
+
+class Paths(Args, kw_only=True):
+    paths: list[str]
+
+
+class Status(Args, kw_only=True):
+    path: str | None = None
+    light: bool = False
+
+
+class Checkpoint(Args, kw_only=True):
+    tenant: str | None = None
+    wait: bool = False
+
+
+class Flush(Args, kw_only=True):
+    wait: bool = True
+
+
+class Undelete(Args, kw_only=True):
+    path: str
+
+
+class Pong(msgspec.Struct, frozen=True, kw_only=True):
+    mountpoint: str
+    pid: int
+    started_ms: int
+
+
+async def dispatch(mounted: Mounted, request: dict[str, Any], tell: Tell) -> object:
+    """Does what the request asks for. ControlError, exit 2, for what no verb takes."""
+    verb = request.get("verb")
+    if not isinstance(verb, str) or verb not in VERBS:
+        raise ControlError(f"{verb!r}: the daemon has no such verb; it may be older than this command, remount", 2)
+    args, handler = VERBS[verb]
+    try:
+        asked = msgspec.convert(request, args)
+    except msgspec.ValidationError as e:
+        raise ControlError(f"{verb}: {e}", 2) from None
+    return await handler(mounted, asked, tell)
+
+
+async def ping(mounted: Mounted, _: Args, __: Tell) -> Pong:
+    return Pong(mountpoint=str(mounted.mountpoint), pid=os.getpid(), started_ms=mounted.started_ms)
+
+
+async def status(mounted: Mounted, args: Status, _: Tell) -> object:
+    return await trio.to_thread.run_sync(views.facts, mounted, args.path, args.light)
+
+
+async def warm(mounted: Mounted, args: Paths, tell: Tell) -> object:
+    return await move.warm(mounted, args.paths, tell)
+
+
+async def resident(mounted: Mounted, args: Paths, _: Tell) -> object:
+    return await move.resident(mounted, args.paths)
+
+
+async def evict(mounted: Mounted, args: Paths, tell: Tell) -> object:
+    return await move.evict(mounted, args.paths, tell)
+
+
+async def pin(mounted: Mounted, args: Paths, tell: Tell) -> object:
+    return await move.pin(mounted, args.paths, tell)
+
+
+async def unpin(mounted: Mounted, args: Paths, _: Tell) -> object:
+    return await move.unpin(mounted, args.paths)
+
+
+# -- durability ----------------------------------------------------------------------------------------------------
+
+
+async def flush(mounted: Mounted, args: Flush, tell: Tell) -> Uploaded:
+    """Before an unmount: everything closed is sealed and, if somebody waits for that, uploaded."""
+    await mounted.files.seal_closed(None)
+    return await _upload(mounted, set(mounted.volume.tenant_names()), tell, wait=args.wait, hint=", or use --no-wait")
+
+
+async def checkpoint(mounted: Mounted, args: Checkpoint, tell: Tell) -> Uploaded:
+    """Everything sealed is sent on its way; with `wait`, until it has arrived."""
+    try:
+        names = mounted.volume.tenant_names()
+        tenants = {mounted.volume.tenant(args.tenant).tenant_id} if args.tenant is not None else set(names)
+    except ObjectGoneError as e:
+        raise ControlError(str(e)) from None
+    await mounted.files.seal_closed(None)
+    return await _upload(mounted, tenants, tell, wait=args.wait)
+
+
+async def _upload(mounted: Mounted, tenants: set[int], tell: Tell, *, wait: bool, hint: str = "") -> Uploaded:
+    wanted = durable.pending(mounted.volume, tenants)
+    if not wanted:
+        return Uploaded(0, 0)
+    await durable.plan(mounted.volume, tenants)
+    if not wait:
+        return Uploaded(len(wanted), sum(wanted.values()))
+    return await durable.uploaded(mounted.volume, wanted, tell, hint=hint)
+
+
+async def wait(mounted: Mounted, args: Paths, tell: Tell) -> Uploaded:
+    """Until all of it is in the remote. What is open for writing is not sealed, so it never would be: that is said."""
+    places = walk.find(mounted, args.paths)
+    inos: set[int] = set()
+    for page in walk.files(mounted, places):
+        await trio.lowlevel.checkpoint()
+        with mounted.volume.catalog.view() as view:
+            inos |= {p.inode.ino for p in page if not walk.is_durable(walk.newest(view, p))}
+    if not inos:
+        return Uploaded(0, 0)
+    await mounted.files.seal_closed(inos)
+    tenants = {place.tenant_id for place in places}
+    wanted: dict[Key, int] = {k: n for k, n in durable.pending(mounted.volume, tenants).items() if k[1] in inos}
+    await durable.plan(mounted.volume, tenants)
+    done = await durable.uploaded(mounted.volume, wanted, tell)
+    await _raise_open(mounted, places)
+    return done
+
+
+async def _raise_open(mounted: Mounted, places: list[Place]) -> None:
+    for page in walk.files(mounted, places):
+        await trio.lowlevel.checkpoint()
+        with mounted.volume.catalog.view() as view:
+            for place in page:
+                if not walk.is_durable(walk.newest(view, place)):
+                    path = walk.shown(mounted, place)
+                    raise ControlError(f"{path}: still open for writing; it is uploaded once it is closed")
+
+
+# -- undelete ------------------------------------------------------------------------------------------------------
+
+
+class Undeleted(msgspec.Struct, frozen=True, kw_only=True):
+    path: str
+    size: int
+    generation: int
+
+
+async def undelete(mounted: Mounted, args: Undelete, _: Tell) -> Undeleted:
+    """The newest that had this name and was deleted has it again."""
+    parent_path, name = os.path.split(args.path.rstrip("/"))
+    if not parent_path or not name:
+        raise ControlError(f"{args.path}: name a file in a tenant")
+    raw = os.fsencode(name)
+    with mounted.volume.catalog.view() as view:
+        place = resolve(view, mounted.mountpoint, parent_path)
+        if place is None:
+            raise ControlError(f"{args.path}: name a file in a tenant")
+        shown = walk.shown(mounted, place._replace(name=f"{place.name}/{name}".lstrip("/")))
+        if namespace.entry(view, place.tenant_id, place.inode.ino, raw) is not None:
+            raise ControlError(f"{shown}: there is a file of that name; move it away first")
+        found = namespace.deleted(view, place.tenant_id, place.inode.ino, raw)
+    if not found:
+        window = format_time(int(mounted.volume.settings.retention.undelete_window_s * 1000))
+        raise ControlError(f"{shown}: nothing of that name that was in the remote was deleted in the last {window}")
+    work = partial(namespace.undelete, ino=found[0].ino, parent=place.inode.ino, name=raw)
+    row = await result_of(mounted.volume.writer.submit(place.tenant_id, work, sync=True))
+    mounted.channel.invalidate_entry(place.inode.ino, raw)
+    return Undeleted(path=shown, size=row.size, generation=row.generation)
+
+
+Handler = Callable[[Mounted, Any, Tell], Awaitable[object]]
+VERBS: Final[dict[str, tuple[type[Args], Handler]]] = {
+    "ping": (Args, ping),
+    "status": (Status, status),
+    "warm": (Paths, warm),
+    "resident": (Paths, resident),
+    "evict": (Paths, evict),
+    "pin": (Paths, pin),
+    "unpin": (Paths, unpin),
+    "flush": (Flush, flush),
+    "checkpoint": (Checkpoint, checkpoint),
+    "wait": (Paths, wait),
+    "undelete": (Undelete, undelete),
+}

@@ -1,0 +1,195 @@
+"""What a mounted volume shows of itself: the facts behind `aof2 status`, and the files of `.aof2/` in the mount.
+
+Everything here reads, and may be called from any thread; counting a large volume takes a while, so the daemon calls it
+on a worker thread. `light` answers may be as old as COUNTED_FOR_S, or twenty times what counting took.
+
+Owner: whoever calls. A crash leaves nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from typing import Any, Final
+from weakref import WeakKeyDictionary
+
+import msgspec
+
+from aof2.engine import pins
+from aof2.engine.inspect.paths import Place, resolve
+from aof2.engine.inspect.status import (
+    ObjectStatus,
+    TreeStatus,
+    VolumeStatus,
+    object_status,
+    tree_status,
+    volume_status,
+)
+from aof2.engine.manifest.examine import Finding, examine, survey
+from aof2.engine.volume import Volume
+from aof2.fs.cli.records import RecordRows, as_object
+from aof2.fs.control.mounted import Mounted
+
+COUNTED_FOR_S: Final = 2.0
+
+
+class MountStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """What only the daemon knows. Counters are since it started; `unsealed_bytes` are part of the dirty bytes."""
+
+    mountpoint: str
+    pid: int
+    started_ms: int
+    read_only: bool
+    passthrough: bool
+    passthrough_why: str
+    open_files: int
+    unsealed_files: int
+    unsealed_bytes: int
+    pinned_files: int
+    pinned_bytes: int
+    page_cache_bytes: int
+    page_cache_limit_bytes: int
+    page_cache_hits: int
+    page_cache_misses: int
+    hydrated_bytes: int
+    evictions: int
+    evicted_bytes: int
+    thrash: int
+    remote_state: str
+    remote_sent_bytes: int
+    remote_received_bytes: int
+    remote_errors: int
+
+
+class VolumeFacts(msgspec.Struct, frozen=True, kw_only=True):
+    volume: VolumeStatus
+    mount: MountStatus
+
+
+class TreeFacts(msgspec.Struct, frozen=True, kw_only=True):
+    tree: TreeStatus
+
+
+class ObjectFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """A file: as its rows say, whether somebody has it open, whether it is pinned."""
+
+    object: ObjectStatus
+    open: bool
+    pinned: bool
+
+
+def facts(mounted: Mounted, path: str | None = None, light: bool = False) -> VolumeFacts | TreeFacts | ObjectFacts:
+    """The volume, a directory or a file. NoSuchPathError when there is nothing of that name."""
+    volume = mounted.volume
+    with volume.catalog.view() as view:
+        place = resolve(view, mounted.mountpoint, path) if path is not None else None
+        if place is not None:
+            return _of_path(mounted, view, place)
+    return VolumeFacts(volume=_count(volume, light=light), mount=mount_status(mounted))
+
+
+def _of_path(mounted: Mounted, view: Any, place: Place) -> TreeFacts | ObjectFacts:
+    settings = mounted.volume.settings
+    if not place.is_file:
+        return TreeFacts(tree=tree_status(view, settings, place))
+    ino = place.inode.ino
+    return ObjectFacts(
+        object=object_status(view, settings, place),
+        open=mounted.files.is_open(ino),
+        pinned=pins.is_pinned(view, place.tenant_id, ino),
+    )
+
+
+_counted: WeakKeyDictionary[Volume, tuple[float, VolumeStatus]] = WeakKeyDictionary()  # good until, what
+
+
+def _count(volume: Volume, *, light: bool) -> VolumeStatus:
+    good_until_s, known = _counted.get(volume, (0.0, None))
+    started_s = time.monotonic()
+    if light and known is not None and started_s < good_until_s:
+        return known
+    with volume.catalog.view() as view:
+        found = volume_status(view, volume.settings, live=True, now_ms=volume.env.now_ms())
+    took_s = time.monotonic() - started_s
+    _counted[volume] = (time.monotonic() + max(COUNTED_FOR_S, 20 * took_s), found)
+    return found
+
+
+def mount_status(mounted: Mounted) -> MountStatus:
+    volume, files = mounted.volume, mounted.files
+    metrics, pages, remote = volume.metrics, volume.pages.stats(), volume.remote.stats()
+    with volume.catalog.view() as view:
+        held = [size for tenant_id in volume.tenant_names() for _, size in pins.pinned(view, tenant_id)]
+    return MountStatus(
+        mountpoint=str(mounted.mountpoint),
+        pid=os.getpid(),
+        started_ms=mounted.started_ms,
+        read_only=mounted.options.ro or not volume.target.enabled,
+        passthrough=files.passthrough,
+        passthrough_why=files.passthrough_why,
+        open_files=files.open_count(),
+        unsealed_files=files.dirty_count(),
+        unsealed_bytes=files.dirty_bytes(),
+        pinned_files=len(held),
+        pinned_bytes=sum(held),
+        page_cache_bytes=pages.used_bytes,
+        page_cache_limit_bytes=volume.settings.cache.page_cache_bytes,
+        page_cache_hits=pages.hits,
+        page_cache_misses=pages.misses,
+        hydrated_bytes=volume.hydrator.fetched_bytes,
+        evictions=volume.evictor.evictions,
+        evicted_bytes=volume.evictor.evicted_bytes,
+        thrash=int(metrics.thrash_total.value),
+        remote_state=remote.breaker,
+        remote_sent_bytes=remote.bytes_sent,
+        remote_received_bytes=remote.bytes_received,
+        remote_errors=remote.unavailable,
+    )
+
+
+# -- .aof2/ --------------------------------------------------------------------------------------------------------
+
+
+def status_json(mounted: Mounted) -> bytes:
+    """`.aof2/status.json`: what `aof2 status --json` prints, at most a little old."""
+    return as_json(facts(mounted, light=True))
+
+
+def as_json(found: VolumeFacts | TreeFacts | ObjectFacts) -> bytes:
+    return msgspec.json.encode(flat(msgspec.to_builtins(found))) + b"\n"
+
+
+def flat(found: dict[str, Any]) -> dict[str, Any]:
+    """What `--json` prints: the rows' facts at the top, beside them what only a daemon knows."""
+    for name in ("volume", "tree", "object"):
+        if name in found:
+            return {**found[name], **{k: v for k, v in found.items() if k != name}}
+    return found
+
+
+def metrics_text(mounted: Mounted) -> bytes:
+    """`.aof2/metrics`: what `/metrics` serves."""
+    return mounted.volume.metrics.render()
+
+
+def manifest_jsonl(mounted: Mounted, tenant: str) -> Iterator[bytes]:
+    """`.aof2/manifest/<tenant>.jsonl`: the log on this disk, a line a record. ObjectGoneError: no such tenant."""
+    folder = mounted.volume.manifest_dir / str(mounted.volume.tenant(tenant).tenant_id)
+    rows = _QuietRows(folder)
+    for examined in examine(survey(folder)):
+        for record in examined.chunk.records() if examined.chunk else ():
+            yield msgspec.json.encode(as_object(record, rows)) + b"\n"
+
+
+class _QuietRows(RecordRows):
+    """Nobody reads stderr here: a damaged record shows as its raw bytes, and `aof2 manifest verify` says more."""
+
+    def __init__(self, directory: Any) -> None:
+        super().__init__(directory, 0, frozenset(), None)
+
+    def damage(self, finding: Finding) -> None:
+        self.damaged = True
+
+
+__all__ = ["facts", "manifest_jsonl", "metrics_text", "mount_status", "status_json"]

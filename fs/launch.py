@@ -1,0 +1,270 @@
+"""Starting the mount: the checks before it, the daemon behind it, and how it is told to end.
+
+    mount:  checks → fork → child: setsid, log file, serve → ready → parent says so and ends
+    -f:     checks → serve, with sd_notify, until unmounted or told to stop
+
+Invariants
+- Nothing of the engine is opened before the fork: locks, threads and LMDB do not survive one.
+- The parent ends well only once the mount answers; else with the one line the child has written.
+- SIGTERM and SIGINT unmount. Where somebody still uses the mount it is taken out of the tree, and what is behind it
+  ends GRACE_S later; a second signal does not wait. Nothing that was written is lost: it is in state_dir.
+
+Owner: the `aof2 mount` process and its child. A crash of the child leaves a dead mount, which the next mount clears.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, NoReturn, Protocol
+
+import trio
+
+from aof2.engine.aio import open_nursery
+from aof2.engine.errors import Aof2Error
+from aof2.engine.inspect.rows import is_live
+from aof2.engine.observe.logs import configure_logging
+from aof2.engine.settings import Settings
+from aof2.fs.cli.errors import explain_os_error, one_line
+from aof2.fs.control.client import ControlClient, NotMountedError
+from aof2.fs.control.protocol import ControlError
+from aof2.fs.mountpoint import FSTYPE, Answer, MountError, ask, detach, make_mountpoint, mounted_at, unmount
+from aof2.fs.options import Options
+
+log = logging.getLogger(__name__)
+
+LOG_NAME: Final = "daemon.log"
+LOG_BYTES_MAX: Final = 16 << 20
+GRACE_S: Final = 5.0
+READY: Final = b"\x06"  # first byte on the pipe: the mount answers; anything else is an error line
+
+
+class LaunchError(Aof2Error):
+    """The daemon did not come up; the message is its own line."""
+
+
+class Serve(Protocol):
+    """`fs.daemon.serve`: opens the volume, mounts, calls `ready` when the mount answers, runs until unmounted.
+
+    Cancelled, it takes the mount away and closes the volume.
+    """
+
+    async def __call__(
+        self, settings: Settings, mountpoint: Path, options: Options, ready: Callable[[], None]
+    ) -> None: ...
+
+
+# -- checks --------------------------------------------------------------------------------------------------------
+
+
+def prepare(settings: Settings) -> bool:
+    """Sees to it that the volume can be mounted at its mountpoint; False when it already is.
+
+    A dead mount is cleared away. MountError, before anything is opened, when the place is taken or not fit.
+    """
+    mountpoint, state_dir = settings.volume.mountpoint, settings.volume.state_dir
+    elsewhere = serving(settings)
+    if elsewhere is not None:
+        if elsewhere == mountpoint:
+            return False
+        raise MountError(f"{state_dir}: this volume is mounted at {elsewhere}; umount it first")
+    live = state_dir.is_dir() and is_live(state_dir)
+    entry = mounted_at(mountpoint)
+    if entry is not None and entry.fstype != FSTYPE:
+        what = f"{entry.fstype} of {entry.source}"
+        raise MountError(f"{mountpoint}: something else is mounted there ({what}); umount it or mount elsewhere")
+    if entry is not None:
+        answer = ask(mountpoint)
+        if answer is Answer.LIVE:
+            raise MountError(f"{mountpoint}: another aof2 volume is mounted there; umount it or mount elsewhere")
+        if live:
+            raise MountError(f"{mountpoint}: its daemon does not answer; see {state_dir / LOG_NAME}")
+        log.debug("clearing a dead mount", extra={"mountpoint": str(mountpoint), "answer": answer.value})
+        detach(mountpoint)
+    elif live:
+        raise MountError(f"{state_dir}: another aof2 process has this volume open; stop it first")
+    make_mountpoint(mountpoint)
+    return True
+
+
+def serving(settings: Settings) -> Path | None:
+    """Where a daemon of this volume says it has mounted it."""
+    try:
+        with ControlClient(settings) as client:
+            return Path(client.call("ping")["mountpoint"])
+    except NotMountedError:
+        return None
+    except ControlError as e:
+        raise MountError(str(e)) from None
+
+
+# -- the daemon ----------------------------------------------------------------------------------------------------
+
+
+def daemonise(settings: Settings, options: Options, serve: Serve | None = None) -> None:
+    """Returns in the parent once the mount answers. LaunchError, with the child's line, when it does not come up."""
+    state_dir = settings.volume.state_dir
+    state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    log_fd = open_log(state_dir)
+    reader, writer = os.pipe()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if not pid:
+        os.close(reader)
+        _run_child(settings, options, serve, writer, log_fd)
+    os.close(writer)
+    os.close(log_fd)
+    try:
+        with open(reader, "rb") as pipe:
+            said = pipe.read()
+    except KeyboardInterrupt:
+        os.kill(pid, signal.SIGTERM)
+        raise
+    if said.startswith(READY):
+        return
+    os.waitpid(pid, 0)
+    died = f"the daemon ended before the mount answered; see {state_dir / LOG_NAME}"
+    raise LaunchError(said.decode(errors="replace").strip() or died)
+
+
+def open_log(state_dir: Path) -> int:
+    """The daemon's log to append to; a long one moves to `.1` first."""
+    path = state_dir / LOG_NAME
+    with contextlib.suppress(FileNotFoundError):
+        if path.stat().st_size > LOG_BYTES_MAX:
+            path.replace(path.with_name(f"{LOG_NAME}.1"))
+    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+def _run_child(settings: Settings, options: Options, serve: Serve | None, pipe: int, log_fd: int) -> NoReturn:
+    """The rest of the child's life. Never returns into the parent's code."""
+    code = 1
+    try:
+        os.setsid()
+        os.chdir("/")
+        null = os.open(os.devnull, os.O_RDWR)
+        for source, target in ((null, 0), (log_fd, 1), (log_fd, 2)):
+            os.dup2(source, target)
+        os.close(null)
+        os.close(log_fd)
+
+        def ready() -> None:
+            nonlocal pipe
+            if pipe >= 0:
+                os.write(pipe, READY)
+                os.close(pipe)
+                pipe = -1
+
+        line = run(settings, options, serve, ready)
+        if line and pipe >= 0:
+            os.write(pipe, one_line(line).encode(errors="replace"))
+        code = 1 if line else 0
+    except BaseException:  # noqa: BLE001 (the last frame of the process)
+        traceback.print_exc()
+    finally:
+        logging.shutdown()
+        os._exit(code)
+
+
+def foreground(settings: Settings, options: Options, serve: Serve | None = None) -> None:
+    """Serves until unmounted, in this process. LaunchError with the reason when it ends otherwise."""
+    line = run(settings, options, serve, lambda: None)
+    if line:
+        raise LaunchError(line)
+
+
+def run(settings: Settings, options: Options, serve: Serve | None, ready: Callable[[], None]) -> str:
+    """Serves until unmounted; "" when that went well, else the line that says why not."""
+    os.umask(0o077)
+    configure_logging(sys.stderr)
+    if serve is None:
+        from aof2.fs.daemon import serve as real_serve  # pyfuse3, and everything of the engine
+
+        serve = real_serve
+    mountpoint = settings.volume.mountpoint
+
+    def on_ready() -> None:
+        notify("READY=1", f"STATUS=mounted at {mountpoint}")
+        log.info("mounted", extra={"mountpoint": str(mountpoint), "pid": os.getpid()})
+        ready()
+
+    try:
+        trio.run(_serve_until_told, serve, settings, options, on_ready)
+    except Aof2Error as e:
+        log.error("ended", extra={"error": str(e)})  # noqa: TRY400 (expected, and said in one line)
+        return str(e)
+    except OSError as e:
+        log.exception("ended")
+        return explain_os_error(e)
+    except Exception as e:
+        log.exception("ended by a bug")
+        return f"internal error: {type(e).__name__}: {e}; see {settings.volume.state_dir / LOG_NAME}"
+    log.info("unmounted", extra={"mountpoint": str(mountpoint)})
+    return ""
+
+
+async def _serve_until_told(serve: Serve, settings: Settings, options: Options, on_ready: Callable[[], None]) -> None:
+    mountpoint, is_up = settings.volume.mountpoint, trio.Event()
+
+    def ready() -> None:
+        is_up.set()
+        on_ready()
+
+    async with open_nursery() as nursery:
+        await nursery.start(_stop_on_signal, mountpoint, is_up, nursery.cancel_scope)
+        await serve(settings, mountpoint, options, ready)
+        notify("STOPPING=1")
+        nursery.cancel_scope.cancel()
+
+
+async def _stop_on_signal(
+    mountpoint: Path,
+    is_up: trio.Event,
+    scope: trio.CancelScope,
+    *,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """The first signal unmounts, or lets go of what cannot be unmounted; the second ends it at once."""
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        task_status.started()
+        async with open_nursery() as nursery:
+            async for number in signals:
+                log.info("stopping", extra={"signal": signal.Signals(number).name})
+                if nursery.child_tasks or not is_up.is_set():
+                    scope.cancel()
+                    return
+                notify("STOPPING=1", "STATUS=unmounting")
+                nursery.start_soon(_unmount, mountpoint, scope)
+
+
+async def _unmount(mountpoint: Path, scope: trio.CancelScope) -> None:
+    try:
+        await trio.to_thread.run_sync(unmount, mountpoint, abandon_on_cancel=True)
+    except Aof2Error as e:
+        log.info("let go of, not unmounted", extra={"error": str(e)})
+        with contextlib.suppress(Aof2Error):
+            await trio.to_thread.run_sync(detach, mountpoint, abandon_on_cancel=True)
+        await trio.sleep(GRACE_S)
+        scope.cancel()
+    await trio.sleep_forever()  # serve ends by itself now; a second signal finds this task and does not wait for it
+
+
+# -- systemd -------------------------------------------------------------------------------------------------------
+
+
+def notify(*lines: str) -> None:
+    """Tells systemd, if it started us and wants to know (sd_notify)."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if not address.startswith(("/", "@")):
+        return
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
+        sock.settimeout(1.0)
+        sock.sendto("\n".join(lines).encode(), "\0" + address[1:] if address[0] == "@" else address)

@@ -1,0 +1,128 @@
+"""A mounted volume without a mount: a real engine volume, a real control socket, and stand-ins for open files."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from aof2.engine.catalog import tables as t
+from aof2.engine.env import Env
+from aof2.engine.local.handles import Key
+from aof2.engine.settings import Settings
+from aof2.engine.volume import PARTS, Volume, open_volume
+from aof2.fs.control.client import control_client
+from aof2.fs.control.protocol import Progress
+from aof2.fs.control.server import ControlServer
+from aof2.fs.options import Options
+
+
+class FakeFiles:
+    """What is written and not sealed is told by the test."""
+
+    def __init__(self, volume: Volume) -> None:
+        self.volume = volume
+        self.passthrough = False
+        self.passthrough_why = "there is no mount"
+        self.opened: set[int] = set()
+        self.dirty: dict[int, Key] = {}
+        self.dropped: list[int] = []
+
+    async def write(self, tenant: str, name: bytes, data: bytes) -> Key:
+        """A file as it is after its last close: written, not sealed."""
+        key = await self.volume.create(tenant, name)
+        self.volume.backing_path(key).write_bytes(data)
+        self.dirty[key[1]] = key
+        return key
+
+    async def seal_closed(self, inos: Collection[int] | None = None) -> int:
+        wanted = [ino for ino in self.dirty if ino not in self.opened and (inos is None or ino in inos)]
+        for ino in wanted:
+            await self.volume.seal(self.dirty.pop(ino))
+        return len(wanted)
+
+    def is_open(self, ino: int) -> bool:
+        return ino in self.opened
+
+    def open_count(self) -> int:
+        return len(self.opened)
+
+    def dirty_count(self) -> int:
+        return len(self.dirty)
+
+    def dirty_bytes(self) -> int:
+        return sum(self.volume.backing_path(key).stat().st_size for key in self.dirty.values())
+
+    async def drop_kernel_pages(self, ino: int) -> None:
+        self.dropped.append(ino)
+
+
+class FakeChannel:
+    def __init__(self) -> None:
+        self.invalidated: list[tuple[int, bytes]] = []
+
+    def invalidate_entry(self, parent: int, name: bytes) -> None:
+        self.invalidated.append((parent, name))
+
+
+class FakeMounted:
+    def __init__(self, volume: Volume) -> None:
+        self.volume = volume
+        self.mountpoint = volume.settings.volume.mountpoint
+        self.options = Options()
+        self.files = FakeFiles(volume)
+        self.channel = FakeChannel()
+        self.started_ms = volume.env.now_ms()
+
+    async def call(self, verb: str, *, on_progress: Callable[[Progress], None] | None = None, **args: object) -> Any:
+        """What a command would get."""
+
+        def talk() -> Any:
+            with control_client(self.volume.settings) as client:
+                return client.call(verb, on_progress, **args)
+
+        return await trio.to_thread.run_sync(talk)
+
+    def ino(self, tenant_id: int, name: bytes) -> int:
+        with self.volume.catalog.view() as view:
+            found = [e.ino for (_, n), e in view.scan(tenant_id, t.DENTRIES) if n == name]
+        return found[0]
+
+
+def run_mounted(
+    settings: Settings,
+    body: Callable[[FakeMounted], Awaitable[None]],
+    *,
+    env: Env | None = None,
+    parts: Collection[str] = PARTS,
+) -> None:
+    async def main() -> None:
+        with trio.fail_after(60):
+            async with open_volume(settings, env=env, parts=parts) as volume, trio.open_nursery() as nursery:
+                mounted = FakeMounted(volume)
+                await nursery.start(ControlServer(settings.volume.state_dir / "control.sock", mounted).run)
+                await body(mounted)
+                nursery.cancel_scope.cancel()
+
+    trio.run(main)
+
+
+async def serve_without_a_mount(
+    settings: Settings, mountpoint: Path, options: Options, ready: Callable[[], None], *, end: Path | None = None
+) -> None:
+    """Stands in for fs.daemon.serve: everything but the mount. Runs until `end` is there."""
+    async with open_volume(settings) as volume, trio.open_nursery() as nursery:
+        mounted = FakeMounted(volume)
+        mounted.mountpoint = mountpoint
+        await nursery.start(ControlServer(settings.volume.state_dir / "control.sock", mounted).run)
+        ready()
+        while end is None or not end.exists():
+            await trio.sleep(0.02)
+        nursery.cancel_scope.cancel()
+
+
+def ending_when(end: Path) -> Any:
+    return partial(serve_without_a_mount, end=end)
