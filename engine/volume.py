@@ -524,10 +524,10 @@ async def open_volume(
         volume.writer.start()
         try:
             await trio.to_thread.run_sync(volume.ensure_tenants)
-            volume.restore_quota()
-            connect(volume, volume.metrics)
             if settings.manifest.enabled:
                 volume.dirty_inos = await trio.to_thread.run_sync(recover, volume)
+            volume.restore_quota()
+            connect(volume, volume.metrics)
             await trio.to_thread.run_sync(sweep_scratch, settings.volume.state_dir / "checkpoint_scratch", ())
             with serve_metrics(volume):
                 async with open_nursery() as nursery:
