@@ -366,7 +366,7 @@ class Operations(pyfuse3.Operations):
         self._check_name(name)
         self._tenant_dir(parent_inode)
         row, fh = await self.files.create(parent_inode, name, flags, mode=stat.S_IMODE(mode), uid=ctx.uid, gid=ctx.gid)
-        return pyfuse3.FileInfo(fh=fh), self._attributes(row)
+        return pyfuse3.FileInfo(fh=fh, keep_cache=False), self._attributes(row)
 
     @answered
     async def open(self, inode: int, flags: int, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
@@ -374,7 +374,7 @@ class Operations(pyfuse3.Operations):
             return await self._open_special(inode, flags)
         if flags & os.O_TRUNC and ctx.uid != 0:
             await self._kill_if_special(inode)
-        return pyfuse3.FileInfo(fh=await self.files.open(inode, flags))
+        return pyfuse3.FileInfo(fh=await self.files.open(inode, flags), keep_cache=False)
 
     async def _kill_if_special(self, ino: int) -> None:
         with self.volume.catalog.view() as view:
@@ -388,7 +388,7 @@ class Operations(pyfuse3.Operations):
         fd = await trio.to_thread.run_sync(self.special.open, inode)
         fh = self._new_id()
         self._special_handles[fh] = fd
-        return pyfuse3.FileInfo(fh=fh, direct_io=True)
+        return pyfuse3.FileInfo(fh=fh, direct_io=True, keep_cache=False)
 
     def _new_id(self) -> int:
         self._next_id += 1
