@@ -24,6 +24,7 @@ PY
 missing_packages() {
   find_python >/dev/null || printf 'python3 python3-venv python3-dev '
   command -v gcc >/dev/null 2>&1 && echo 'int main(void){return 0;}' | gcc -x c - -o /dev/null 2>/dev/null || printf 'gcc libc6-dev '
+  command -v pkg-config >/dev/null 2>&1 && pkg-config --exists fuse3 && command -v fusermount3 >/dev/null 2>&1 || printf 'libfuse3-dev fuse3 pkg-config '
 }
 
 install_system() {
@@ -41,7 +42,7 @@ install_system() {
 
 # What the installed environment depends on: when none of it changed, there is nothing to do.
 setup_stamp() {
-  (cd "$AOF2_TOP" && cat pyproject.toml setup.py native/*.c native/*.h native/build.py && find fs engine native -name __init__.py | sort) | cksum
+  (cd "$AOF2_TOP" && cat pyproject.toml setup.py native/*.c native/*.h native/channel/*.[ch] native/build.py && find fs engine native -name __init__.py | sort) | cksum
 }
 
 install_project() {

@@ -1,0 +1,95 @@
+/* What the parts of the channel share: the descriptors, and each part's entry points.
+ *
+ * Threads: workers (kernel → daemon, forward.c), one for replies (daemon → kernel, forward.c), one for control (control.c),
+ * one for notifications (notify.c). `channel` is written before they start; later only where a field says so.
+ */
+#ifndef AOF2_CHANNEL_H
+#define AOF2_CHANNEL_H
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/uio.h>
+
+#include "tables.h"
+#include "wire.h"
+
+#define WORKERS 3
+#define REQUEST_DATA_MAX (1024 * 1024)  /* payload of one READ or WRITE: fs.fuse.max_pages_limit's default */
+#define REQUEST_HEADERS_MAX 4096        /* whatever stands before it */
+#define BUFFER_LEN (REQUEST_DATA_MAX + 2 * REQUEST_HEADERS_MAX)
+#define MESSAGE_FDS_MAX 4
+
+typedef struct {
+  int dev;        /* /dev/fuse: workers read, everyone replies */
+  int dev_notify; /* a clone of it, or the same: a blocked notification does not keep `dev` open */
+  int fuse, control, notify;
+  int relay[2];   /* notifications that came on `fuse`, for the notify thread */
+  const char *mountpoint;
+  uint32_t dev_major, dev_minor;
+  uint64_t mount_id;
+  uint32_t data_max;     /* payload of one request that all sockets can carry */
+  bool privileged;       /* CAP_SYS_ADMIN: passthrough may be asked for */
+} channel_state;
+
+extern channel_state channel;
+
+/* main.c. The mount is gone: tells the daemon, and ends. */
+_Noreturn void channel_gone(uint32_t reason);
+/* The daemon is gone: aborts the connection, so that applications get ENOTCONN at once, and ends. */
+_Noreturn void daemon_gone(const char *what);
+
+/* log.c. One line to stderr; at most a few a second of them. */
+__attribute__((format(printf, 1, 2))) void note(const char *format, ...);
+
+/* event.c. Sends a message on the control socket, from any thread. */
+void event_send(uint16_t kind, uint16_t flags, uint32_t seq, const void *body, size_t len);
+void event_send2(uint16_t kind, uint16_t flags, uint32_t seq, const void *body, size_t len, const void *more, size_t more_len);
+
+/* device.c. Writing to /dev/fuse and its ioctls. Errors that mean "nobody waits for this any more" are not errors. */
+void device_reply(uint64_t unique, int error, const void *payload, size_t len);
+bool device_write(int fd, const struct iovec *parts, int n);
+int device_backing_open(int fd, int32_t *id); /* 0 or an errno */
+void device_backing_close(int32_t id);
+void device_read_ahead(void);
+
+/* mount.c. 0, or an errno with *text saying what failed. */
+typedef struct {
+  const char *mountpoint, *fsname;
+  bool allow_other, read_only, nosuid, nodev, noexec, default_permissions;
+  uint32_t uid, gid, root_mode;
+} mount_options;
+int channel_mount(const mount_options *options, const char **text);
+void connection_abort(void);
+
+/* serve.c. What the channel answers itself: true when it did. `data` has room for REQUEST_DATA_MAX bytes. */
+typedef struct {
+  wire_in_header header;
+  const uint8_t *raw, *body;
+  size_t raw_len, body_len;
+} request;
+bool request_parse(const uint8_t *buf, size_t len, request *out);
+bool serve(const request *r, uint8_t *data);
+void finish(aftermath after);
+
+/* patch.c. Rewrites what libfuse answered, in place; the buffer holds `len` bytes. */
+typedef struct {
+  uint32_t kernel_minor, kernel_flags, kernel_flags2, kernel_readahead;
+} init_offer;
+void init_offer_from(const uint8_t *body, size_t len, init_offer *out);
+/* False: not an INIT reply that can be patched. */
+bool init_patch(uint8_t *reply, size_t len, const init_offer *offer, bool passthrough, uint32_t data_max, wire_init_out *out);
+/* The table handle the reply opened, so that a reply nobody takes can be undone; false: none. */
+bool open_patch(uint8_t *reply, size_t len, const pending *asked, uint64_t *nodeid, uint64_t *fh);
+
+/* control.c. control_open once, before any thread. */
+void control_open(void);
+void control_drain(void);
+void control_apply(const control_message *m, int fd);
+void *control_thread(void *unused);
+
+/* forward.c, notify.c */
+void *worker_thread(void *unused);
+void *reply_thread(void *unused);
+void *notify_thread(void *unused);
+#endif

@@ -1,0 +1,63 @@
+/* Control messages from bytes. Pure: no state, nothing kept but a pointer into the caller's buffer (REPLY's payload).
+ *
+ * Invariants: a field is read only after the length of its kind was checked; ranges cannot overflow when they are used
+ * (first + count fits in u64).
+ */
+#include "../bytes.h"
+#include "proto.h"
+
+static size_t body_len_of(uint16_t kind) {
+  switch (kind) {
+    case PROTO_NODE: return 32;
+    case PROTO_HANDLE: return 16 + PROTO_COOKIE_LEN;
+    case PROTO_BLOCKS:
+    case PROTO_CLEAR: return 24;
+    case PROTO_GRANT: return 16;
+    case PROTO_COLLECT:
+    case PROTO_DROP: return 8;
+    case PROTO_CAPS: return 12;
+    case PROTO_REPLY: return 12; /* at least */
+    case PROTO_DUMP:
+    case PROTO_PROBE: return 0;
+    default: return SIZE_MAX;
+  }
+}
+
+bool control_decode(const uint8_t *buf, size_t len, control_message *out) {
+  if (len < PROTO_HEADER_LEN) return false;
+  memset(out, 0, sizeof *out);
+  out->kind = load_u16(buf);
+  out->flags = load_u16(buf + 2);
+  out->seq = load_u32(buf + 4);
+  const uint8_t *body = buf + PROTO_HEADER_LEN;
+  size_t left = len - PROTO_HEADER_LEN, want = body_len_of(out->kind);
+  if (want == SIZE_MAX || left < want || (left > want && out->kind != PROTO_REPLY)) return false;
+  if (out->kind == PROTO_REPLY) {
+    out->reply.unique = load_u64(body);
+    out->reply.error = (int32_t)load_u32(body + 8);
+    out->reply.payload = body + want;
+    out->reply.payload_len = left - want;
+    return out->reply.error <= 0 && out->reply.error > -512 && !(out->reply.error && out->reply.payload_len);
+  }
+  if (want >= 8) out->nodeid = load_u64(body);
+  switch (out->kind) {
+    case PROTO_NODE:
+      out->node.mode = load_u32(body + 8);
+      out->node.node_flags = load_u32(body + 12);
+      out->node.block_bytes = load_u64(body + 16);
+      out->node.block_count = load_u64(body + 24);
+      return out->node.mode == NODE_PASSTHROUGH || out->node.mode == NODE_RANGED;
+    case PROTO_HANDLE:
+      out->handle.fh = load_u64(body + 8);
+      memcpy(out->handle.cookie, body + 16, PROTO_COOKIE_LEN);
+      return true;
+    case PROTO_BLOCKS:
+    case PROTO_CLEAR:
+      out->blocks.first = load_u64(body + 8);
+      out->blocks.count = load_u64(body + 16);
+      return out->blocks.count <= UINT64_MAX - out->blocks.first;
+    case PROTO_GRANT: out->grant_bytes = load_u64(body + 8); return true;
+    case PROTO_CAPS: out->caps_on = load_u32(body + 8); return true;
+    default: return true;
+  }
+}

@@ -1,0 +1,83 @@
+/* The control protocol's numbers and layouts; PROTOCOL.md says what each message means.
+ *
+ * All little-endian, packed, one SOCK_SEQPACKET message each: header {u16 kind, u16 flags, u32 seq}, then the fields. Spoken
+ * between a daemon and the channel it started, which may be of different releases: never renumber.
+ */
+#ifndef AOF2_CHANNEL_PROTO_H
+#define AOF2_CHANNEL_PROTO_H
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define PROTO_HEADER_LEN 8
+#define PROTO_COOKIE_LEN 16
+#define PROTO_MESSAGE_MAX (64 * 1024)
+
+enum proto_kind { /* daemon to channel */
+  PROTO_NODE = 1,
+  PROTO_HANDLE = 2,
+  PROTO_BLOCKS = 3,
+  PROTO_CLEAR = 4,
+  PROTO_GRANT = 5,
+  PROTO_COLLECT = 6,
+  PROTO_DROP = 7,
+  PROTO_CAPS = 8,
+  PROTO_REPLY = 9,
+  PROTO_DUMP = 10,
+  PROTO_PROBE = 11,
+};
+
+enum proto_event { /* channel to daemon */
+  EV_MOUNTED = 128,
+  EV_FAILED = 129,
+  EV_INIT = 130,
+  EV_GONE = 131,
+  EV_REFUSED = 132,
+  EV_CLEARED = 133,
+  EV_WRITTEN = 134,
+  EV_HANDLE = 135,
+  EV_DUMPED = 136,
+  EV_PROBED = 137,
+  EV_UPCALL = 138,
+  EV_KILL = 139,
+};
+
+#define PROTO_MORE 1u   /* EV_WRITTEN: another message of the same seq follows */
+#define PROTO_AGAIN 2u  /* EV_CLEARED: not waited for, ask again; EV_WRITTEN: ranges were left, collect again */
+#define PROTO_UNTRACKED 4u /* EV_WRITTEN: something was written that no range tells */
+
+enum { NODE_PASSTHROUGH = 1, NODE_RANGED = 2 };
+enum { NODE_ALL_PRESENT = 1u, NODE_SUID = 2u };
+enum { GONE_UNMOUNTED = 1, GONE_ABORTED = 2, GONE_BROKEN = 3 };
+
+/* Any message from the daemon, decoded: the fields its kind has, the others zero. */
+typedef struct {
+  uint16_t kind, flags;
+  uint32_t seq;
+  uint64_t nodeid;
+  union {
+    struct {
+      uint32_t mode, node_flags;
+      uint64_t block_bytes, block_count;
+    } node;
+    struct {
+      uint64_t fh;
+      uint8_t cookie[PROTO_COOKIE_LEN];
+    } handle;
+    struct {
+      uint64_t first, count;
+    } blocks;
+    uint64_t grant_bytes;
+    uint32_t caps_on;
+    struct {
+      uint64_t unique;
+      int32_t error;
+      const uint8_t *payload;
+      size_t payload_len;
+    } reply;
+  };
+} control_message;
+
+/* Whether the bytes are a whole message of a known kind: the lengths are exact but for REPLY, whose payload is the rest. */
+bool control_decode(const uint8_t *buf, size_t len, control_message *out);
+#endif

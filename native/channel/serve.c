@@ -1,0 +1,265 @@
+/* What the channel answers without the daemon: reads and writes of resident ranges, ranges of passthrough files, look-ups of
+ * xattrs nobody has, and what libfuse would refuse.
+ *
+ * Invariants
+ * - A request's own numbers are checked against its length and against what fits before they are used.
+ * - A block's bytes are read only between node_enter and node_leave, and only while its bit was set at the enter.
+ * - Whatever cannot be answered here (no handle, no bit, no budget, an error from the backing file that the daemon may mend)
+ *   goes to the daemon unchanged: the request's bytes are never written to.
+ *
+ * Owner: the worker that read the request.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <unistd.h>
+
+#include "../bytes.h"
+#include "channel.h"
+
+#define COPY_MAX (UINT64_C(64) << 20) /* of one copy_file_range: a worker must come back soon; callers go on from there */
+
+bool request_parse(const uint8_t *buf, size_t len, request *out) {
+  if (len < sizeof out->header) return false;
+  memcpy(&out->header, buf, sizeof out->header);
+  if (out->header.len != len) return false;
+  out->raw = buf;
+  out->raw_len = len;
+  out->body = buf + sizeof out->header;
+  out->body_len = len - sizeof out->header;
+  return true;
+}
+
+/* Copies a request's fixed part out; false where it is cut short. */
+#define BODY(r, struct_ptr) ((r)->body_len >= sizeof *(struct_ptr) && memcpy((struct_ptr), (r)->body, sizeof *(struct_ptr)))
+
+static void answer(const request *r, int error, const void *payload, size_t len) {
+  device_reply(r->header.unique, error, payload, len);
+}
+
+void finish(aftermath after) {
+  for (clear_wait *w = after.cleared; w; w = w->next) event_send(EV_CLEARED, 0, w->seq, NULL, 0);
+  if (after.cleared) {
+    pthread_mutex_lock(&tables_lock);
+    clears_release(after.cleared);
+    pthread_mutex_unlock(&tables_lock);
+  }
+  if (after.backing_id) device_backing_close(after.backing_id);
+  if (after.fd >= 0) close(after.fd);
+}
+
+static void leave(node *n, unsigned phase) {
+  pthread_mutex_lock(&tables_lock);
+  aftermath after = node_leave(n, phase);
+  pthread_mutex_unlock(&tables_lock);
+  finish(after);
+}
+
+/* The node behind a table handle, entered; NULL where there is none or `fits` says no. Leaves with `leave`. */
+typedef bool node_fits(node *n, const void *arg);
+
+static node *enter(uint64_t nodeid, uint64_t fh, node_fits *fits, const void *arg, unsigned *phase) {
+  pthread_mutex_lock(&tables_lock);
+  node *n = handle_find(nodeid, fh) ? node_find(nodeid) : NULL;
+  if (n && !fits(n, arg)) n = NULL;
+  if (n) *phase = node_enter(n);
+  pthread_mutex_unlock(&tables_lock);
+  return n;
+}
+
+static bool fits_read(node *n, const void *arg) {
+  const wire_read_in *in = arg;
+  return node_present(n, in->offset, in->size);
+}
+
+static bool fits_write(node *n, const void *arg) {
+  const wire_write_in *in = arg;
+  if ((n->flags & NODE_SUID) && (in->write_flags & WIRE_WRITE_KILL_SUIDGID)) return false;
+  return node_write_begin(n, in->offset, in->size);
+}
+
+static bool fits_passthrough(node *n, const void *arg) {
+  (void)arg;
+  return n->mode == NODE_PASSTHROUGH;
+}
+
+static bool fits_whole(node *n, const void *arg) {
+  (void)arg;
+  return n->mode == NODE_PASSTHROUGH || (n->flags & NODE_ALL_PRESENT);
+}
+
+static bool serve_read(const request *r, uint8_t *data) {
+  wire_read_in in;
+  unsigned phase;
+  if (!BODY(r, &in) || !in.size || in.size > REQUEST_DATA_MAX) return false;
+  node *n = enter(r->header.nodeid, in.fh, fits_read, &in, &phase);
+  if (!n) return false;
+  size_t done = 0;
+  ssize_t got = 1;
+  while (done < in.size && got > 0) {
+    got = pread(n->fd, data + done, in.size - done, (off_t)(in.offset + done));
+    if (got < 0 && errno == EINTR) got = 1;
+    else if (got > 0) done += (size_t)got;
+  }
+  leave(n, phase);
+  if (got < 0) return false;
+  answer(r, 0, data, done);
+  return true;
+}
+
+/* A write that must clear suid and sgid goes to the daemon, which cannot see the flag: it is told first. */
+static void tell_kill(const request *r, const wire_write_in *in) {
+  uint8_t body[8];
+  if (!(in->write_flags & WIRE_WRITE_KILL_SUIDGID)) return;
+  pthread_mutex_lock(&tables_lock);
+  const node *n = node_find(r->header.nodeid);
+  bool suid = n && (n->flags & NODE_SUID);
+  pthread_mutex_unlock(&tables_lock);
+  store_u64(body, r->header.nodeid);
+  if (suid) event_send(EV_KILL, 0, 0, body, sizeof body);
+}
+
+static bool serve_write(const request *r) {
+  wire_write_in in;
+  unsigned phase;
+  if (!BODY(r, &in) || !in.size || in.size > r->body_len - sizeof in) return false;
+  node *n = enter(r->header.nodeid, in.fh, fits_write, &in, &phase);
+  if (!n) {
+    tell_kill(r, &in);
+    return false;
+  }
+  size_t done = 0;
+  int error = 0;
+  while (done < in.size && !error) {
+    ssize_t put = pwrite(n->fd, r->body + sizeof in + done, in.size - done, (off_t)(in.offset + done));
+    if (put > 0) done += (size_t)put;
+    else if (put == 0) break;
+    else if (errno != EINTR) error = errno;
+  }
+  pthread_mutex_lock(&tables_lock);
+  node_write_end(n, in.offset, in.size, done);
+  aftermath after = node_leave(n, phase);
+  pthread_mutex_unlock(&tables_lock);
+  finish(after);
+  if (!done && error == EBADF) return false; /* registered for reading only */
+  wire_write_out out = {.size = (uint32_t)done};
+  answer(r, done ? 0 : error, &out, sizeof out);
+  return true;
+}
+
+static bool serve_fallocate(const request *r) {
+  wire_fallocate_in in;
+  unsigned phase;
+  if (!BODY(r, &in) || in.offset > INT64_MAX || in.length > INT64_MAX) return false;
+  node *n = enter(r->header.nodeid, in.fh, fits_passthrough, NULL, &phase);
+  if (!n) return false;
+  int error;
+  do error = fallocate(n->fd, (int)in.mode, (off_t)in.offset, (off_t)in.length) ? errno : 0;
+  while (error == EINTR);
+  leave(n, phase);
+  if (error == EBADF) return false;
+  answer(r, error == ENOSYS ? EOPNOTSUPP : error, NULL, 0); /* ENOSYS would switch fallocate off for the whole mount */
+  return true;
+}
+
+static bool serve_lseek(const request *r) {
+  wire_lseek_in in;
+  unsigned phase;
+  if (!BODY(r, &in) || (in.whence != SEEK_DATA && in.whence != SEEK_HOLE) || in.offset > INT64_MAX) return false;
+  node *n = enter(r->header.nodeid, in.fh, fits_whole, NULL, &phase);
+  if (!n) return false;
+  off_t at = lseek(n->fd, (off_t)in.offset, (int)in.whence);
+  int error = at < 0 ? errno : 0;
+  leave(n, phase);
+  uint64_t out = (uint64_t)at;
+  answer(r, error, &out, sizeof out);
+  return true;
+}
+
+static bool serve_copy(const request *r) {
+  wire_copy_in in;
+  unsigned phase_in, phase_out;
+  if (!BODY(r, &in) || in.off_in > INT64_MAX || in.off_out > INT64_MAX || in.flags) return false;
+  node *from = enter(r->header.nodeid, in.fh_in, fits_passthrough, NULL, &phase_in);
+  if (!from) return false;
+  node *to = enter(in.nodeid_out, in.fh_out, fits_passthrough, NULL, &phase_out);
+  if (!to) {
+    leave(from, phase_in);
+    return false;
+  }
+  off_t off_in = (off_t)in.off_in, off_out = (off_t)in.off_out;
+  ssize_t done;
+  do done = copy_file_range(from->fd, &off_in, to->fd, &off_out, in.len < COPY_MAX ? in.len : COPY_MAX, 0);
+  while (done < 0 && errno == EINTR);
+  int error = done < 0 ? errno : 0;
+  leave(to, phase_out);
+  leave(from, phase_in);
+  if (error == EBADF) return false;
+  if (error == ENOSYS) error = EOPNOTSUPP;
+  uint64_t out = (uint64_t)done; /* as _64 has it; the older reply is {u32 size, u32 padding} */
+  if (r->header.opcode == WIRE_COPY_FILE_RANGE) memcpy(&out, &(wire_write_out){.size = (uint32_t)done}, sizeof out);
+  answer(r, error, &out, sizeof out);
+  return true;
+}
+
+/* security.* and ACLs: nobody has them, and `ls -l` asks for each file; security.capability only of nodes told by CAPS. */
+static bool serve_getxattr(const request *r) {
+  if (r->body_len <= WIRE_GETXATTR_IN_LEN) return false;
+  const char *name = (const char *)r->body + WIRE_GETXATTR_IN_LEN;
+  size_t room = r->body_len - WIRE_GETXATTR_IN_LEN;
+  if (!memchr(name, 0, room)) return false;
+  bool acl = !strncmp(name, "system.posix_acl_", 17);
+  if (!acl && strncmp(name, "security.", 9)) return false;
+  if (!strcmp(name, "security.capability")) {
+    pthread_mutex_lock(&tables_lock);
+    bool has = caps_has(r->header.nodeid);
+    pthread_mutex_unlock(&tables_lock);
+    if (has) return false;
+  }
+  answer(r, ENODATA, NULL, 0);
+  return true;
+}
+
+/* What libfuse cannot ask pyfuse3: the daemon answers on the control socket. */
+static bool upcall(const request *r) {
+  uint8_t head[32];
+  if (r->body_len > PROTO_MESSAGE_MAX - PROTO_HEADER_LEN - sizeof head) {
+    answer(r, EIO, NULL, 0);
+    return true;
+  }
+  pthread_mutex_lock(&tables_lock);
+  bool room = (r->header.opcode != WIRE_TMPFILE || tables_room_for_open()) &&
+              pending_put(r->header.unique, r->header.nodeid, r->header.opcode, true);
+  pthread_mutex_unlock(&tables_lock);
+  if (!room) {
+    answer(r, ENFILE, NULL, 0);
+    return true;
+  }
+  store_u64(head, r->header.unique);
+  store_u32(head + 8, r->header.opcode);
+  store_u64(head + 12, r->header.nodeid);
+  store_u32(head + 20, r->header.uid);
+  store_u32(head + 24, r->header.gid);
+  store_u32(head + 28, r->header.pid);
+  event_send2(EV_UPCALL, 0, 0, head, sizeof head, r->body, r->body_len);
+  return true;
+}
+
+bool serve(const request *r, uint8_t *data) {
+  switch (r->header.opcode) {
+    case WIRE_READ: return serve_read(r, data);
+    case WIRE_WRITE: return serve_write(r);
+    case WIRE_GETXATTR: return serve_getxattr(r);
+    case WIRE_FALLOCATE: return serve_fallocate(r) || upcall(r);
+    case WIRE_LSEEK: return serve_lseek(r) || upcall(r);
+    case WIRE_COPY_FILE_RANGE:
+    case WIRE_COPY_FILE_RANGE_64: return serve_copy(r) || upcall(r);
+    case WIRE_SYNCFS:
+    case WIRE_TMPFILE: return upcall(r);
+    case WIRE_IOCTL: answer(r, ENOTTY, NULL, 0); return true; /* ENOSYS would switch ioctls off */
+    case WIRE_STATX:
+    case WIRE_POLL:
+    case WIRE_BMAP: answer(r, ENOSYS, NULL, 0); return true;
+    default: return false;
+  }
+}

@@ -1,0 +1,309 @@
+"""A small filesystem behind the channel, in a process of its own: one folder of plain files, served as the test says.
+
+Run as a module with the mount point, the folder and options (JSON). Takes one JSON command a line on stdin, answers
+each with a line on stdout. Tests use it through `support.Daemon`.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import socket
+import stat
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyfuse3
+import trio
+
+from aof2.fs.channel import Channel, MountOptions, Upcall, open_channel
+
+Json = dict[str, Any]
+
+
+class Folder(pyfuse3.Operations):
+    """Inodes are numbered as their names are seen. `plans` says how the opens of a name are served."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__()
+        self.root = root
+        self.names: list[str] = ["", ""]
+        self.plans: dict[str, Json] = {}
+        self.ops: list[list[Any]] = []
+        self.open_files: dict[int, tuple[int, int]] = {}  # fh: (inode, fd)
+        self.registered: dict[int, int] = {}  # inode: opens
+        self.held: dict[str, trio.Event] = {}
+        self.refused: list[list[int]] = []
+        self.upcalls: list[list[Any]] = []
+        self.xattrs: dict[tuple[str, bytes], bytes] = {}
+        self.next_fh = 100
+        self.channel: Channel
+
+    def inode(self, name: str) -> int:
+        if name not in self.names[2:]:
+            self.names.append(name)
+        return self.names.index(name, 2)
+
+    def path(self, inode: int) -> Path:
+        return self.root if inode == pyfuse3.ROOT_INODE else self.root / self.names[inode]
+
+    def note(self, op: str, inode: int, *rest: Any) -> None:
+        self.ops.append([op, self.names[inode], *rest])
+
+    async def getattr(self, inode: int, ctx: Any = None) -> pyfuse3.EntryAttributes:
+        try:
+            st = os.stat(self.path(inode))
+        except OSError as e:
+            raise pyfuse3.FUSEError(e.errno) from None
+        entry = pyfuse3.EntryAttributes()
+        for name in ("st_mode", "st_nlink", "st_uid", "st_gid", "st_size", "st_atime_ns", "st_mtime_ns", "st_ctime_ns"):
+            setattr(entry, name, getattr(st, name))
+        entry.st_ino = inode
+        entry.st_blocks = st.st_blocks
+        entry.attr_timeout = entry.entry_timeout = 60
+        return entry
+
+    async def lookup(self, parent: int, name: bytes, ctx: Any = None) -> pyfuse3.EntryAttributes:
+        if not (self.root / os.fsdecode(name)).exists():
+            raise pyfuse3.FUSEError(errno.ENOENT)
+        return await self.getattr(self.inode(os.fsdecode(name)))
+
+    async def setattr(self, inode: int, attr: Any, fields: Any, fh: int | None, ctx: Any) -> pyfuse3.EntryAttributes:
+        self.note("setattr", inode)
+        if fields.update_size:
+            os.truncate(self.path(inode), attr.st_size)
+        if fields.update_mode:
+            os.chmod(self.path(inode), stat.S_IMODE(attr.st_mode))
+        return await self.getattr(inode)
+
+    def _register(self, inode: int, fd: int) -> int:
+        name = self.names[inode]
+        plan = self.plans.get(name)
+        fh = self.next_fh = self.next_fh + 1
+        self.open_files[fh] = (inode, fd)
+        if plan and plan["mode"]:
+            if not self.registered.get(inode):
+                self.channel.node(
+                    inode,
+                    fd,
+                    mode=plan["mode"],
+                    flags=plan.get("flags", 0),
+                    block_bytes=plan.get("block_bytes", 0),
+                    block_count=plan.get("block_count", 0),
+                )
+                for first, count in plan.get("present", []):
+                    self.channel.blocks(inode, first, count)
+                if plan.get("grant"):
+                    self.channel.grant(inode, plan["grant"])
+            self.registered[inode] = self.registered.get(inode, 0) + 1
+            self.channel.handle(inode, fh, fh.to_bytes(8, "little"))
+        return fh
+
+    async def open(self, inode: int, flags: int, ctx: Any) -> pyfuse3.FileInfo:
+        self.note("open", inode)
+        fd = os.open(self.path(inode), os.O_RDWR | (flags & os.O_TRUNC))
+        return pyfuse3.FileInfo(fh=self._register(inode, fd))
+
+    async def create(
+        self, parent: int, name: bytes, mode: int, flags: int, ctx: Any
+    ) -> tuple[pyfuse3.FileInfo, pyfuse3.EntryAttributes]:
+        fd = os.open(self.root / os.fsdecode(name), os.O_RDWR | os.O_CREAT | os.O_TRUNC, mode)
+        inode = self.inode(os.fsdecode(name))
+        self.note("create", inode)
+        return pyfuse3.FileInfo(fh=self._register(inode, fd)), await self.getattr(inode)
+
+    async def read(self, fh: int, offset: int, size: int) -> bytes:
+        inode, fd = self.open_files[fh]
+        self.note("read", inode, offset, size)
+        if self.names[inode] in self.held:
+            await self.held[self.names[inode]].wait()
+        return os.pread(fd, size, offset)
+
+    async def write(self, fh: int, offset: int, data: bytes) -> int:
+        inode, fd = self.open_files[fh]
+        self.note("write", inode, offset, len(data), self.channel.killed(inode))
+        return os.pwrite(fd, data, offset)
+
+    async def flush(self, fh: int) -> None:
+        self.note("flush", self.open_files[fh][0])
+
+    async def fsync(self, fh: int, datasync: bool) -> None:
+        os.fsync(self.open_files[fh][1])
+
+    async def release(self, fh: int) -> None:
+        inode, fd = self.open_files.pop(fh)
+        self.note("release", inode)
+        os.close(fd)
+        if inode in self.registered:
+            self.registered[inode] -= 1
+            if not self.registered[inode]:
+                del self.registered[inode]
+                self.channel.drop(inode)
+
+    async def unlink(self, parent: int, name: bytes, ctx: Any) -> None:
+        os.unlink(self.root / os.fsdecode(name))
+
+    async def opendir(self, inode: int, ctx: Any) -> int:
+        return 1
+
+    async def readdir(self, fh: int, start: int, token: Any) -> None:
+        for i, name in enumerate(sorted(os.listdir(self.root))[start:], start + 1):
+            if not pyfuse3.readdir_reply(token, os.fsencode(name), await self.getattr(self.inode(name)), i):
+                return
+
+    async def getxattr(self, inode: int, name: bytes, ctx: Any) -> bytes:
+        self.note("getxattr", inode, os.fsdecode(name))
+        try:
+            return self.xattrs[self.names[inode], name]
+        except KeyError:
+            raise pyfuse3.FUSEError(errno.ENODATA) from None
+
+    async def statfs(self, ctx: Any) -> pyfuse3.StatvfsData:
+        st, out = os.statvfs(self.root), pyfuse3.StatvfsData()
+        for name in ("f_bsize", "f_frsize", "f_blocks", "f_bfree", "f_bavail", "f_files", "f_ffree", "f_favail"):
+            setattr(out, name, getattr(st, name))
+        return out
+
+    async def upcall(self, call: Upcall) -> bytes:
+        self.upcalls.append([call.opcode, self.names[call.nodeid], call.body.hex(), call.uid])
+        raise OSError(errno.EOPNOTSUPP, "not in this test")
+
+
+class Commands:
+    """What a test may ask of the daemon while it runs."""
+
+    def __init__(self, ops: Folder, channel: Channel) -> None:
+        self.ops, self.channel = ops, channel
+
+    async def answer(self, command: Json) -> Any:
+        name = command.pop("cmd")
+        return await getattr(self, "do_" + name)(**command)
+
+    async def do_info(self) -> Json:
+        await self.channel.initialised()
+        c = self.channel
+        return {"pid": c.pid, "passthrough": c.passthrough_offered, "max_write": c.max_write, "device": c.device}
+
+    async def do_plan(self, name: str, **plan: Any) -> None:
+        self.ops.plans[name] = plan
+
+    async def do_ops(self) -> list[Any]:
+        seen, self.ops.ops = self.ops.ops, []
+        return seen
+
+    async def do_upcalls(self) -> list[Any]:
+        seen, self.ops.upcalls = self.ops.upcalls, []
+        return seen
+
+    async def do_refused(self) -> list[Any]:
+        return self.ops.refused
+
+    async def do_blocks(self, name: str, first: int, count: int) -> None:
+        self.channel.blocks(self.ops.inode(name), first, count)
+
+    async def do_clear(self, name: str, first: int, count: int) -> None:
+        await self.channel.clear(self.ops.inode(name), first, count)
+
+    async def do_grant(self, name: str, n: int) -> None:
+        self.channel.grant(self.ops.inode(name), n)
+
+    async def do_collect(self, name: str) -> Json:
+        w = await self.channel.collect(self.ops.inode(name))
+        return {"bytes": w.bytes_written, "left": w.budget_left, "ranges": w.ranges, "untracked": w.untracked}
+
+    async def do_drop(self, name: str) -> None:
+        self.channel.drop(self.ops.inode(name))
+
+    async def do_caps(self, name: str, on: bool) -> None:
+        self.channel.caps(self.ops.inode(name), on)
+
+    async def do_xattr(self, name: str, key: str, value: str) -> None:
+        self.ops.xattrs[name, key.encode()] = value.encode()
+
+    async def do_probe(self, path: str) -> int:
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            return await self.channel.probe(fd)
+        finally:
+            os.close(fd)
+
+    async def do_dump(self) -> list[Any]:
+        return [[h.nodeid, h.fh, h.cookie.hex()] for h in await self.channel.dump()]
+
+    async def do_hold(self, name: str) -> None:
+        self.ops.held[name] = trio.Event()
+
+    async def do_unhold(self, name: str) -> None:
+        self.ops.held.pop(name).set()
+
+    async def do_invalidate_inode(self, name: str, offset: int = 0, length: int = 0) -> None:
+        self.channel.invalidate_inode(self.ops.inode(name), offset, length)
+
+    async def do_invalidate_attr(self, name: str) -> None:
+        self.channel.invalidate_attr(self.ops.inode(name))
+
+    async def do_invalidate_entry(self, name: str) -> None:
+        self.channel.invalidate_entry(1, os.fsencode(name))
+
+    async def do_raw(self, where: str, data: str, fds: int = 0) -> None:
+        """Bytes on a socket as they are, past everything that checks them."""
+        if where == "fuse":
+            sock = socket.socket(fileno=os.dup(int(self.channel.fuse_fd_path.rpartition("/")[2])))
+        else:
+            box = self.channel._control if where == "control" else self.channel._notify
+            sock = box.sock.dup()
+        null = os.open("/dev/null", os.O_RDONLY)
+        try:
+            socket.send_fds(sock, [bytes.fromhex(data)], [null] * fds) if fds else sock.send(bytes.fromhex(data))
+        finally:
+            os.close(null)
+            sock.close()
+
+
+async def commands(ops: Folder, channel: Channel) -> None:
+    doing = Commands(ops, channel)
+    reader = trio.lowlevel.FdStream(os.dup(0))
+    buffered = b""
+    async with trio.open_nursery() as nursery:
+
+        async def one(line: bytes) -> None:
+            command = json.loads(line)
+            tag = command.pop("tag")
+            try:
+                result = {"tag": tag, "ok": await doing.answer(command)}
+            except Exception as e:
+                result = {"tag": tag, "error": repr(e)}
+            sys.stdout.write(json.dumps(result) + "\n")
+            sys.stdout.flush()
+
+        async for data in reader:
+            *lines, buffered = (buffered + data).split(b"\n")
+            for line in lines:
+                nursery.start_soon(one, line)
+
+
+async def main(mountpoint: str, root: str, options: Json) -> None:
+    arguments = tuple(options.pop("arguments", ()))
+    async with open_channel(Path(mountpoint), MountOptions(**options), arguments=arguments) as channel:
+        ops = Folder(Path(root))
+        ops.channel = channel
+        pyfuse3.init(ops, channel.fuse_fd_path, {"default_permissions"})
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(pyfuse3.main)
+                nursery.start_soon(commands, ops, channel)
+                sys.stdout.write(json.dumps({"tag": 0, "ok": "mounted"}) + "\n")
+                sys.stdout.flush()
+                await channel.run(ops.upcall, lambda nodeid, code: ops.refused.append([nodeid, code]))
+                nursery.cancel_scope.cancel()
+        finally:
+            pyfuse3.close(unmount=False)
+
+
+if __name__ == "__main__":
+    import logging
+
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    trio.run(main, sys.argv[1], sys.argv[2], json.loads(sys.argv[3]))

@@ -1,0 +1,155 @@
+"""Starting `tests/channel/daemon.py` on a mount that is always taken away again, and talking to it with time limits."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+PASSTHROUGH, RANGED = 1, 2
+ALL_PRESENT, SUID = 1, 2
+MIB = 1 << 20
+TOP = Path(__file__).resolve().parents[2]
+ANSWER_MAX_S = 20
+
+
+def unmount(path: Path) -> None:
+    """Lazily, without looking at the filesystem; nothing where nothing is mounted."""
+    ctypes.CDLL(None).umount2(os.fsencode(path), 2)
+
+
+def mounted(path: Path) -> bool:
+    return any(line.split()[4] == str(path) for line in Path("/proc/self/mountinfo").read_text().splitlines())
+
+
+def until(condition: Callable[[], bool], seconds: float = 5) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.01)
+    return condition()
+
+
+def in_time(work: Callable[[], Any], seconds: float = ANSWER_MAX_S) -> Any:
+    """The result of something that may hang: it runs in a thread that is left behind when it does."""
+    done: queue.Queue[tuple[bool, Any]] = queue.Queue()
+
+    def run() -> None:
+        try:
+            done.put((True, work()))
+        except BaseException as e:
+            done.put((False, e))
+
+    threading.Thread(target=run, daemon=True).start()
+    try:
+        ok, value = done.get(timeout=seconds)
+    except queue.Empty:
+        raise AssertionError(f"no result in {seconds} s") from None
+    if not ok:
+        raise value
+    return value
+
+
+class Daemon:
+    """The daemon and its mount. Calls are the methods `do_*` of daemon.Commands."""
+
+    def __init__(self, folder: Path, **options: Any) -> None:
+        self.mount, self.root = folder / "mnt", folder / "root"
+        self.mount.mkdir()
+        self.root.mkdir(exist_ok=True)
+        self._stderr = open(folder / "stderr", "w+")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.channel.daemon", str(self.mount), str(self.root), json.dumps(options)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+            text=True,
+            cwd=TOP,
+        )
+        self._answers: dict[int, queue.Queue[Any]] = {0: queue.Queue()}
+        self._tag = 0
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        try:
+            self._wait(0)
+            self.info = self.call("info")
+        except BaseException:
+            self.close()
+            raise
+        self.channel_pid: int = self.info["pid"]
+
+    def _read(self) -> None:
+        assert self.process.stdout
+        for line in self.process.stdout:
+            message = json.loads(line)
+            self._answers[message["tag"]].put(message)
+        for waiting in list(self._answers.values()):
+            waiting.put({"error": "the daemon ended"})
+
+    def _wait(self, tag: int) -> Any:
+        try:
+            message = self._answers[tag].get(timeout=ANSWER_MAX_S)
+        except queue.Empty:
+            raise AssertionError(f"no answer from the daemon; stderr: {self.stderr()}") from None
+        finally:
+            del self._answers[tag]
+        if "error" in message:
+            raise AssertionError(f"{message['error']}; stderr: {self.stderr()}")
+        return message["ok"]
+
+    def start(self, cmd: str, **arguments: Any) -> Callable[[], Any]:
+        """Asks; what comes back waits for the answer."""
+        self._tag += 1
+        tag = self._tag
+        self._answers[tag] = queue.Queue()
+        assert self.process.stdin
+        self.process.stdin.write(json.dumps({"tag": tag, "cmd": cmd, **arguments}) + "\n")
+        self.process.stdin.flush()
+        return lambda: self._wait(tag)
+
+    def call(self, cmd: str, **arguments: Any) -> Any:
+        return self.start(cmd, **arguments)()
+
+    def ops(self, *kinds: str) -> list[Any]:
+        return [op for op in self.call("ops") if not kinds or op[0] in kinds]
+
+    def file(self, name: str, data: bytes) -> Path:
+        """A file in the folder below; returns its path in the mount."""
+        (self.root / name).write_bytes(data)
+        return self.mount / name
+
+    def stderr(self) -> str:
+        self._stderr.flush()
+        return (self.mount.parent / "stderr").read_text()
+
+    def channel_alive(self) -> bool:
+        try:
+            state = Path(f"/proc/{self.channel_pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except FileNotFoundError:
+            return False
+        return state != "Z"
+
+    def close(self) -> None:
+        unmount(self.mount)
+        try:
+            self.process.wait(5)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait(5)
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
+        self._reader.join(5)
+        self._stderr.close()
+        unmount(self.mount)

@@ -1,0 +1,166 @@
+"""Mounting, forwarding, passthrough, and how it ends."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.channel.support import MIB, PASSTHROUGH, Daemon, in_time, mounted, until
+
+pytestmark = pytest.mark.timeout(90)
+
+
+def error_of(work: Callable[[], object]) -> int | None:
+    """Its errno. What was under way when the daemon died is ECONNABORTED, what comes after it ENOTCONN."""
+    try:
+        work()
+    except OSError as e:
+        return e.errno
+    return 0
+
+
+def test_a_mount_answers_through_the_daemon(daemon: Daemon) -> None:
+    daemon.file("plain", b"hello")
+    assert in_time(lambda: os.listdir(daemon.mount)) == ["plain"]
+    assert in_time(lambda: (daemon.mount / "plain").read_bytes()) == b"hello"
+    in_time(lambda: (daemon.mount / "new").write_bytes(b"x" * 300_000))
+    assert (daemon.root / "new").read_bytes() == b"x" * 300_000
+    assert {op[0] for op in daemon.ops()} >= {"open", "read", "create", "write", "release", "flush"}
+    line = next(x for x in Path("/proc/self/mountinfo").read_text().splitlines() if f" {daemon.mount} " in x)
+    assert " fuse.aof2 aof2 " in line
+    assert "nosuid,nodev" in line
+    assert "default_permissions" in line
+    assert daemon.stderr() == ""
+
+
+def test_what_the_kernel_was_told(daemon: Daemon) -> None:
+    assert daemon.info["max_write"] == MIB
+    assert daemon.info["passthrough"] is True
+    major, minor = daemon.info["device"]
+    assert Path(f"/sys/class/bdi/{major}:{minor}/read_ahead_kb").read_text() == "1024\n"
+
+
+def test_passthrough_reads_and_writes_the_backing_file(daemon: Daemon) -> None:
+    path = daemon.file("f", os.urandom(3 * MIB))
+    daemon.call("plan", name="f", mode=PASSTHROUGH)
+
+    def work() -> None:
+        with open(path, "r+b", buffering=0) as f:
+            assert f.read() == (daemon.root / "f").read_bytes()
+            f.seek(MIB)
+            f.write(b"there")
+            assert (daemon.root / "f").read_bytes()[MIB : MIB + 5] == b"there"
+            with mmap.mmap(f.fileno(), 0) as m:
+                m[:4] = b"mmap"
+                assert m[MIB : MIB + 5] == b"there"
+            f.seek(0, os.SEEK_END)
+            f.write(b"grown")
+        assert path.stat().st_size == 3 * MIB + 5
+
+    in_time(work)
+    assert (daemon.root / "f").read_bytes()[:4] == b"mmap"
+    ops = {op[0] for op in daemon.ops()}
+    assert ops >= {"open", "release"}
+    assert not ops & {"read", "write", "flush"}
+
+
+def test_a_created_file_is_passed_through(daemon: Daemon) -> None:
+    daemon.call("plan", name="new", mode=PASSTHROUGH)
+
+    def work() -> None:
+        with open(daemon.mount / "new", "wb") as f, open(daemon.mount / "new", "rb") as again:
+            f.write(b"one" * 1000)
+            f.flush()
+            assert again.read() == b"one" * 1000
+
+    in_time(work)
+    assert not daemon.ops("write", "read", "flush")
+
+
+def test_one_backing_id_serves_all_opens_and_goes_with_the_last(daemon: Daemon) -> None:
+    path = daemon.file("f", b"abc")
+    daemon.call("plan", name="f", mode=PASSTHROUGH)
+
+    def work() -> None:
+        for _ in range(3):
+            with open(path, "rb") as a, open(path, "r+b") as b:
+                assert a.read() == b.read() == b"abc"
+                assert len(daemon.call("dump")) == 2
+
+    in_time(work)
+    assert until(lambda: not daemon.call("dump"))
+    fds = Path(f"/proc/{daemon.channel_pid}/fd")
+    assert until(lambda: not [x for x in fds.iterdir() if os.readlink(x) == str(daemon.root / "f")])
+
+
+def test_probe(daemon: Daemon, tmp_path: Path) -> None:
+    daemon.call("info")
+    (tmp_path / "file").write_bytes(b"")
+    assert daemon.call("probe", path=str(tmp_path / "file")) == 0
+    assert daemon.call("probe", path="/dev/null") != 0
+
+
+def test_a_killed_daemon_leaves_enotconn_at_once(daemon: Daemon) -> None:
+    path = daemon.file("f", b"abc")
+    assert in_time(path.read_bytes) == b"abc"
+    daemon.process.send_signal(signal.SIGKILL)
+    killed = time.monotonic()
+    assert until(lambda: in_time(lambda: error_of(lambda: os.listdir(daemon.mount)), 2) == errno.ENOTCONN, 1)
+    assert time.monotonic() - killed < 1
+    assert in_time(lambda: error_of(lambda: os.stat(path)), 2) == errno.ENOTCONN
+    assert mounted(daemon.mount), "files must not go into the folder below"
+    assert until(lambda: not daemon.channel_alive(), 1)
+
+
+def test_a_read_in_progress_ends_when_the_daemon_is_killed(daemon: Daemon) -> None:
+    path = daemon.file("f", b"abc")
+    daemon.call("hold", name="f")
+    reader = subprocess.Popen(["cat", path], stderr=subprocess.DEVNULL)
+    assert until(lambda: bool(daemon.ops("read")))
+    daemon.process.kill()
+    assert reader.wait(2) != 0
+    assert until(lambda: not daemon.channel_alive(), 1)
+
+
+def test_a_notification_that_waits_for_a_page_does_not_keep_the_mount_alive(daemon: Daemon) -> None:
+    path = daemon.file("f", b"abc")
+    daemon.call("hold", name="f")
+    reader = subprocess.Popen(["cat", path], stderr=subprocess.DEVNULL)
+    assert until(lambda: bool(daemon.ops("read")))
+    daemon.call("invalidate_inode", name="f")
+    tasks = Path(f"/proc/{daemon.channel_pid}/task")
+    stuck = lambda: any((t / "stat").read_text().rpartition(")")[2].split()[0] == "D" for t in tasks.iterdir())  # noqa: E731
+    assert until(stuck), "the notify thread waits for the page"
+    daemon.process.kill()
+    assert reader.wait(2) != 0
+    assert until(lambda: not daemon.channel_alive(), 1)
+
+
+def test_umount_ends_channel_and_daemon(daemon: Daemon) -> None:
+    daemon.file("f", b"abc")
+    assert in_time((daemon.mount / "f").read_bytes) == b"abc"
+    subprocess.run(["umount", daemon.mount], check=True, timeout=10)
+    assert daemon.process.wait(5) == 0, daemon.stderr()
+    assert not daemon.channel_alive()
+    assert daemon.stderr() == ""
+
+
+def test_a_mount_point_that_is_none(start, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    import trio
+
+    from aof2.fs.channel import ChannelError, MountOptions, open_channel
+
+    async def work() -> None:
+        async with open_channel(tmp_path / "nowhere", MountOptions()):
+            pass
+
+    with pytest.raises(ChannelError, match=r"nowhere: not mounted: the mount point: No such file"):
+        trio.run(work)
