@@ -220,7 +220,7 @@ class Commands:
         self.channel.caps(self.ops.inode(name), on)
 
     async def do_xattr(self, name: str, key: str, value: str) -> None:
-        self.ops.xattrs[name, key.encode()] = value.encode()
+        self.ops.xattrs[name, key.encode()] = value.encode("latin-1")
 
     async def do_probe(self, path: str) -> int:
         fd = os.open(path, os.O_RDONLY)
