@@ -36,6 +36,7 @@ from aof2.engine.manifest.snapshot import Snapshot, encode_snapshot, list_snapsh
 ROW_HEAD: Final = Struct("<II")
 SECTION_PREFIX: Final = "db:"
 ROW_LEN_MAX: Final = 64 << 20
+WRITE_BYTES: Final = 128 << 10
 
 
 def dump(view: View, stream_id: int) -> dict[str, bytes]:
@@ -48,9 +49,15 @@ def dump(view: View, stream_id: int) -> dict[str, bytes]:
 def _dump_database(view: View, name: str, stream_id: int) -> bytes:
     prefix = t.STREAM.pack(stream_id)
     out = io.BytesIO()
+    gathered = bytearray()
     with zstandard.ZstdCompressor(level=1).stream_writer(out, closefd=False) as sink:
         for key, value in view.raw_scan(name, prefix):
-            sink.write(ROW_HEAD.pack(len(key) - len(prefix), len(value)) + key[len(prefix) :] + value)
+            gathered += ROW_HEAD.pack(len(key) - len(prefix), len(value)) + key[len(prefix) :] + value
+            if len(gathered) >= WRITE_BYTES:
+                # The compressor lets go of the interpreter each time; beside a busy writer it is long to get back.
+                sink.write(gathered)
+                gathered.clear()
+        sink.write(gathered)
     return out.getvalue()
 
 

@@ -18,6 +18,7 @@ Owner: the group thread. A crash leaves logs that are ahead of the rows by at mo
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from typing import Any, Final, NamedTuple, Protocol, TypeVar, cast
@@ -86,6 +87,8 @@ class CatalogTarget:
         self.streams = dict(streams)
         self.events = events
         self.enabled = True
+        # Seconds that each group waits, for the log not to grow faster than what is done with it. Bounded by the giver.
+        self.brake_s: Callable[[], float] = lambda: 0.0
         self._txn: Any = None
         self._poison: Exception | None = None
         self._failed = ""
@@ -241,6 +244,9 @@ class CatalogTarget:
                 stream.logged_bytes = 0
                 if self.events is not None:
                     self.events.snapshot_due(stream.stream_id)
+        pause_s = self.brake_s()
+        if pause_s > 0:
+            time.sleep(pause_s)
 
     def close(self) -> None:
         if self._txn is not None:

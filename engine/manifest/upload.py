@@ -23,7 +23,7 @@ from typing import Final, Protocol
 import msgspec
 
 from aof2.engine.env import Env
-from aof2.engine.errors import Aof2Error, TransientError
+from aof2.engine.errors import Aof2Error, CorruptError, ReadOnlyError, TransientError
 from aof2.engine.manifest.batch import RecordBatch
 from aof2.engine.manifest.chunk import mark_uploaded
 from aof2.engine.manifest.format import LOG_SEGMENT_ID, LogPosition, ReasonCode, bundle_key, chunk_key
@@ -105,25 +105,74 @@ class ChunkUploader:
 
     def upload(self, sealed: SealedChunk, *, snapshot_id: int = 0) -> str:
         """Puts the chunk on the remote and says so in the log; its etag. Repeating it is harmless."""
-        index = sealed.header.chunk_index
-        key = chunk_key(self.stream_id, index)
+        return self.upload_all([sealed], snapshot_id=snapshot_id)[0]
+
+    def upload_all(
+        self,
+        chunks: Sequence[SealedChunk],
+        *,
+        snapshot_id: int = 0,
+        on_uploaded: Callable[[SealedChunk], object] = lambda _: None,
+    ) -> list[str]:
+        """Puts the chunks in their order; their etags. They share the commits that say so, which may be slow to come.
+
+        What fails stops the ones after it; those before it are uploaded, and `on_uploaded` was told. A damaged one that
+        is not the first is left for the next call, with those after it.
+        """
+        bodies = self._bodies(chunks)
+        chunks = chunks[: len(bodies)]
+        self._log_about([(UploadStarted(self._key(sealed)), sealed.header.chunk_index) for sealed in chunks])
+        etags: list[str] = []
+        error: Aof2Error | None = None
+        for sealed, body in zip(chunks, bodies, strict=True):
+            try:
+                etags.append(self._put(sealed, body, snapshot_id))
+            except ReadOnlyError:
+                raise  # not ours to write any more, neither there nor here
+            except Aof2Error as e:
+                error = e
+                break
+            self.env.failpoint("manifest.upload.put")
+        done = list(zip(chunks, etags, strict=False))
+        self._log_about([(UploadDone(self._key(sealed), etag), sealed.header.chunk_index) for sealed, etag in done])
+        self.env.failpoint("manifest.upload.logged")
+        for sealed, _ in done:
+            mark_uploaded(self.env, sealed.path)
+            on_uploaded(sealed)
+        if error is not None:
+            raise error
+        return etags
+
+    def _key(self, sealed: SealedChunk) -> str:
+        return chunk_key(self.stream_id, sealed.header.chunk_index)
+
+    def _bodies(self, chunks: Sequence[SealedChunk]) -> list[bytes]:
+        bodies: list[bytes] = []
+        for sealed in chunks:
+            try:
+                bodies.append(self._body_of(sealed))
+            except CorruptError:
+                if not bodies:
+                    raise
+                break
+        return bodies
+
+    @staticmethod
+    def _body_of(sealed: SealedChunk) -> bytes:
         data = read_file(sealed.path)
         # What leaves this machine is checked once more: a chunk damaged on disk must not become the good copy.
-        parse_chunk(data, path=str(sealed.path), last=False, expect_index=index)
+        parse_chunk(data, path=str(sealed.path), last=False, expect_index=sealed.header.chunk_index)
+        return _as_uploaded(data[: sealed.header.committed_len])
+
+    def _put(self, sealed: SealedChunk, body: bytes, snapshot_id: int) -> str:
         metadata = {
             "chunk_crc64": f"{sealed.header.chunk_crc64:016x}",
             "base_record": str(sealed.header.base_record),
             "record_count": str(sealed.record_count),
             "snapshot_id": str(snapshot_id),
         }
-        self._log(UploadStarted(key), index)
-        body = _as_uploaded(data[: sealed.header.committed_len])
-        etag = self._retrying(key, index, lambda: self._remote.put(key, body, metadata))
-        self.env.failpoint("manifest.upload.put")
-        self._log(UploadDone(key, etag), index)
-        self.env.failpoint("manifest.upload.logged")
-        mark_uploaded(self.env, sealed.path)
-        return etag
+        key = self._key(sealed)
+        return self._retrying(key, sealed.header.chunk_index, lambda: self._remote.put(key, body, metadata))
 
     def compact(self, first: int, last: int, marker: SnapshotMarker) -> str:
         """Replaces the remote chunks first..last, which a snapshot covers, by one bundle."""
@@ -172,8 +221,11 @@ class ChunkUploader:
         self._log_all([payload], chunk_index)
 
     def _log_all(self, records: Sequence[Payload], chunk_index: int) -> None:
+        self._log_about([(payload, chunk_index) for payload in records])
+
+    def _log_about(self, records: Sequence[tuple[Payload, int]]) -> None:
         batch = RecordBatch()
-        for payload in records:
+        for payload, chunk_index in records:
             batch.add(payload, segment_id=LOG_SEGMENT_ID, logical_offset=chunk_index)
         if batch:
             self._append(batch)

@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import os
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -66,6 +67,8 @@ log = logging.getLogger(__name__)
 
 BUNDLE_CHUNKS: Final = 64
 BACKLOG_MAX: Final = 64
+BATCH_CHUNKS_MAX: Final = 32
+BATCH_BYTES_MAX: Final = 16 << 20
 SNAPSHOTS_REMOTE: Final = 2
 UPKEEP_EVERY: Final = 32
 FLAGS_AT: Final = 56  # of ChunkHeader.flags
@@ -140,6 +143,17 @@ def chunk_headers(directory: Path) -> list[tuple[ChunkFile, ChunkHeader]]:
     return found
 
 
+def chunk_bytes(directory: Path) -> int:
+    """What the chunk files of the folder hold."""
+    total = 0
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            if entry.name.endswith(".mlog"):
+                with contextlib.suppress(FileNotFoundError):  # retention was here
+                    total += entry.stat().st_size
+    return total
+
+
 def sealed_chunk(chunk: ChunkFile) -> SealedChunk:
     """A sealed chunk as rotation would have given it out; ManifestIntegrityError when it is damaged."""
     parsed = parse_chunk(chunk.read(), path=str(chunk.path), last=False, expect_index=chunk.index)
@@ -185,6 +199,8 @@ class StreamUploads:
         self.stream_id = stream_id
         self.directory = directory
         self.uploads = 0
+        self.local_bytes = 0  # of chunks in the folder, as last measured or told
+        self.moved_at_s = float("-inf")  # when a step last succeeded
         self._catalog = catalog
         self._writer = writer
         self._store = store
@@ -203,15 +219,22 @@ class StreamUploads:
     def retries(self) -> int:
         return self._uploader.retries
 
-    def note_sealed(self) -> None:
+    def note_sealed(self, size_bytes: int = 0) -> None:
         """A chunk was sealed: it is found in the folder. Any thread."""
         self._rescan = self._upkeep_due = True
+        self.local_bytes += size_bytes
 
     def note_snapshot(self) -> None:
         self._upkeep_due = True
 
     def step(self) -> bool:
-        """One upload, or the upkeep after them; False when there is nothing left to do."""
+        """Some uploads, or the upkeep after them; False when there is nothing left to do."""
+        more = self._step()
+        self.local_bytes = chunk_bytes(self.directory)
+        self.moved_at_s = self.env.monotonic_s()
+        return more
+
+    def _step(self) -> bool:
         if self._resume:
             self._resume_pending()
             self._resume = False
@@ -224,10 +247,9 @@ class StreamUploads:
                 self._rescan = True
                 raise
         if self._backlog:
-            self._upload(self._backlog[0])
-            self._backlog.popleft()
-            self.uploads += 1
-            if self.uploads % UPKEEP_EVERY == 0:
+            before = self.uploads
+            self._upload(self._next_batch())
+            if self.uploads // UPKEEP_EVERY > before // UPKEEP_EVERY:
                 self._upkeep()
             return True
         if self._upkeep_due:
@@ -256,13 +278,29 @@ class StreamUploads:
                 return
             self._backlog.append(sealed_chunk(chunk))
 
-    def _upload(self, sealed: SealedChunk) -> None:
+    def _next_batch(self) -> list[SealedChunk]:
+        """Chunks that go up together: while the writer is busy, each commit about them waits for its turn."""
+        batch: list[SealedChunk] = []
+        size = 0
+        for sealed in itertools.islice(self._backlog, BATCH_CHUNKS_MAX):
+            size += sealed.header.committed_len
+            if batch and size > BATCH_BYTES_MAX:
+                break
+            batch.append(sealed)
+        return batch
+
+    def _upload(self, batch: Sequence[SealedChunk]) -> None:
         state = log_state(self._catalog, self.stream_id)
-        self._uploader.upload(sealed, snapshot_id=state.marker_id)
+        self._uploader.upload_all(batch, snapshot_id=state.marker_id, on_uploaded=self._uploaded)
+
+    def _uploaded(self, _: SealedChunk) -> None:
+        self._backlog.popleft()
+        self.uploads += 1
 
     def reput_chunk(self, index: int) -> None:
         """Puts a chunk that is here once more: its object is gone from the remote."""
-        self._upload(sealed_chunk(ChunkFile(index, self.directory / chunk_name(index))))
+        sealed = sealed_chunk(ChunkFile(index, self.directory / chunk_name(index)))
+        self._uploader.upload(sealed, snapshot_id=log_state(self._catalog, self.stream_id).marker_id)
 
     # -- what follows ------------------------------------------------------------------------------------------
 

@@ -12,6 +12,8 @@ Invariants
 - Reason 2 (authentication): said once, at ERROR, and nothing is tried until `kick`.
 - FencedError ends it: `on_fenced(reason)` once, no further write by this component.
 - An idle engine: no events, no steps.
+- A log that grows faster than it is uploaded and snapshotted is slowed down (`brake_s`), by a bounded wait, and only
+  while the remote takes what it is given.
 
 Owner: the nursery that runs `run`; events come on the trio thread. Cancelling waits for the request under way. A crash
 leaves what `stream` and `audit` say.
@@ -57,6 +59,11 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 DRAIN_STEP_S: Final = 0.01
+# Local chunks of a stream: from here on its writer is slowed down, there as much as it ever is.
+BRAKE_FROM_BYTES: Final = 32 << 20
+BRAKE_FULL_BYTES: Final = 56 << 20
+BRAKE_S_MAX: Final = 0.25
+STILL_S: Final = 5.0
 # What a remote that comes back, or another try, does not mend.
 _STUCK: Final = (CorruptError, UnsupportedError, LimitError, RemoteMissingError, RemoteRefusedError)
 
@@ -111,15 +118,16 @@ class LogReplicator:
         self._kicked = trio.Event()
         self._moved = trio.Event()
         self._auth_said = False
+        self._away: set[str] = set()  # what last failed
         self._ended = False
 
     # -- events, on the trio thread ----------------------------------------------------------------------------
 
-    def sealed(self, stream_id: int, _chunk: SealedChunk | None = None) -> None:
+    def sealed(self, stream_id: int, chunk: SealedChunk | None = None) -> None:
         """A chunk of the stream is sealed."""
         stream = self._stream(stream_id)
         if stream.uploads is not None:
-            stream.uploads.note_sealed()
+            stream.uploads.note_sealed(chunk.header.committed_len if chunk is not None else 0)
         self._wake(stream)
 
     def snapshot_taken(self, stream_id: int) -> None:
@@ -140,6 +148,20 @@ class LogReplicator:
             if stream.audit is not None:
                 stream.audit.retry()
             self._wake(stream)
+
+    def brake_s(self) -> float:
+        """How long the log's writer is to wait after each group, so that uploads and snapshots keep up. Any thread.
+
+        0 while a stream's local chunks are few, and whenever waiting would be in vain: no claim, a remote that fails or
+        does not move, a stream that is stuck. The log of a volume whose remote is away grows, it does not stop.
+        """
+        if self.fence is None or self._ended or self._away:
+            return 0.0
+        still_s = self.env.monotonic_s() - STILL_S
+        moving = (s for s in tuple(self._streams.values()) if s.stream_id not in self.stuck)
+        uploads = (s.uploads for s in moving if s.uploads is not None and s.uploads.moved_at_s > still_s)
+        over = max((u.local_bytes for u in uploads), default=0) - BRAKE_FROM_BYTES
+        return BRAKE_S_MAX * min(1.0, max(0, over) / (BRAKE_FULL_BYTES - BRAKE_FROM_BYTES))
 
     @property
     def idle(self) -> bool:
@@ -174,6 +196,7 @@ class LogReplicator:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Runs until cancelled, or until another writer took over."""
         task_status.started()
+        self._writer.target.brake_s = self.brake_s
         try:
             self.fence = await self._attempts(partial(take_claim, self.env, self._store, self._state_dir), "the claim")
             with self._catalog.view() as view:
@@ -273,11 +296,13 @@ class LogReplicator:
                 raise
             except (TransientError, UploadGaveUpError, OSError) as e:
                 failed = True
+                self._away.add(what)
                 self.failures += 1
                 reason_code = getattr(e, "reason_code", int(ReasonCode.TRANSIENT))
                 await self._wait(what, e, reason_code, pause_s)
                 pause_s = min(self._options.backoff_max_s, pause_s * 2)
             else:
+                self._away.discard(what)
                 self._auth_said = self._auth_said and not failed
                 return result
 

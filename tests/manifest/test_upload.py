@@ -151,6 +151,57 @@ def test_a_chunk_damaged_on_disk_is_not_uploaded(tmp_path: Path) -> None:
     assert log.bucket.objects == {}
 
 
+def test_chunks_that_go_up_together_share_their_commits(tmp_path: Path) -> None:
+    log = Log(tmp_path)
+    chunks = [log.seal(i) for i in range(3)]
+    before = log.writer.fsyncs
+    told: list[int] = []
+    log.uploader.upload_all(chunks, on_uploaded=lambda sealed: told.append(sealed.header.chunk_index))
+    assert log.writer.fsyncs - before == 2
+    assert kinds(tmp_path) == [(3, "UploadStarted")] * 3 + [(3, "UploadDone")] * 3
+    assert list(log.bucket.objects) == [f"manifest/7/{i}.mlog" for i in range(3)]
+    assert told == [0, 1, 2]
+    assert [h.uploaded for h in retention.read_headers(tmp_path)[:3]] == [True] * 3
+    assert replay(tmp_path).pending_uploads == {}
+
+
+def test_of_chunks_that_go_up_together_one_fails(tmp_path: Path) -> None:
+    log = Log(tmp_path)
+    chunks = [log.seal(i) for i in range(3)]
+    original = log.bucket.put
+
+    def put(key: str, data: bytes, metadata: Mapping[str, str]) -> str:
+        log.bucket.failures = [2] if key.endswith("/1.mlog") else []
+        return original(key, data, metadata)
+
+    log.bucket.put = put  # type: ignore[method-assign]
+    told: list[int] = []
+    with pytest.raises(UploadGaveUpError):
+        log.uploader.upload_all(chunks, on_uploaded=lambda sealed: told.append(sealed.header.chunk_index))
+    assert (told, list(log.bucket.objects)) == ([0], ["manifest/7/0.mlog"])
+    assert [h.uploaded for h in retention.read_headers(tmp_path)[:3]] == [True, False, False]
+    index = replay(tmp_path)
+    assert list(index.log_objects) == ["manifest/7/0.mlog"]
+    assert sorted(key for _, key in index.pending_uploads) == ["manifest/7/1.mlog", "manifest/7/2.mlog"]
+    log.bucket.put = original  # type: ignore[method-assign]
+    log.bucket.failures = []
+    log.uploader.upload_all(chunks[1:])
+    assert replay(tmp_path).pending_uploads == {}
+
+
+def test_a_damaged_chunk_does_not_hold_up_those_before_it(tmp_path: Path) -> None:
+    log = Log(tmp_path)
+    chunks = [log.seal(i) for i in range(3)]
+    data = bytearray(chunks[1].path.read_bytes())
+    data[80] ^= 1
+    chunks[1].path.chmod(0o600)
+    chunks[1].path.write_bytes(data)
+    assert len(log.uploader.upload_all(chunks)) == 1
+    with pytest.raises(ManifestIntegrityError):
+        log.uploader.upload_all(chunks[1:])
+    assert list(log.bucket.objects) == ["manifest/7/0.mlog"]
+
+
 def test_compaction_pairs_its_deletes_and_the_bundle_reads_like_the_chunks(tmp_path: Path) -> None:
     log = Log(tmp_path)
     for i in range(4):

@@ -14,8 +14,9 @@ from aof2.engine.manifest.reader import parse_chunk
 from aof2.engine.manifest.retention import read_headers
 from aof2.engine.manifest.snapshot import decode_snapshot, list_snapshots
 from aof2.engine.remote import FencedError, claim, read_volume
+from aof2.engine.replicate import uploader
 from aof2.engine.replicate.claim import read_identity, take_claim
-from aof2.engine.replicate.stream import first_run, log_state, worth_a_snapshot
+from aof2.engine.replicate.stream import chunk_bytes, first_run, log_state, worth_a_snapshot
 from aof2.engine.replicate.uploader import ReplicateOptions
 
 from .helpers import TENANT, Rig, Weather, content_of, keys_of, make_file, open_directory, run_rig
@@ -246,6 +247,78 @@ def test_the_remote_keeps_two_snapshots_and_bundles_chunks(tmp_path: Path) -> No
         assert LOG_SEGMENT_ID not in index.entries
 
     run_rig(tmp_path, body, options=ReplicateOptions(backoff_s=0.002, backoff_max_s=0.01, bundle_chunks=4))
+
+
+def test_a_burst_is_held_back_while_the_remote_takes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log may grow by what one snapshot takes, not by what the burst brings."""
+    monkeypatch.setattr(uploader, "BRAKE_FROM_BYTES", 64 << 10)
+    monkeypatch.setattr(uploader, "BRAKE_FULL_BYTES", 128 << 10)
+    monkeypatch.setattr(uploader, "BRAKE_S_MAX", 0.05)
+    most, braked_s = 0, 0.0
+
+    async def body(r: Rig) -> None:
+        directory = r.volume.directory(TENANT)
+        done = False
+
+        def burst() -> None:
+            for start in range(0, 2000, 10):
+                futures = [r.writer.submit(TENANT, make_file(i), sync=True) for i in range(start, start + 10)]
+                for future in futures:
+                    future.result()
+
+        async def snapshots() -> None:
+            while not done:
+                await trio.to_thread.run_sync(r.snapshot_now)
+                r.replicator.snapshot_taken(TENANT)
+                await trio.sleep(0.3)
+
+        async def watch() -> None:
+            nonlocal most, braked_s
+            while not done:
+                most = max(most, chunk_bytes(directory))
+                braked_s = max(braked_s, r.replicator.brake_s())
+                await trio.sleep(0.005)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(snapshots)
+            nursery.start_soon(watch)
+            with trio.fail_after(60):
+                await trio.to_thread.run_sync(burst)
+            done = True
+        await r.settle()
+        await r.snapshot()
+        assert r.replicator.brake_s() == 0
+
+    run_rig(tmp_path, body)
+    assert braked_s > 0
+    assert 0 < most < 192 << 10
+
+
+def test_a_remote_that_is_away_holds_nobody_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uploader, "BRAKE_FROM_BYTES", 0)
+    monkeypatch.setattr(uploader, "BRAKE_FULL_BYTES", 1)
+
+    async def body(r: Rig) -> None:
+        await r.write(make_file(1))
+        assert r.replicator.brake_s() == uploader.BRAKE_S_MAX
+        r.store.down = True
+        r.replicator.sealed(TENANT)
+        await trio.to_thread.run_sync(lambda: r.writer.call(TENANT, make_file(2), sync=True))
+        while not r.replicator.failures:
+            await trio.sleep(0.001)
+        assert r.replicator.brake_s() == 0
+        started_s = trio.current_time()
+        for i in range(3, 43):
+            await trio.to_thread.run_sync(lambda i=i: r.writer.call(TENANT, make_file(i), sync=True))
+            assert r.replicator.brake_s() == 0
+        assert trio.current_time() - started_s < 40 * uploader.BRAKE_S_MAX / 2
+        r.store.down = False
+        await r.settle()
+        assert r.replicator.brake_s() > 0
+        monkeypatch.setattr(uploader, "STILL_S", -1.0)  # nothing moves: a request hangs, say
+        assert r.replicator.brake_s() == 0
+
+    run_rig(tmp_path, body)
 
 
 def test_runs() -> None:
