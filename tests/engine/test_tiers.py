@@ -9,15 +9,19 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import trio
 
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.rows import ObjectState
+from aof2.engine.env import Env, Files
 from aof2.engine.errors import ReadOnlyError
 from aof2.engine.local.handles import Key
+from aof2.engine.manifest.reader import Stream
 from aof2.engine.objects import on_disk
+from aof2.engine.tiering import hydrate
 from aof2.engine.volume import Volume
 
-from .helpers import KIB, run_volume, small_settings
+from .helpers import KIB, MIB, run_volume, small_settings
 
 CHUNK = 256 * KIB
 BLOCK = 16 * KIB
@@ -260,3 +264,61 @@ def test_files_without_rows_are_swept(tmp_path: Path) -> None:
         assert await v.read(key, 0, 1000) == content(1, 1000)
 
     run_volume(small_settings(tmp_path), body, parts=("jobs",))
+
+
+def test_a_chunk_is_said_to_be_fetched_once_however_many_requests_that_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hydrate, "REQUEST_BYTES", BLOCK)
+
+    async def body(v: Volume) -> None:
+        data = content(5, 2 * CHUNK)
+        key = await v.put("default", b"a", data)
+        await v.checkpoint("default")
+        await v.evict([key])
+        async with v.opened_object(key) as handle:
+            await v.hydrator.fill(handle)
+        assert v.remote.stats().requests >= 2 * CHUNK // BLOCK
+        assert await v.read(key, 0, len(data)) == data
+        await trio.to_thread.run_sync(v.writer.flush)
+        said = [r for r in Stream(v.manifest_dir / str(key[0])).records() if r.type == "HydrationStarted"]
+        assert len(said) == len({r.segment_id for r in said}) == 2
+
+    run_volume(small_settings(tmp_path, compression="none"), body, parts=("publisher",))
+
+
+class NotingFiles(Files):
+    """Remembers which ranges were handed to the disk early, and which files were synced after that."""
+
+    def __init__(self) -> None:
+        self.handed: list[tuple[int, int]] = []
+        self.synced_after: list[int] = []
+
+    def start_writeback(self, fd: int, offset: int, length: int) -> None:
+        self.handed.append((offset, length))
+        super().start_writeback(fd, offset, length)
+
+    def fsync(self, fd: int) -> None:
+        super().fsync(fd)
+        self.synced_after.append(len(self.handed))
+
+
+def test_what_comes_in_bulk_is_on_its_way_to_the_disk_before_the_sync(tmp_path: Path) -> None:
+    files = NotingFiles()
+    size = 3 * MIB
+
+    async def body(v: Volume) -> None:
+        data = content(6, size)
+        key = await v.put("default", b"a", data)
+        await v.checkpoint("default")
+        await v.evict([key])
+        assert await v.read(key, 2 * MIB + 5, 10) == data[2 * MIB + 5 : 2 * MIB + 15]
+        assert files.handed == []  # a block here and there is not worth it
+        async with v.opened_object(key) as handle:
+            await v.hydrator.fill(handle)
+        assert sorted(files.handed) == [(0, MIB), (MIB, MIB)]
+        assert files.synced_after[-1] == 2  # an early start is no promise
+        assert await v.read(key, 0, size) == data
+
+    settings = small_settings(tmp_path, chunk_bytes=MIB, compression="none")
+    run_volume(settings, body, env=Env(files=files), parts=("publisher",))
