@@ -350,6 +350,10 @@ class Channel:
         self._killed.discard(nodeid)
         return found
 
+    async def settled(self) -> None:
+        """Returns when all that was told before has had effect: after `drop`, the channel's descriptor is closed."""
+        await self._ask(_Kind.CLEAR, _RANGE.pack(0, 0, 0))
+
     async def probe(self, fd: int) -> int:
         """0 when the kernel would pass this file through, else the errno."""
         (_, body), *_ = await self._ask(_Kind.PROBE, b"", fd)

@@ -14,7 +14,8 @@
 #include "tables.h"
 #include "wire.h"
 
-#define WORKERS 3
+#define WORKERS_MIN 3 /* as many as CPUs, within these: one that waits for the disk must not hold up the rest */
+#define WORKERS_MAX 8
 #define REQUEST_DATA_MAX (1024 * 1024)  /* payload of one READ or WRITE: fs.fuse.max_pages_limit's default */
 #define REQUEST_HEADERS_MAX 4096        /* whatever stands before it */
 #define BUFFER_LEN (REQUEST_DATA_MAX + 2 * REQUEST_HEADERS_MAX)

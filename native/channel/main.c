@@ -164,6 +164,8 @@ int main(int argc, char **argv) {
   start(control_thread);
   start(notify_thread);
   start(reply_thread);
-  for (int i = 1; i < WORKERS; i++) start(worker_thread);
+  long workers = sysconf(_SC_NPROCESSORS_ONLN);
+  workers = workers < WORKERS_MIN ? WORKERS_MIN : workers > WORKERS_MAX ? WORKERS_MAX : workers;
+  for (long i = 1; i < workers; i++) start(worker_thread);
   worker_thread(NULL);
 }
