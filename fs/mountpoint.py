@@ -46,7 +46,7 @@ class MountEntry(NamedTuple):
 
 
 class Answer(StrEnum):
-    """What a mountpoint says to stat."""
+    """What a mountpoint says when it is asked."""
 
     LIVE = "live"
     DEAD = "dead"  # ENOTCONN: nobody is behind it any more
@@ -81,12 +81,12 @@ def _unescape(field: bytes) -> bytes:
 
 
 def ask(path: Path, timeout_s: float = STAT_MAX_S) -> Answer:
-    """Whether somebody answers there. The stat may never come back: it waits on a thread that nobody waits for."""
+    """Whether somebody answers there. That may never be: it is asked on a thread that nobody waits for."""
     answer: list[Answer] = []
 
     def look() -> None:
         try:
-            os.stat(path)
+            os.statvfs(path)  # a stat may be answered by the kernel, from what it remembers
         except OSError as e:
             answer.append(Answer.DEAD if e.errno in (errno.ENOTCONN, errno.ECONNABORTED) else Answer.LIVE)
         else:
@@ -174,9 +174,9 @@ def busy(path: Path) -> BusyError:
 def holders(path: Path) -> list[tuple[int, str]]:
     """Some of the processes with something open below the path, by the names of their links: nothing is looked at."""
     found: list[tuple[int, str]] = []
-    inside = str(real_mountpoint(path))
+    inside, own = str(real_mountpoint(path)), str(os.getpid())
     for process in Path("/proc").iterdir():
-        if process.name.isdigit() and _holds(process, inside):
+        if process.name.isdigit() and process.name != own and _holds(process, inside):
             with contextlib.suppress(OSError):
                 found.append((int(process.name), (process / "comm").read_text().strip()))
         if len(found) == HOLDERS_MAX:

@@ -17,8 +17,8 @@ import msgspec
 from aof2.engine.settings import Settings
 from aof2.fs.cli.errors import CliError
 from aof2.fs.cli.output import PLAIN_PROGRESS_S, human_size
-from aof2.fs.control.client import control_client
-from aof2.fs.control.protocol import Progress
+from aof2.fs.control.client import NotMountedError, control_client
+from aof2.fs.control.protocol import ControlError, Progress
 from aof2.fs.mountpoint import real_mountpoint
 
 LINKS_MAX = 40
@@ -28,6 +28,14 @@ def ask(settings: Settings, verb: str, **args: object) -> Any:
     """What the daemon answers, with a bar or lines while it works. NotMountedError, ControlError."""
     with control_client(settings) as client, shown_progress() as show:
         return client.call(verb, show, **args)
+
+
+def placed(settings: Settings) -> Settings:
+    """As `served` where a daemon answers, else the conf's own."""
+    try:
+        return served(settings)
+    except (NotMountedError, ControlError):
+        return settings
 
 
 def served(settings: Settings) -> Settings:

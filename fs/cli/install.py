@@ -25,6 +25,9 @@ class Helper(NamedTuple):
     mode: int = 0o755
 
 
+# What mount(8) and systemd search, whatever the user's PATH says; where aof2 is in none of these, it gets a name there.
+SYSTEM_PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
+COMMAND = "usr/local/bin/aof2"
 HELPERS = (
     Helper("sbin/mount.aof2", "mount.aof2"),
     Helper("sbin/mount.fuse.aof2", link="mount.aof2"),
@@ -41,12 +44,13 @@ HELPERS = (
 def install_helpers(root: str, dry_run: bool, as_json: bool) -> None:
     """Let mount(8), fsck(8) and systemd find AOF2.
 
-    Writes /sbin/mount.aof2 (mount -t aof2, and fuse.aof2 in fstab), /sbin/fsck.aof2 and the unit aof2.service. They
-    call this very program. Writing them again changes nothing.
+    Writes /sbin/mount.aof2 (mount -t aof2, and fuse.aof2 in fstab), /sbin/fsck.aof2 and the unit aof2.service, which
+    call this very program, and links it into /usr/local/bin where no system folder has it. Again changes nothing.
     """
     program = find_program()
     done = []
-    for helper in HELPERS:
+    helpers = HELPERS if str(Path(program).parent) in SYSTEM_PATH else (Helper(COMMAND, link=program), *HELPERS)
+    for helper in helpers:
         path = Path(root) / helper.path
         done.append({"path": str(path), "what": _install(helper, path, program, dry_run=dry_run)})
     if as_json:
@@ -76,6 +80,8 @@ def _install(helper: Helper, path: Path, program: str, *, dry_run: bool) -> str:
     if helper.link:
         if path.is_symlink() and os.readlink(path) == helper.link:  # noqa: PTH115
             return "kept"
+        if path.exists() and not path.is_symlink():
+            return "left alone, a file of its own:"
         if not dry_run:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.unlink(missing_ok=True)

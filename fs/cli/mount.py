@@ -36,6 +36,7 @@ def mount_settings(conf: str | None, options: Options, mountpoint: str | None) -
     "-o", "options", metavar="OPT,…", multiple=True, help="ro, allow_other, uid=, gid=, umask=, nopassthrough …"
 )
 @click.option("--fake", is_flag=True, hidden=True)  # mount -f: everything but the mount
+@click.option("--quiet", is_flag=True, hidden=True)  # mount(8) says nothing unless -v
 @click.option("--json", "as_json", is_flag=True, help="One JSON object once it is mounted.")
 @conf_option
 def mount(
@@ -43,6 +44,7 @@ def mount(
     in_foreground: bool,
     options: tuple[str, ...],
     fake: bool,
+    quiet: bool,
     as_json: bool,
     conf: str | None,
 ) -> None:
@@ -61,6 +63,8 @@ def mount(
         return
     if fresh:
         daemonise(settings, parsed)
+    if quiet:
+        return
     if as_json:
         where = settings.volume
         output.print_json(
@@ -76,14 +80,16 @@ def _say_mounted(settings: Settings) -> None:
     at, tenants = settings.volume.mountpoint, settings.tenants
     first = next(iter(tenants), "default")
     output.print_line(f"mounted at {at}: {', '.join(tenants)}")
-    if output.on_terminal():
-        for line in (
-            f"  cp FILE {at}/{first}/      it is in the remote soon after it is closed",
-            f"  aof2 status {at}/{first}/FILE   where it is, and whether it is durable",
-            "  aof2 top                 live view",
-            "  aof2 umount              uploads what is left, then unmounts",
-        ):
-            output.print_line(line)
+    output.print_line("what to try next:")
+    tips = (
+        (f"cp FILE {at}/{first}/", "it is in the remote soon after it is closed"),
+        (f"aof2 status {at}/{first}/FILE", "where its bytes are, and whether it is durable"),
+        ("aof2 top", "what the volume is doing, live"),
+        ("aof2 umount", "uploads what is left, then unmounts"),
+    )
+    width = max(len(command) for command, _ in tips)
+    for command, what in tips:
+        output.print_line(f"  {command:<{width}}  {what}")
 
 
 # -- umount --------------------------------------------------------------------------------------------------------
@@ -162,7 +168,7 @@ def as_mount_helper(args: list[str]) -> list[str] | None:
         args = args[1:]
     if not 1 <= len(names) <= 2 or not names[-1].startswith("/"):
         return None
-    options: list[str] = []
+    options: list[str] = [] if "-v" in args else ["--quiet"]
     rest = iter(args)
     for arg in rest:
         if arg in ("-o", "-t", "-N"):

@@ -23,7 +23,7 @@ from aof2.engine.inspect.why import History, Step, history
 from aof2.engine.settings import Settings
 from aof2.engine.units import format_size
 from aof2.fs.cli import output
-from aof2.fs.cli.client import ask, in_mount, served
+from aof2.fs.cli.client import ask, in_mount, placed, served
 from aof2.fs.cli.conf import conf_option, load_conf
 from aof2.fs.cli.errors import complain
 from aof2.fs.cli.records import iso_time, style
@@ -83,7 +83,7 @@ def _ask(settings: Settings, path: str | None) -> tuple[VolumeStatus | TreeStatu
 
 def _facts(settings: Settings, rows: OpenRows, path: str | None) -> VolumeStatus | TreeStatus | ObjectStatus:
     with rows.view() as view:
-        place = resolve(view, settings.volume.mountpoint, path) if path else None
+        place = resolve(view, settings.volume.mountpoint, in_mount(settings, [path])[0]) if path else None
         if place is None:
             live = is_live(settings.volume.state_dir)
             return volume_status(view, settings, live=live, now_ms=time.time_ns() // 1_000_000, rebuilt=rows.rebuilt)
@@ -173,10 +173,11 @@ def why(path: str, as_json: bool, conf: str | None) -> None:
 
     From the log on this disk; where older parts of it are only in the remote, that is said.
     """
-    settings = load_conf(conf)
+    settings = placed(load_conf(conf))
+    inside = in_mount(settings, [path])[0]
     with open_rows(settings.volume.state_dir) as rows, rows.view() as view:
         _warn(rows)
-        place = resolve(view, settings.volume.mountpoint, path)
+        place = resolve(view, settings.volume.mountpoint, inside)
         found = history(view, settings.volume.state_dir / MANIFEST_DIR, _file(place, path))
     if as_json:
         output.print_json(found)

@@ -12,6 +12,7 @@ from aof2.engine.verify.findings import Exit, Finding, Report, Severity
 from aof2.engine.verify.run import default_jobs
 from aof2.engine.verify.run import verify as run_verify
 from aof2.fs.cli import output
+from aof2.fs.cli.client import in_mount, placed
 from aof2.fs.cli.conf import conf_option, load_conf
 from aof2.fs.cli.errors import complain, explain_os_error
 
@@ -51,13 +52,15 @@ def verify(
     """
     try:
         settings = load_conf(conf)
+        if paths:
+            settings = placed(settings)
         with output.progress("verify") as report_progress:
             report = run_verify(
                 settings,
                 deep_remote=remote,
                 repair=repair,
                 jobs=jobs or default_jobs(),
-                paths=paths,
+                paths=in_mount(settings, paths),
                 on_progress=report_progress,
             )
     except Aof2Error as e:

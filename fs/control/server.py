@@ -91,7 +91,7 @@ class ControlServer:
             return
         async with talk.cancelled_when_gone():
             answer = await self._do(request, talk)
-            await talk.say(answer)
+            await talk.send(await trio.to_thread.run_sync(encode, answer))  # which may be long
 
     async def _do(self, request: dict[str, object], talk: _Talk) -> dict[str, object]:
         try:
@@ -153,7 +153,10 @@ class _Talk:
         return bytes(got[: got.index(b"\n")])
 
     async def say(self, message: object) -> None:
-        data = memoryview(await trio.to_thread.run_sync(encode, message))
+        await self.send(encode(message))
+
+    async def send(self, line: bytes) -> None:
+        data = memoryview(line)
         async with self._lock:
             while data:
                 with trio.fail_after(LISTEN_MAX_S):
