@@ -89,7 +89,9 @@ void control_drain(void);
 void control_apply(const control_message *m, int fd);
 void *control_thread(void *unused);
 
-/* forward.c, notify.c */
+/* forward.c, notify.c. One message each; the threads call them. */
+void request_handle(const uint8_t *buf, size_t len, uint8_t *data);
+void reply_handle(uint8_t *buf, size_t len);
 void *worker_thread(void *unused);
 void *reply_thread(void *unused);
 void *notify_thread(void *unused);

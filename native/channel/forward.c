@@ -74,6 +74,16 @@ static bool interrupts_upcall(const request *r) {
   return found;
 }
 
+void request_handle(const uint8_t *buf, size_t len, uint8_t *data) {
+  request r;
+  if (!request_parse(buf, len, &r)) {
+    note("a request of %zu bytes that is none", len);
+    return;
+  }
+  if (serve(&r, data) || interrupts_upcall(&r) || !before_forward(&r)) return;
+  forward(&r);
+}
+
 void *worker_thread(void *unused) {
   (void)unused;
   uint8_t *buf = buffer_new(), *data = buffer_new();
@@ -90,13 +100,7 @@ void *worker_thread(void *unused) {
       note("read from /dev/fuse: %s", strerror(errno));
       channel_gone(GONE_BROKEN);
     }
-    request r;
-    if (!request_parse(buf, (size_t)len, &r)) {
-      note("a request of %zd bytes that is none", len);
-      continue;
-    }
-    if (serve(&r, data) || interrupts_upcall(&r) || !before_forward(&r)) continue;
-    forward(&r);
+    request_handle(buf, (size_t)len, data);
   }
 }
 
@@ -111,7 +115,7 @@ static void init_answered(const wire_init_out *out) {
   event_send(EV_INIT, 0, 0, body, sizeof body);
 }
 
-static void reply(uint8_t *buf, size_t len) {
+void reply_handle(uint8_t *buf, size_t len) {
   wire_out_header header;
   wire_init_out init;
   pending asked;
@@ -167,6 +171,6 @@ void *reply_thread(void *unused) {
       note("a reply longer than any answer can be");
       continue;
     }
-    reply(buf, (size_t)len);
+    reply_handle(buf, (size_t)len);
   }
 }

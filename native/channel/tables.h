@@ -19,11 +19,13 @@
 #include "bitmap.h"
 #include "proto.h"
 
+#ifndef NODES_MAX /* the fuzzer builds with small ones, which it fills */
 #define NODES_MAX 65536
 #define HANDLES_MAX 65536
 #define PENDING_MAX 16384
 #define CAPS_MAX 16384
 #define CLEARS_MAX 4096
+#endif
 
 typedef struct clear_wait {
   struct clear_wait *next;

@@ -7,6 +7,7 @@ import ctypes
 import json
 import os
 import queue
+import shutil
 import subprocess
 import sys
 import threading
@@ -14,6 +15,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 PASSTHROUGH, RANGED = 1, 2
 ALL_PRESENT, SUID = 1, 2
@@ -58,6 +61,25 @@ def in_time(work: Callable[[], Any], seconds: float = ANSWER_MAX_S) -> Any:
     if not ok:
         raise value
     return value
+
+
+def run(*command: object, seconds: float = 200) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=seconds)
+
+
+def compiled(target: Path, sources: list[Path], sanitizer: str, *flags: str) -> Path:
+    """C sources built by gcc with a sanitizer, or a skip where that cannot be. A warning is an error."""
+    if not shutil.which("gcc"):
+        pytest.skip("no gcc here to build with")
+    sanitize = [f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all"]
+    probe = target.with_suffix(".probe.c")
+    probe.write_text("int main(void) { return 0; }\n")
+    if run("gcc", *sanitize, probe, "-o", target).returncode:
+        pytest.skip(f"this gcc cannot link {sanitizer}")
+    common = ["-g", "-O1", "-std=c11", "-Wall", "-Wextra", "-Werror", "-D_GNU_SOURCE", "-pthread"]
+    built = run("gcc", *common, *flags, *sanitize, *sources, "-o", target)
+    assert built.returncode == 0, built.stderr
+    return target
 
 
 class Daemon:

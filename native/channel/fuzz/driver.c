@@ -1,0 +1,169 @@
+/* A mutating main for compilers without libFuzzer: driver selfcheck | driver SECONDS [SEED] | driver FILE.
+ *
+ * Inputs are sequences of messages that make sense together (few inodes, few handles), some with extreme numbers; then some
+ * of them are flipped, cut or spliced. A seed replays its run; the input being tried is in ./crash-input if FUZZ_KEEP is set.
+ */
+#include <string.h>
+#include <time.h>
+
+#include "../../bytes.h"
+#include "../proto.h"
+#include "../wire.h"
+#include "harness.h"
+
+#define INPUT_MAX 8192
+#define STEPS_MAX 40
+
+static uint64_t rng;
+
+static uint64_t random_u64(void) {
+  rng ^= rng << 13;
+  rng ^= rng >> 7;
+  rng ^= rng << 17;
+  return rng * UINT64_C(0x2545F4914F6CDD1D);
+}
+
+static size_t below(size_t bound) { return (size_t)((random_u64() >> 16) % bound); }
+
+/* Mostly small; now and then at an edge. */
+static uint64_t number(uint64_t small) {
+  static const uint64_t edges[] = {0, 1, 63, 64, 65, 4095, 4096, UINT32_MAX, INT64_MAX, INT64_MAX - 1, UINT64_MAX, UINT64_C(1) << 40};
+  return below(8) ? below(small) : edges[below(sizeof edges / sizeof *edges)];
+}
+
+static uint8_t input[INPUT_MAX];
+static size_t input_len;
+
+static void step_put(uint8_t what, uint8_t flags, const uint8_t *data, size_t len) {
+  if (input_len + STEP_HEADER_LEN + len > sizeof input) return;
+  input[input_len] = what;
+  input[input_len + 1] = flags;
+  store_u16(input + input_len + 2, (uint16_t)len);
+  memcpy(input + input_len + STEP_HEADER_LEN, data, len);
+  input_len += STEP_HEADER_LEN + len;
+}
+
+static void control_put(void) {
+  uint8_t m[64] = {0};
+  uint16_t kind = (uint16_t)(1 + below(11));
+  size_t len = PROTO_HEADER_LEN + 8;
+  store_u16(m, kind);
+  store_u32(m + 4, (uint32_t)below(100));
+  store_u64(m + 8, number(6));
+  switch (kind) {
+    case PROTO_NODE:
+      store_u32(m + 16, (uint32_t)(1 + below(2)));
+      store_u32(m + 20, (uint32_t)below(4));
+      store_u64(m + 24, below(4) ? 4096 : number(5));
+      store_u64(m + 32, number(200));
+      len = 40;
+      break;
+    case PROTO_HANDLE: store_u64(m + 16, number(6)); len = 40; break;
+    case PROTO_BLOCKS:
+    case PROTO_CLEAR: store_u64(m + 16, number(200)); store_u64(m + 24, number(200)); len = 32; break;
+    case PROTO_GRANT: store_u64(m + 16, number(100000)); len = 24; break;
+    case PROTO_CAPS: store_u32(m + 16, (uint32_t)below(2)); len = 20; break;
+    case PROTO_REPLY:
+      store_u64(m + 8, below(20));
+      store_u32(m + 16, below(2) ? 0 : (uint32_t)-5);
+      len = load_u32(m + 16) ? 20 : 20 + below(40);
+      break;
+    case PROTO_DUMP:
+    case PROTO_PROBE: len = 8; break;
+    default: break;
+  }
+  step_put(STEP_CONTROL, kind == PROTO_NODE || kind == PROTO_PROBE ? WITH_FD : below(20) == 0, m, len);
+}
+
+static void request_put(void) {
+  static const uint32_t opcodes[] = {WIRE_OPEN, WIRE_READ, WIRE_WRITE, WIRE_RELEASE, WIRE_GETXATTR, WIRE_CREATE, WIRE_INTERRUPT,
+                                     WIRE_FALLOCATE, WIRE_LSEEK, WIRE_COPY_FILE_RANGE, WIRE_COPY_FILE_RANGE_64, WIRE_TMPFILE,
+                                     WIRE_INIT, WIRE_STATX, WIRE_READ, WIRE_WRITE};
+  static const char *names[] = {"security.selinux", "security.capability", "system.posix_acl_access", "user.x", ""};
+  uint8_t m[400] = {0};
+  wire_in_header h = {.opcode = opcodes[below(sizeof opcodes / sizeof *opcodes)], .unique = below(20), .nodeid = number(6)};
+  size_t at = sizeof h;
+  uint8_t *body = m + at;
+  for (size_t i = 0; i < 64; i += 8) store_u64(body + i, number(6));
+  store_u64(body + 8, number(300000)); /* an offset, mostly */
+  size_t len = 24 + 8 * below(6);
+  switch (h.opcode) {
+    case WIRE_WRITE: store_u32(body + 16, (uint32_t)number(200)); len = 40 + below(240); break;
+    case WIRE_READ: store_u32(body + 16, (uint32_t)number(9000)); len = 40; break;
+    case WIRE_FALLOCATE: store_u64(body + 16, number(9000)); store_u32(body + 24, (uint32_t)number(4)); len = 32; break;
+    case WIRE_LSEEK: store_u32(body + 16, (uint32_t)(3 + below(2))); len = 24; break;
+    case WIRE_COPY_FILE_RANGE:
+    case WIRE_COPY_FILE_RANGE_64: store_u64(body + 40, number(9000)); store_u64(body + 48, 0); len = 56; break;
+    case WIRE_GETXATTR: strcpy((char *)body + 8, names[below(5)]); len = 8 + strlen((char *)body + 8) + (below(9) > 0); break;
+    case WIRE_INIT: len = below(3) ? 64 : 16; break;
+    default: break;
+  }
+  h.len = (uint32_t)(at + len);
+  memcpy(m, &h, sizeof h);
+  step_put(STEP_REQUEST, 0, m, at + len);
+}
+
+static void reply_put(void) {
+  uint8_t m[200] = {0};
+  wire_out_header h = {.unique = below(20), .error = below(5) ? 0 : -2};
+  size_t body = below(2) ? 16 : below(2) ? WIRE_ENTRY_OUT_LEN + 16 : 64;
+  for (size_t i = 0; i < body; i += 8) store_u64(m + sizeof h + i, number(6));
+  h.len = (uint32_t)(sizeof h + (h.error ? 0 : body));
+  memcpy(m, &h, sizeof h);
+  step_put(STEP_REPLY, (uint8_t)below(4), m, h.len);
+}
+
+static void make(void) {
+  input_len = 0;
+  for (size_t steps = 1 + below(STEPS_MAX); steps; steps--) {
+    size_t what = below(10);
+    if (what < 4) control_put();
+    else if (what < 8) request_put();
+    else reply_put();
+  }
+  for (size_t flips = below(3) ? 0 : 1 + below(6); flips && input_len; flips--) {
+    size_t at = below(input_len);
+    switch (below(4)) {
+      case 0: input[at] ^= (uint8_t)(1u << below(8)); break;
+      case 1: input[at] = (uint8_t)random_u64(); break;
+      case 2: input_len = at; break;
+      default: memmove(input + at / 2, input + at, input_len - at); break;
+    }
+  }
+}
+
+static int one_file(const char *path) {
+  FILE *f = fopen(path, "rb");
+  if (!f) return 2;
+  input_len = fread(input, 1, sizeof input, f);
+  fclose(f);
+  return LLVMFuzzerTestOneInput(input, input_len);
+}
+
+int main(int argc, char **argv) {
+  if (argc < 2) return 2;
+  if (!strcmp(argv[1], "selfcheck")) {
+    selfcheck();
+    return 0;
+  }
+  char *end;
+  long seconds = strtol(argv[1], &end, 10);
+  if (*end) return one_file(argv[1]);
+  uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 10) : (uint64_t)time(NULL);
+  rng = seed * 2 + 1;
+  printf("seed %llu\n", (unsigned long long)seed);
+  fflush(stdout);
+  unsigned long long runs = 0;
+  for (time_t stop = time(NULL) + seconds; time(NULL) < stop;) {
+    for (int i = 0; i < 64; i++, runs++) {
+      make();
+      if (getenv("FUZZ_KEEP")) {
+        FILE *f = fopen("crash-input", "wb");
+        if (f) fwrite(input, 1, input_len, f), fclose(f);
+      }
+      LLVMFuzzerTestOneInput(input, input_len);
+    }
+  }
+  printf("%llu executions\n", runs);
+  return 0;
+}

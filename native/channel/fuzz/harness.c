@@ -1,0 +1,146 @@
+/* The channel without kernel, daemon and threads: everything but main, mount and the sockets, fed with messages.
+ *
+ * Holds after every input: each descriptor was closed, each backing id given back, no bitmap kept, nothing tried to end the
+ * process, and no event was longer than the protocol allows.
+ */
+#include "harness.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include "../../bytes.h"
+#include "../channel.h"
+
+#define FILE_LEN (64 * 1024)
+#define NODES_SEEN_MAX 4096
+
+channel_state channel = {.dev = -1, .dev_notify = -1, .fuse = -1, .control = -1, .notify = -1, .relay = {-1, -1}};
+outside seen;
+
+void channel_gone(uint32_t reason) {
+  fprintf(stderr, "ended: %u\n", reason);
+  abort();
+}
+void daemon_gone(const char *what) {
+  fprintf(stderr, "ended: %s\n", what);
+  abort();
+}
+void note(const char *format, ...) { (void)format; }
+
+void event_send2(uint16_t kind, uint16_t flags, uint32_t seq, const void *body, size_t len, const void *more,
+                 size_t more_len) {
+  (void)flags, (void)seq;
+  CHECK(PROTO_HEADER_LEN + len + more_len <= PROTO_MESSAGE_MAX);
+  volatile uint8_t sum = 0; /* the sanitizer looks at every byte */
+  for (size_t i = 0; i < len; i++) sum ^= ((const uint8_t *)body)[i];
+  for (size_t i = 0; i < more_len; i++) sum ^= ((const uint8_t *)more)[i];
+  seen.events++;
+  seen.last_event = kind;
+}
+void event_send(uint16_t kind, uint16_t flags, uint32_t seq, const void *body, size_t len) {
+  event_send2(kind, flags, seq, body, len, NULL, 0);
+}
+
+void device_reply(uint64_t unique, int error, const void *payload, size_t len) {
+  (void)unique;
+  CHECK(error >= 0 && len <= REQUEST_DATA_MAX);
+  volatile uint8_t sum = 0;
+  for (size_t i = 0; !error && i < len; i++) sum ^= ((const uint8_t *)payload)[i];
+  seen.replies++;
+  seen.last_error = error;
+  seen.last_reply_len = error ? 0 : len < sizeof seen.last_reply ? len : sizeof seen.last_reply;
+  if (seen.last_reply_len) memcpy(seen.last_reply, payload, seen.last_reply_len);
+}
+bool device_write(int fd, const struct iovec *parts, int n) {
+  (void)fd;
+  CHECK(n == 1 && parts->iov_len >= sizeof(wire_out_header));
+  wire_out_header header;
+  memcpy(&header, parts->iov_base, sizeof header);
+  CHECK(header.len == parts->iov_len);
+  seen.replies++;
+  seen.last_error = header.error == INT32_MIN ? INT32_MAX : -header.error; /* passed on as it came: the kernel refuses it */
+  seen.last_reply_len = parts->iov_len < sizeof seen.last_reply ? parts->iov_len : sizeof seen.last_reply;
+  memcpy(seen.last_reply, parts->iov_base, seen.last_reply_len);
+  return header.unique % 7 != 3; /* some are not wanted any more */
+}
+int device_backing_open(int fd, int32_t *id) {
+  CHECK(fd >= 0);
+  if (seen.backing_error) return seen.backing_error;
+  *id = (int32_t)++seen.backings_open;
+  return 0;
+}
+void device_backing_close(int32_t id) {
+  CHECK(id > 0 && seen.backings_open > 0);
+  seen.backings_open--;
+}
+void device_read_ahead(void) {}
+
+int backing_new(void) {
+  static int file = -1;
+  if (file < 0) {
+    struct rlimit small = {1 << 20, 1 << 20};
+    setrlimit(RLIMIT_FSIZE, &small);
+    signal(SIGXFSZ, SIG_IGN);
+    file = memfd_create("backing", MFD_CLOEXEC);
+    CHECK(file >= 0 && ftruncate(file, FILE_LEN) == 0);
+  }
+  return dup(file);
+}
+
+static uint64_t nodes_seen[NODES_SEEN_MAX];
+static size_t n_seen;
+
+static void step(uint8_t what, uint8_t flags, const uint8_t *data, size_t len) {
+  static uint8_t room[REQUEST_DATA_MAX + REQUEST_HEADERS_MAX];
+  uint8_t *exact = malloc(len ? len : 1); /* of its very length: a read past it is seen */
+  CHECK(exact);
+  memcpy(exact, data, len);
+  if (what == STEP_CONTROL) {
+    control_message m;
+    int fd = flags & WITH_FD ? backing_new() : -1;
+    if (control_decode(exact, len, &m)) {
+      if (m.kind == PROTO_NODE && n_seen < NODES_SEEN_MAX) nodes_seen[n_seen++] = m.nodeid;
+      if (m.kind == PROTO_NODE && n_seen == NODES_SEEN_MAX) m.kind = PROTO_DROP;
+      control_apply(&m, fd);
+    } else if (fd >= 0) {
+      close(fd);
+    }
+  } else if (what == STEP_REQUEST) {
+    request_handle(exact, len, room);
+  } else {
+    seen.backing_error = flags & 2 ? EPERM : 0;
+    reply_handle(exact, len);
+  }
+  free(exact);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+  static bool opened;
+  if (!opened) tables_open(16, 16, 16);
+  opened = true;
+  close(backing_new());
+  int lowest = dup(STDERR_FILENO);
+  close(lowest);
+  seen = (outside){0};
+  n_seen = 0;
+  for (size_t at = 0; size - at >= STEP_HEADER_LEN;) {
+    size_t len = load_u16(data + at + 2);
+    if (len > size - at - STEP_HEADER_LEN) len = size - at - STEP_HEADER_LEN;
+    step(data[at] % STEPS, data[at + 1], data + at + STEP_HEADER_LEN, len);
+    at += STEP_HEADER_LEN + len;
+  }
+  for (size_t i = 0; i < n_seen; i++) {
+    control_message drop = {.kind = PROTO_DROP, .nodeid = nodes_seen[i]};
+    control_apply(&drop, -1);
+  }
+  CHECK(seen.backings_open == 0);
+  CHECK(bitmap_bytes_used() == 0);
+  int again = dup(STDERR_FILENO);
+  CHECK(again == lowest);
+  close(again);
+  tables_reset();
+  return 0;
+}
