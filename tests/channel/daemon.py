@@ -18,6 +18,7 @@ from typing import Any
 import pyfuse3
 import trio
 
+from aof2.fs import channel as fs_channel
 from aof2.fs.channel import Channel, MountOptions, Upcall, open_channel
 
 Json = dict[str, Any]
@@ -286,6 +287,8 @@ async def commands(ops: Folder, channel: Channel) -> None:
 
 async def main(mountpoint: str, root: str, options: Json) -> None:
     arguments = tuple(options.pop("arguments", ()))
+    if executable := options.pop("channel", None):
+        fs_channel.channel_path = lambda: Path(executable)
     async with open_channel(Path(mountpoint), MountOptions(**options), arguments=arguments) as channel:
         ops = Folder(Path(root))
         ops.channel = channel

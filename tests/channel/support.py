@@ -87,7 +87,7 @@ class Daemon:
 
     def __init__(self, folder: Path, **options: Any) -> None:
         self.mount, self.root = folder / "mnt", folder / "root"
-        self.mount.mkdir()
+        self.mount.mkdir(exist_ok=True)
         self.root.mkdir(exist_ok=True)
         self._stderr = open(folder / "stderr", "w+")
         self.process = subprocess.Popen(
