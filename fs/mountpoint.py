@@ -25,7 +25,7 @@ FSTYPE: Final = "fuse.aof2"
 STAT_MAX_S: Final = 5.0
 MOUNTINFO: Final = Path("/proc/self/mountinfo")
 HOLDERS_MAX: Final = 3
-_MNT_DETACH, _MNT_EXPIRE, _UMOUNT_NOFOLLOW = 2, 4, 8
+_MNT_DETACH, _UMOUNT_NOFOLLOW = 2, 8
 
 
 class MountError(Aof2Error):
@@ -140,8 +140,9 @@ def detach(path: Path) -> None:
 
 
 def check_idle(path: Path) -> None:
-    """BusyError if an unmount would fail now. Says nothing where only root could know."""
-    if os.geteuid() == 0 and _umount2(path, _MNT_EXPIRE | _UMOUNT_NOFOLLOW) == errno.EBUSY:
+    """BusyError if processes can be seen that use it, so that nobody waits for uploads in vain. An unmount may still
+    fail: not everything that keeps a mount busy is a process that we may look at."""
+    if holders(path):
         raise busy(path)
 
 
@@ -172,7 +173,8 @@ def busy(path: Path) -> BusyError:
 
 
 def holders(path: Path) -> list[tuple[int, str]]:
-    """Some of the processes with something open below the path, by the names of their links: nothing is looked at."""
+    """Some of the processes here (not in containers) with something open below the path, by the names of their links:
+    what these lead to is not looked at."""
     found: list[tuple[int, str]] = []
     inside, own = str(real_mountpoint(path)), str(os.getpid())
     for process in Path("/proc").iterdir():
@@ -186,6 +188,8 @@ def holders(path: Path) -> list[tuple[int, str]]:
 
 def _holds(process: Path, inside: str) -> bool:
     try:
+        if os.readlink(process / "ns" / "mnt") != os.readlink("/proc/self/ns/mnt"):  # noqa: PTH115
+            return False
         links = [process / "cwd", process / "root", *(process / "fd").iterdir()]
     except OSError:
         return False
