@@ -23,7 +23,7 @@ from aof2.engine.tiering.hashing import ObjectDigest
 from tests.catalog.helpers import every_row, open_volume
 
 ROOT = ns.root_ino(1)
-PICK = st.integers(0, 1 << 16)
+PICK = st.integers(0, 119)  # from a small range all are as likely
 NAMES = st.sampled_from([b"a", b"b", b"c", b"d"])
 KINDS = {"fifo": stat.S_IFIFO, "socket": stat.S_IFSOCK, "device": stat.S_IFCHR}
 
@@ -75,6 +75,19 @@ class TreeMachine(RuleBasedStateMachine):
         self.root = Node(ROOT, "dir")
         self.nodes = [self.root]
         self.deleted: dict[int, Node] = {}  # tombstones
+        self.plant()
+
+    def plant(self) -> None:
+        """Something to work on: directories in directories, a file with names here and there."""
+        top = self.root
+        for name in (b"a", b"b"):
+            self.enter("dir", top, name, lambda b, n=name: ns.mkdir(b, ROOT, n))
+        a = top.children[b"a"]
+        for name in (b"a", b"b"):
+            self.enter("dir", a, name, lambda b, n=name: ns.mkdir(b, a.ino, n))
+        self.enter("file", a, b"c", lambda b: ns.create(b, a.ino, b"c", chunk_bytes=1))
+        for parent in (top, a.children[b"a"], top.children[b"b"]):
+            self.link_to(a.children[b"c"], parent, b"d")
 
     def teardown(self) -> None:
         self.rebuild()
@@ -190,8 +203,11 @@ class TreeMachine(RuleBasedStateMachine):
 
     @rule(n=PICK, d=PICK, name=NAMES)
     def link(self, n: int, d: int, name: bytes) -> None:
-        node, parent = self.node(n), self.directory(d)
+        files = [node for node in self.nodes if not node.is_dir]
+        node = files[n // 8 % len(files)] if files and n % 8 < 7 else self.node(n)
+        self.link_to(node, self.directory(d), name)
 
+    def link_to(self, node: Node, parent: Node, name: bytes) -> None:
         def model() -> Callable[[], None]:
             if not node.there:
                 raise Refused(errno.ENOENT)
