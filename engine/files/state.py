@@ -116,10 +116,15 @@ class OpenFile:
         self.clean_stamp: Stamp | None = None  # the file as the first writer found it
         self.clean_ns = 0  # and when
         self.registered = False
-        self.budget = 0
+        self.masked = False  # registered block by block: the channel can be told that one is not to be relied on
+        self.told = 0  # up to which block the channel knows what is here
+        self.budget = 0  # what the channel may still write without asking, as far as is known
+        self.pending_bytes = 0  # admitted, and being written by us
+        self.window_bytes = 0  # the last grant: the next is larger
         self.charged_bytes = 0  # of quota, while it is dirty
         self.fd = -1
         self.io = trio.Lock()  # held where blocks of a partly fetched, dirty file change or come in
+        self.room = trio.Lock()  # held by who asks for room for it: in turn
         self.seal_attempt = 0  # a write-open in between makes a seal under way void
         self.new_name = False  # the backing file's name may not be durable yet
         self.frozen = False  # writers are stopped: the disk has no room

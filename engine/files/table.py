@@ -331,7 +331,7 @@ class Files:
             os.close(fd)
 
     def _register(self, file: OpenFile, row: InodeRow, fd: int) -> None:
-        all_present = file.whole or file.mode is Mode.PASSTHROUGH
+        all_present = file.mode is Mode.PASSTHROUGH
         flags = NodeFlags.ALL_PRESENT if all_present else NodeFlags.NONE
         bits = int(flags)
         file.special = self._is_special(row)
@@ -341,9 +341,11 @@ class Files:
         self.kernel.node(
             file.ino, fd, mode=file.mode or Mode.RANGED, flags=bits, block_bytes=self.block_bytes, block_count=count
         )
-        file.registered = True
+        file.registered, file.masked, file.told = True, not all_present, 0
         if not all_present and file.base is not None:
             self._tell_present(file)
+        if file.dirty:
+            self.room.tell_ahead(file, file.stat().st_size)
 
     def _tell_present(self, file: OpenFile) -> None:
         """The blocks that are here, run by run."""
@@ -359,16 +361,19 @@ class Files:
     def _landed(self, key: tuple[int, int, int], first: int, count: int) -> None:
         """Blocks came in: from now on the channel answers for them."""
         file = self._files.get(key[1])
-        if file is None or not file.registered or file.mode is not Mode.RANGED:
+        if file is None or file.base is None or file.base.key != key:
             return
-        if file.base is not None and file.base.key == key:
+        if file.dirty:  # the quota counts them already, and now they are this file's
+            lengths = (file.base.block_len(block) for block in range(first, first + count))
+            file.charged_bytes += sum(map(objects.on_disk, lengths))
+        if file.registered and file.mode is Mode.RANGED:
             self.kernel.blocks(file.ino, first, count)
 
     def refused(self, ino: int) -> None:
         """The kernel would not pass this file through after all: the channel serves it as a ranged one."""
         file = self._files.get(ino)
         if file is not None:
-            file.mode = Mode.RANGED
+            file.mode, file.masked = Mode.RANGED, False
 
     def _new_handle(self, file: OpenFile, flags: int) -> int:
         fh, self._next_fh = self._next_fh, self._next_fh + 1
@@ -434,11 +439,9 @@ class Files:
     async def write(self, fh: int, offset: int, data: bytes) -> int:
         handle = self.handle(fh)
         file = handle.file
-        await self.room.admit(file, offset, len(data))
-        if file.whole:
-            return await self._pwrite(file, offset, data)
-        async with file.io:
-            await self._fetch(file, self._half_covered(file, offset, len(data)), must_land=True)
+        async with self.room.admit(file, offset, len(data)), file.io:
+            if not file.whole:
+                await self._fetch(file, self._half_covered(file, offset, len(data)), must_land=True)
             done = await self._pwrite(file, offset, data)
             self._note_written(file, offset, done)
             return done
@@ -492,6 +495,11 @@ class Files:
                 del self._opening[ino]
 
     async def _truncate(self, file: OpenFile, size: int) -> None:
+        self.room.let_go(file)
+        await self._cut(file, size)
+        await self.recharge(file)
+
+    async def _cut(self, file: OpenFile, size: int) -> None:
         if file.whole:
             os.truncate(file.path, size)
             return
@@ -524,9 +532,10 @@ class Files:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         if not file.whole:
             await self.fill(file)
-        if not mode & FALLOC_PUNCH_HOLE:
-            await self.room.admit(file, offset, length)
-        await trio.to_thread.run_sync(fallocate, file.open_fd(), mode, offset, length)
+        taken = 0 if mode & FALLOC_PUNCH_HOLE else length
+        async with self.room.admit(file, offset, taken):
+            await trio.to_thread.run_sync(fallocate, file.open_fd(), mode, offset, length)
+        await self.recharge(file)
 
     async def seek(self, fh: int, offset: int, whence: int) -> int:
         """SEEK_DATA and SEEK_HOLE. Of a file that is not all here nothing is known to be a hole but its end."""
@@ -583,6 +592,11 @@ class Files:
         for stream_id in self.volume.tenant_names():
             await self.sync_log(stream_id)
 
+    async def recharge(self, file: OpenFile) -> None:
+        """The quota counts the file as it is now."""
+        await self._collect(file)
+        self._charge(file)
+
     async def _collect(self, file: OpenFile) -> None:
         """What the channel wrote by itself becomes known here."""
         if file.mode is Mode.RANGED and file.registered:
@@ -599,7 +613,7 @@ class Files:
             return
         file = handle.file
         async with self.holding(file.ino):
-            if handle.writes and file.mode is Mode.RANGED and file.writers == 1:
+            if handle.writes:
                 await self._collect(file)
             file.handles -= 1
             file.writers -= handle.writes
@@ -616,7 +630,10 @@ class Files:
     def _closed(self, file: OpenFile) -> None:
         if file.registered:
             self.kernel.drop(file.ino)
-        file.registered, file.mode, file.budget = False, None, 0
+        file.registered, file.masked, file.mode = False, False, None
+        if file.budget:
+            file.budget, file.window_bytes = 0, 0
+            self._charge(file)
         file.close_fd()
         if file.unlinked or self._opening.get(file.ino):
             return
@@ -633,13 +650,15 @@ class Files:
         self._files.pop(file.ino, None)
 
     def _charge(self, file: OpenFile) -> None:
-        """The quota counts what a dirty file takes on the disk."""
+        """The quota counts what a dirty file takes on the disk, and what is promised to its writers. What the channel
+        wrote of its budget is to be collected first, or it counts twice."""
         if not file.dirty:
             return
         try:
             now_bytes = os.stat(file.path).st_blocks * 512
         except FileNotFoundError:
             now_bytes = 0
+        now_bytes += file.budget + file.pending_bytes
         change, file.charged_bytes = now_bytes - file.charged_bytes, now_bytes
         if change > 0:
             self.volume.quota.note_used(file.tenant, change)

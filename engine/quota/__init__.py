@@ -6,6 +6,7 @@ from aof2.engine.quota.accounts import (
     QuotaExceededError,
     QuotaRow,
     ReservationExpiredError,
+    Shortage,
     Usage,
     disk_space,
 )
@@ -19,6 +20,7 @@ __all__ = [
     "QuotaRow",
     "Reservation",
     "ReservationExpiredError",
+    "Shortage",
     "StorageQuota",
     "Usage",
     "disk_space",

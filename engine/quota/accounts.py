@@ -63,6 +63,14 @@ class Usage(NamedTuple):
     limit_bytes: int | None
 
 
+class Shortage(NamedTuple):
+    """What must go before a request fits: of anybody's, of the tenant's own. `never`: whose limit is below it."""
+
+    everyones_bytes: int
+    tenants_bytes: int
+    never: Level | None
+
+
 def disk_space(path: Path) -> DiskSpace:
     """What the filesystem under `path` has for us (statvfs, without the blocks kept for root)."""
     fs = os.statvfs(path)

@@ -40,6 +40,7 @@ from aof2.engine.quota.accounts import (
     QuotaExceededError,
     QuotaRow,
     ReservationExpiredError,
+    Shortage,
     Usage,
 )
 from aof2.engine.units import MinFree
@@ -152,6 +153,14 @@ class StorageQuota:
 
     def job_usage(self, job: str) -> Usage:
         return self._jobs[job].usage() if job in self._jobs else Usage(0, 0, None)
+
+    def shortage(self, tenant: str | None, size_bytes: int) -> Shortage:
+        """What stands in the way of so many bytes more, of a tenant's or (None) of nobody's in particular."""
+        everyones = max(self._volume.short_bytes(size_bytes), self._disk_account().short_bytes(size_bytes))
+        if tenant is None:
+            return Shortage(everyones, 0, None)
+        never = self._never_fits(_request(tenant, size_bytes, None, None))
+        return Shortage(everyones, self._tenant(tenant).short_bytes(size_bytes), None if never is None else never.level)
 
     def snapshot(self) -> list[QuotaRow]:
         """Used bytes by tenant, to be persisted. Reservations are not: their holders die with the process."""

@@ -106,7 +106,11 @@ class Evictor:
             return reservation
         if size_bytes > self._limit_bytes:
             return None
-        await self.make_room(size_bytes)
+        short = self.quota.shortage(tenant, size_bytes)
+        if short.tenants_bytes:
+            await self.make_room(size_bytes, tenant)
+        if short.everyones_bytes or not short.tenants_bytes:
+            await self.make_room(size_bytes)
         try:
             return self.quota.try_reserve(tenant, size_bytes)
         except QuotaExceededError:
@@ -116,19 +120,26 @@ class Evictor:
         """Bytes that had landed are gone."""
         self.quota.release_used(tenant, min(size_bytes, self.quota.tenant_usage(tenant).used_bytes))
 
-    async def make_room(self, size_bytes: int) -> int:
-        """Evicts until so much would fit below the low-water mark; how much was freed."""
+    async def make_room(self, size_bytes: int, tenant: str | None = None, *, demote: bool = True) -> int:
+        """Evicts until so much would fit below the low-water mark; how much was freed. `tenant`: of this one's alone,
+        for its own limit. Without `demote` nothing is kept warm: that takes time."""
         async with self.lock:
-            usage = self.quota.usage
-            target = int(self._limit_bytes * self._low_water) - size_bytes
-            wanted = usage.used_bytes + usage.reserved_bytes - max(0, target)
+            wanted = self._wanted(size_bytes, tenant)
             freed = 0
-            for victims in self._batches(wanted):
+            for victims in self._batches(wanted, tenant):
                 left = wanted - freed
-                freed += await self._evict([self._no_more_than(v, left) for v in victims])
+                freed += await self._evict([self._no_more_than(v, left) for v in victims], demote=demote)
                 if freed >= wanted:
                     break
             return freed
+
+    def _wanted(self, size_bytes: int, tenant: str | None) -> int:
+        usage = self.quota.usage if tenant is None else self.quota.tenant_usage(tenant)
+        limit_bytes = self._limit_bytes if usage.limit_bytes is None else usage.limit_bytes
+        target = int(limit_bytes * self._low_water) - size_bytes
+        wanted = usage.used_bytes + usage.reserved_bytes - max(0, target)
+        # The disk may be fuller than the quota knows: others write to it, too.
+        return wanted if tenant is not None else max(wanted, self.quota.shortage(None, size_bytes).everyones_bytes)
 
     def _no_more_than(self, victim: Victim, wanted: int) -> Victim:
         """Of an object that holds much more than is wanted, the first chunks that make up for it."""
@@ -184,9 +195,11 @@ class Evictor:
 
     # -- choosing ----------------------------------------------------------------------------------------------
 
-    def _batches(self, wanted: int) -> Iterator[list[Victim]]:
+    def _batches(self, wanted: int, tenant: str | None = None) -> Iterator[list[Victim]]:
         batch: list[Victim] = []
         for victim in self._candidates():
+            if tenant is not None and victim.tenant != tenant:
+                continue
             batch.append(victim)
             if len(batch) == VICTIMS_MAX or wanted <= self._block_bytes * VICTIMS_MAX:
                 yield batch
