@@ -1,13 +1,15 @@
 """The tier history of a file: every record of the manifest log about its chunks, in the order they happened.
 
-Read from the chunks of the log that are on this disk; older ones may be in the remote only, which the answer says. A
-damaged log is read as far as it can be trusted.
+Read from the chunks of the log that are on this disk, and from there on backwards from the remote's copies, if the
+caller has them, until the file's beginning is found; what was not looked at is said. A damaged log is read as far as it
+can be trusted.
 
 Owner: the calling thread; reads only. A crash leaves nothing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -19,9 +21,10 @@ from aof2.engine.errors import Aof2Error
 from aof2.engine.inspect.paths import Place
 from aof2.engine.manifest import payloads as p
 from aof2.engine.manifest.examine import examine, survey
-from aof2.engine.manifest.format import ReasonCode
-from aof2.engine.manifest.reader import Record
+from aof2.engine.manifest.format import ReasonCode, RecordType
+from aof2.engine.manifest.reader import Chunk, Record
 
+OPENED: Final = RecordType.SEGMENT_OPENED.label
 REASONS: Final[dict[int, str]] = {
     ReasonCode.TRANSIENT: "transient",
     ReasonCode.CODEC: "codec",
@@ -30,6 +33,9 @@ REASONS: Final[dict[int, str]] = {
     ReasonCode.OBJECT_MISSING: "missing or damaged in the remote",
 }
 TIERS: Final = {0: "hot", 1: "warm", 2: "remote"}
+
+# The chunks of the log before the given one (None: all of them), the newest first.
+Earlier = Callable[[int | None], Iterator[Chunk]]
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,7 +55,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class History(msgspec.Struct, frozen=True, kw_only=True):
-    """`earlier_records` happened before the oldest chunk here: only the remote's copy of the log has them."""
+    """`earlier_records` happened before the oldest chunk that was read, and may be about this file, too."""
 
     path: str
     tenant: str
@@ -60,8 +66,8 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
     damage: list[str]
 
 
-def history(view: View, manifest_dir: Path, place: Place) -> History:
-    """What the log on this disk says about the chunks of every generation of the file."""
+def history(view: View, manifest_dir: Path, place: Place, earlier: Earlier | None = None) -> History:
+    """What the log says about the chunks of every generation of the file."""
     chunks: dict[int, tuple[int, int]] = {}
     for (_, generation), row in view.scan(place.tenant_id, t.OBJECTS, prefix=place.inode.ino.to_bytes(8, "big")):
         for index, chunk_id in enumerate(row.chunks):
@@ -69,25 +75,39 @@ def history(view: View, manifest_dir: Path, place: Place) -> History:
     found = survey(manifest_dir / str(place.tenant_id))
     steps: list[Step] = []
     damage = [f.message for f in found.damage]
-    first: int | None = None
+    first: Chunk | None = None
     for examined in examine(found):
         damage += [f.message for f in (examined.gap, examined.damage) if f is not None]
         if examined.chunk is None:
             continue
-        if first is None:
-            first = examined.chunk.header.base_record
-        if chunks.keys().isdisjoint(examined.chunk.rows.segment_id):
-            continue
-        steps += [_step(r, *chunks[r.segment_id]) for r in examined.chunk.records() if r.segment_id in chunks]
+        first = first or examined.chunk
+        steps += _steps(examined.chunk, chunks)
+    unread = first.header.base_record if first else 0
+    if earlier is not None and (unread or first is None):
+        # A file begins with the opening of its chunks: nothing before that is about it.
+        missing = chunks.keys() - {s.chunk_id for s in steps if s.event == OPENED}
+        for chunk in earlier(first.index if first else None) if missing else ():
+            steps[:0] = found_here = _steps(chunk, chunks)
+            unread = chunk.header.base_record
+            missing -= {s.chunk_id for s in found_here if s.event == OPENED}
+            if not missing:
+                break
+        unread = unread if missing else 0
     return History(
         path=place.path,
         tenant=place.tenant,
         ino=place.inode.ino,
         chunks=len(chunks),
         steps=steps,
-        earlier_records=first or 0,
+        earlier_records=unread,
         damage=damage,
     )
+
+
+def _steps(chunk: Chunk, chunks: dict[int, tuple[int, int]]) -> list[Step]:
+    if chunks.keys().isdisjoint(chunk.rows.segment_id):
+        return []
+    return [_step(r, *chunks[r.segment_id]) for r in chunk.records() if r.segment_id in chunks]
 
 
 def _step(record: Record, generation: int, index: int) -> Step:

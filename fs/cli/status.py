@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import click
 import msgspec
 
+from aof2.engine.env import Env
+from aof2.engine.errors import Aof2Error
 from aof2.engine.inspect.paths import NoSuchPathError, Place, resolve
 from aof2.engine.inspect.rows import MANIFEST_DIR, OpenRows, is_live, open_rows
 from aof2.engine.inspect.status import (
@@ -20,6 +23,7 @@ from aof2.engine.inspect.status import (
     volume_status,
 )
 from aof2.engine.inspect.why import History, Step, history
+from aof2.engine.manifest.reader import Chunk
 from aof2.engine.settings import Settings
 from aof2.engine.units import format_size
 from aof2.fs.cli import output
@@ -166,19 +170,24 @@ def _print_object(one: ObjectStatus) -> None:
 
 @click.command(epilog="Example: aof2 why /aof2/default/report.parquet")
 @click.argument("path", metavar="PATH")
+@click.option("--local", is_flag=True, help="Only what the log on this disk says; ask the remote nothing.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @conf_option
-def why(path: str, as_json: bool, conf: str | None) -> None:
+def why(path: str, local: bool, as_json: bool, conf: str | None) -> None:
     """The tier history of a file, from the manifest log: when it moved, from where, how many bytes, under which key.
 
-    From the log on this disk; where older parts of it are only in the remote, that is said.
+    From the log on this disk, and where that does not go back to the file's beginning, from the copies in the remote.
+    What was not looked at is said.
     """
     settings = placed(load_conf(conf))
     inside = in_mount(settings, [path])[0]
     with open_rows(settings.volume.state_dir) as rows, rows.view() as view:
         _warn(rows)
         place = resolve(view, settings.volume.mountpoint, inside)
-        found = history(view, settings.volume.state_dir / MANIFEST_DIR, _file(place, path))
+        file = _file(place, path)
+        with output.progress("log chunks of the remote") as tell:
+            earlier = None if local else partial(_earlier_chunks, settings, file.tenant_id, tell)
+            found = history(view, settings.volume.state_dir / MANIFEST_DIR, file, earlier)
     if as_json:
         output.print_json(found)
         return
@@ -190,7 +199,33 @@ def why(path: str, as_json: bool, conf: str | None) -> None:
 
 
 def _earlier(found: History) -> str:
-    return f"{found.path}: the first {found.earlier_records} record(s) of the log are only in the remote"
+    return f"{found.path}: the first {found.earlier_records} record(s) of the log were not looked at"
+
+
+def _earlier_chunks(
+    settings: Settings, stream_id: int, tell: Callable[[int, int], None], before: int | None
+) -> Iterator[Chunk]:
+    """Older chunks of the log, out of the remote, as far as it has them and answers."""
+    from aof2.engine.opening import remote_settings
+    from aof2.engine.remote.open import open_remote
+    from aof2.engine.replicate.listing import RemoteLog
+
+    directory = settings.remote.directory
+    if directory is not None and not directory.is_dir():  # opening it would make it
+        complain(f"note: the remote is away: {directory}: no such directory; is its disk mounted?")
+        return
+    try:
+        store = open_remote(Env(), remote_settings(settings))
+        try:
+            log = RemoteLog(store, stream_id)
+            wanted = sorted((i for i in log.inventory.chunk_indexes() if before is None or i < before), reverse=True)
+            for done, index in enumerate(wanted):
+                tell(done, len(wanted))
+                yield log.chunk(index)[1]
+        finally:
+            store.close()
+    except Aof2Error as e:
+        complain(f"note: the log in the remote was read no further: {e}")
 
 
 def _file(place: Place | None, path: str) -> Place:
