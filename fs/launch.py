@@ -20,6 +20,7 @@ import os
 import signal
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -43,6 +44,9 @@ log = logging.getLogger(__name__)
 LOG_NAME: Final = "daemon.log"
 LOG_BYTES_MAX: Final = 16 << 20
 GRACE_S: Final = 5.0
+# A daemon that was unmounted seals and sends the end of its log before it lets go of the volume.
+SETTLE_MAX_S: Final = 20.0
+SETTLE_EVERY_S: Final = 0.1
 READY: Final = b"\x06"  # first byte on the pipe: the mount answers; anything else is an error line
 
 
@@ -67,15 +71,16 @@ class Serve(Protocol):
 def prepare(settings: Settings) -> bool:
     """Sees to it that the volume can be mounted at its mountpoint; False when it already is.
 
-    A dead mount is cleared away. MountError, before anything is opened, when the place is taken or not fit.
+    A dead mount is cleared away, and a daemon that is coming up or ending is waited for. MountError, before anything is
+    opened, when the place is taken or not fit.
     """
     mountpoint, state_dir = settings.volume.mountpoint, settings.volume.state_dir
-    elsewhere = serving(settings)
+    elsewhere = settled(settings)
     if elsewhere is not None:
         if elsewhere == mountpoint:
             return False
         raise MountError(f"{state_dir}: this volume is mounted at {elsewhere}; umount it first")
-    live = state_dir.is_dir() and is_live(state_dir)
+    live = _is_open(settings)
     entry = mounted_at(mountpoint)
     if entry is not None and entry.fstype != FSTYPE:
         what = f"{entry.fstype} of {entry.source}"
@@ -92,6 +97,23 @@ def prepare(settings: Settings) -> bool:
         raise MountError(f"{state_dir}: another aof2 process has this volume open; stop it first")
     make_mountpoint(mountpoint)
     return True
+
+
+def settled(settings: Settings) -> Path | None:
+    """Where the volume is mounted, once that can be told: not while a daemon comes up, nor while one ends."""
+    deadline_s = time.monotonic() + SETTLE_MAX_S
+    while True:
+        where = serving(settings)
+        between = where is None and _is_open(settings)
+        ending = where is not None and mounted_at(where) is None
+        if not (between or ending) or time.monotonic() > deadline_s:
+            return where
+        time.sleep(SETTLE_EVERY_S)
+
+
+def _is_open(settings: Settings) -> bool:
+    state_dir = settings.volume.state_dir
+    return state_dir.is_dir() and is_live(state_dir)
 
 
 def serving(settings: Settings) -> Path | None:

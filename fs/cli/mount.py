@@ -15,7 +15,7 @@ from aof2.fs.cli.client import shown_progress
 from aof2.fs.cli.conf import conf_option
 from aof2.fs.cli.errors import CliError
 from aof2.fs.control.client import ControlClient, NotMountedError, control_client
-from aof2.fs.launch import LOG_NAME, daemonise, foreground, prepare, serving
+from aof2.fs.launch import LOG_NAME, LaunchError, daemonise, foreground, prepare, serving, settled
 from aof2.fs.options import Options, parse_options
 
 # A daemon that was unmounted seals, snapshots and sends the end of its log; the remote may keep it up to its timeout.
@@ -62,7 +62,7 @@ def mount(
         foreground(settings, parsed)
         return
     if fresh:
-        daemonise(settings, parsed)
+        fresh = _daemonise(settings, parsed)
     if quiet:
         return
     if as_json:
@@ -74,6 +74,17 @@ def mount(
         output.print_line(f"already mounted at {settings.volume.mountpoint}")
     else:
         _say_mounted(settings)
+
+
+def _daemonise(settings: Settings, options: Options) -> bool:
+    """False when another mount of the same volume was quicker."""
+    try:
+        daemonise(settings, options)
+    except LaunchError:
+        if settled(settings) != settings.volume.mountpoint:
+            raise
+        return False
+    return True
 
 
 def _say_mounted(settings: Settings) -> None:

@@ -221,6 +221,19 @@ def test_sigterm_unmounts(mounted: Machine) -> None:
     assert (mounted.mnt / "default/a").read_bytes() == data
 
 
+def test_mounting_again_at_once(mounted: Machine) -> None:
+    """A plain umount comes back before the daemon has ended; two mounts may be started together."""
+    data = write(mounted, "default/a")
+    subprocess.run(["umount", mounted.mnt], check=True)
+    both = [
+        subprocess.Popen([AOF2, "mount", "--conf", mounted.conf], stdout=subprocess.PIPE, text=True) for _ in range(2)
+    ]
+    said = [process.communicate(timeout=DEADLINE_S)[0].split()[:1] for process in both]
+    assert [process.returncode for process in both] == [0, 0], said
+    assert sorted(said) == [["already"], ["mounted"]]
+    assert (mounted.mnt / "default/a").read_bytes() == data
+
+
 def test_foreground(machine: Machine) -> None:
     env = {**os.environ, "AOF2_CONF": str(machine.conf)}
     log = machine.root / "log"
@@ -352,7 +365,10 @@ def test_verbs_that_only_read_work_while_mounted(mounted: Machine) -> None:
     assert b"aof2_dirty_bytes 0" in (mounted.mnt / ".aof2/metrics").read_bytes()
     mounted.aof2("umount")
     assert "clean" in mounted.aof2("verify", "--remote")
-    mounted.aof2("why", "mnt/default/a")
+    # The log on this disk starts at the snapshot of the end; the remote has what came before.
+    found = mounted.json("why", "mnt/default/a")
+    assert ([step["event"] for step in found["steps"]], found["earlier_records"]) == (steps, 0)
+    assert mounted.json("why", "--local", "mnt/default/a")["earlier_records"]
 
 
 def test_verbs_without_a_daemon(machine: Machine) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 import msgspec
 import pytest
+import trio
 
 from aof2.engine.settings import Settings
 from aof2.fs import launch
@@ -46,8 +48,6 @@ def test_ask(tmp_path: Path) -> None:
 
 
 def test_an_answer_that_does_not_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import threading
-
     over = threading.Event()
     monkeypatch.setattr(os, "statvfs", lambda _: over.wait(10))
     assert mp.ask(tmp_path, timeout_s=0.05) is mp.Answer.SILENT
@@ -70,10 +70,9 @@ def test_prepare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mountpoint = settings.volume.mountpoint
     assert launch.prepare(settings)
     assert mountpoint.is_dir()
+    monkeypatch.setattr(launch, "SETTLE_MAX_S", 0.2)
 
     async def mounted(m: FakeMounted) -> None:
-        import trio
-
         assert not await trio.to_thread.run_sync(launch.prepare, settings)
         moved = msgspec.structs.replace(settings.volume, mountpoint=tmp_path / "other")
         with pytest.raises(mp.MountError, match=f"mounted at {mountpoint}; umount it first"):
@@ -94,14 +93,39 @@ def test_prepare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert detached == [mountpoint]
 
 
-def test_somebody_else_has_the_volume_open(tmp_path: Path) -> None:
+def test_somebody_else_has_the_volume_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = small_settings(tmp_path)
+    monkeypatch.setattr(launch, "SETTLE_MAX_S", 0.2)
 
     async def body(_: object) -> None:
         with pytest.raises(mp.MountError, match="another aof2 process"):
             launch.prepare(settings)
 
     run_volume(settings, body)  # a volume that is open without a mount
+
+
+def test_a_daemon_that_is_ending_is_waited_for(tmp_path: Path) -> None:
+    settings = small_settings(tmp_path)
+
+    async def body(_: object) -> None:
+        ready.append(await trio.to_thread.run_sync(started.wait, 5))
+        await trio.sleep(0.3)
+
+    def prepare() -> None:
+        started.set()
+        ready.append(launch.prepare(settings))
+
+    ready: list[bool] = []
+    started = threading.Event()
+    thread = threading.Thread(target=prepare)
+
+    async def starting(v: object) -> None:
+        thread.start()
+        await body(v)
+
+    run_volume(settings, starting)
+    thread.join(20)
+    assert ready == [True, True]
 
 
 def test_paths_in_the_mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
