@@ -12,116 +12,44 @@ Owner: the trio thread; `run` is the one task that reads events. A crash leaves 
 
 from __future__ import annotations
 
-import array
 import contextlib
 import ctypes
 import errno
 import logging
 import os
-import select
 import socket
 import struct
 import subprocess
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
-from enum import IntEnum
 from pathlib import Path
 from typing import Final
 
 import trio
 
+from aof2.fs import channel_wire as wire
+from aof2.fs.channel_outbox import Outbox, socket_pair
+from aof2.fs.channel_wire import ChannelError, Kind, KnownHandle, Mode, NodeFlag, Upcall, Written
 from aof2.native.channel_path import channel_path
+
+__all__ = [
+    "Channel",
+    "ChannelError",
+    "KnownHandle",
+    "Mode",
+    "MountOptions",
+    "NodeFlag",
+    "Upcall",
+    "Written",
+    "open_channel",
+]
 
 log = logging.getLogger(__name__)
 
-_SO_SNDBUFFORCE: Final = 32
-_SOCKET_ROOM: Final = 32 << 20
-_MESSAGE_MAX: Final = 64 * 1024 + 64
-_QUEUE_MAX: Final = 65536
 _MOUNT_MAX_S: Final = 30.0
 _END_MAX_S: Final = 5.0
-_BLOCKED_MAX_MS: Final = 1000
-_COOKIE_LEN: Final = 16
 _MNT_DETACH: Final = 2
 _UMOUNT_NOFOLLOW: Final = 8
-
-_HEADER: Final = struct.Struct("<HHI")
-_NODE: Final = struct.Struct("<QIIQQ")
-_HANDLE: Final = struct.Struct("<QQ16s")
-_RANGE: Final = struct.Struct("<QQQ")
-_GRANT: Final = struct.Struct("<QQ")
-_NODEID: Final = struct.Struct("<Q")
-_CAPS: Final = struct.Struct("<QI")
-_REPLY: Final = struct.Struct("<Qi")
-_WRITTEN: Final = struct.Struct("<QQQI")
-_UPCALL: Final = struct.Struct("<QIQIII")
-_INIT: Final = struct.Struct("<IIIII")
-_NOTIFY: Final = struct.Struct("=IiQ")
-_INVAL_INODE: Final = struct.Struct("=Qqq")
-_INVAL_ENTRY: Final = struct.Struct("=QII")
-_DELETE: Final = struct.Struct("=QQII")
-
-
-class Mode(IntEnum):
-    """How the opens of an inode are served. Spoken on the socket: never renumber."""
-
-    PASSTHROUGH = 1
-    RANGED = 2
-
-
-class NodeFlag(IntEnum):
-    """Spoken on the socket: never renumber."""
-
-    ALL_PRESENT = 1
-    """Every block is in the backing file."""
-    SUID = 2
-    """A write by another user comes here, where suid, sgid and capabilities are cleared."""
-
-
-class _Kind(IntEnum):
-    """Messages, ours and the channel's. Spoken on the socket: never renumber."""
-
-    NODE = 1
-    HANDLE = 2
-    BLOCKS = 3
-    CLEAR = 4
-    GRANT = 5
-    COLLECT = 6
-    DROP = 7
-    CAPS = 8
-    REPLY = 9
-    DUMP = 10
-    PROBE = 11
-    EV_MOUNTED = 128
-    EV_FAILED = 129
-    EV_INIT = 130
-    EV_GONE = 131
-    EV_REFUSED = 132
-    EV_CLEARED = 133
-    EV_WRITTEN = 134
-    EV_HANDLE = 135
-    EV_DUMPED = 136
-    EV_PROBED = 137
-    EV_UPCALL = 138
-    EV_KILL = 139
-
-
-class _Notify(IntEnum):
-    """The kernel's numbers."""
-
-    INVAL_INODE = 2
-    INVAL_ENTRY = 3
-    DELETE = 6
-
-
-_MORE: Final = 1
-_AGAIN: Final = 2
-_UNTRACKED: Final = 4
-
-
-class ChannelError(Exception):
-    """The channel could not mount, or ended by itself. The message is for the user; there is nothing to retry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,108 +78,6 @@ class MountOptions:
         ]
 
 
-@dataclass(frozen=True, slots=True)
-class Upcall:
-    """A request libfuse cannot pass on: `body` is what follows the kernel's header."""
-
-    unique: int
-    opcode: int
-    nodeid: int
-    uid: int
-    gid: int
-    pid: int
-    body: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """What the channel wrote by itself since it was last asked."""
-
-    bytes_written: int
-    budget_left: int
-    ranges: tuple[tuple[int, int], ...]
-    """(first block, count), ascending."""
-    untracked: bool
-    """Something was written that no range tells: the node has no block size."""
-
-
-@dataclass(frozen=True, slots=True)
-class KnownHandle:
-    """A handle in the channel's table."""
-
-    nodeid: int
-    fh: int
-    cookie: bytes
-
-
-class _Outbox:
-    """A socket's sending side: at once, or in order later when it is full. Not awaited."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self.sock = sock
-        self._queue: deque[tuple[bytes, int | None]] = deque()
-        self._filled = trio.Event()
-
-    def send(self, data: bytes, fd: int | None = None, *, now: bool = False) -> None:
-        """With `now` the message is in the socket on return: a reply must not overtake it."""
-        if now and self._queue:
-            self._flush_blocking()
-        if not self._queue and self._put(data, fd):
-            return
-        if len(self._queue) >= _QUEUE_MAX:
-            raise ChannelError("the channel does not take messages any more")
-        self._queue.append((data, None if fd is None else os.dup(fd)))
-        if now:
-            self._flush_blocking()
-        self._filled.set()
-
-    def _put(self, data: bytes, fd: int | None) -> bool:
-        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))] if fd is not None else []
-        try:
-            self.sock.sendmsg([data], rights, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-        except BlockingIOError:
-            return False
-        except OSError as e:
-            if e.errno in (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.EBADF):
-                return True  # the channel is gone: run() says so
-            if e.errno == errno.ETOOMANYREFS:
-                return False  # descriptors in flight: the channel takes them soon
-            raise
-        return True
-
-    def _drain(self) -> bool:
-        while self._queue:
-            data, fd = self._queue[0]
-            if not self._put(data, fd):
-                return False
-            self._queue.popleft()
-            if fd is not None:
-                os.close(fd)
-        return True
-
-    def _flush_blocking(self) -> None:
-        """The socket holds thousands of messages and the channel reads at once: this is not seen to happen."""
-        while not self._drain():
-            _, writable, _ = select.select([], [self.sock], [], _BLOCKED_MAX_MS / 1000)
-            if not writable:
-                raise ChannelError("the channel does not take messages any more")
-
-    async def flush(self) -> None:
-        """Sends what was queued, for ever."""
-        while True:
-            await self._filled.wait()
-            self._filled = trio.Event()
-            while not self._drain():
-                await trio.lowlevel.wait_writable(self.sock)
-
-    def close(self) -> None:
-        for _, fd in self._queue:
-            if fd is not None:
-                os.close(fd)
-        self._queue.clear()
-        self.sock.close()
-
-
 class _Waiter:
     """Answers to one question, by seq."""
 
@@ -277,8 +103,8 @@ class Channel:
         self.gone = False
         self._process = process
         self._mountpoint = mountpoint
-        self._control = _Outbox(control)
-        self._notify = _Outbox(notify)
+        self._control = Outbox(control)
+        self._notify = Outbox(notify)
         self._inited = trio.Event()
         self._ended = False
         self._closed = False
@@ -296,28 +122,28 @@ class Channel:
         self, nodeid: int, fd: int, *, mode: int, flags: int = 0, block_bytes: int = 0, block_count: int = 0
     ) -> None:
         """The backing file of an inode; another one when it had one. `fd` stays the caller's."""
-        self._tell(_Kind.NODE, _NODE.pack(nodeid, mode, flags, block_bytes, block_count), fd, now=True)
+        self._tell(Kind.NODE, wire.NODE.pack(nodeid, mode, flags, block_bytes, block_count), fd, now=True)
 
     def handle(self, nodeid: int, fh: int, cookie: bytes = b"") -> None:
         """The OPEN or CREATE reply that carries `fh` is about to be sent: it becomes what the node's mode says."""
-        if len(cookie) > _COOKIE_LEN:
-            raise ValueError(f"a cookie has at most {_COOKIE_LEN} bytes, this one {len(cookie)}")
-        self._tell(_Kind.HANDLE, _HANDLE.pack(nodeid, fh, cookie), now=True)
+        if len(cookie) > wire.COOKIE_LEN:
+            raise ValueError(f"a cookie has at most {wire.COOKIE_LEN} bytes, this one {len(cookie)}")
+        self._tell(Kind.HANDLE, wire.HANDLE.pack(nodeid, fh, cookie), now=True)
 
     def blocks(self, nodeid: int, first: int, count: int) -> None:
         """These blocks are in the backing file: the channel answers for them."""
-        self._tell(_Kind.BLOCKS, _RANGE.pack(nodeid, first, count))
+        self._tell(Kind.BLOCKS, wire.RANGE.pack(nodeid, first, count))
 
     async def clear(self, nodeid: int, first: int, count: int) -> None:
         """These blocks are not to be relied on; returns when no request that did is still in progress."""
         while True:
-            (flags, _), *_ = await self._ask(_Kind.CLEAR, _RANGE.pack(nodeid, first, count))
-            if not flags & _AGAIN:
+            (flags, _), *_ = await self._ask(Kind.CLEAR, wire.RANGE.pack(nodeid, first, count))
+            if not flags & wire.AGAIN:
                 return
 
     def grant(self, nodeid: int, n: int) -> None:
         """So many more bytes may be written without asking."""
-        self._tell(_Kind.GRANT, _GRANT.pack(nodeid, n))
+        self._tell(Kind.GRANT, wire.GRANT.pack(nodeid, n))
 
     async def collect(self, nodeid: int) -> Written:
         """What was written without asking since the last time."""
@@ -325,23 +151,23 @@ class Channel:
         ranges: list[tuple[int, int]] = []
         while again:
             again = False
-            for flags, body in await self._ask(_Kind.COLLECT, _NODEID.pack(nodeid)):
-                _, more, budget, count = _WRITTEN.unpack_from(body)
+            for flags, body in await self._ask(Kind.COLLECT, wire.NODEID.pack(nodeid)):
+                _, more, budget, count = wire.WRITTEN.unpack_from(body)
                 written += more
-                untracked |= bool(flags & _UNTRACKED)
-                again |= bool(flags & _AGAIN)
-                pairs = struct.unpack_from(f"<{2 * count}Q", body, _WRITTEN.size)
+                untracked |= bool(flags & wire.UNTRACKED)
+                again |= bool(flags & wire.AGAIN)
+                pairs = struct.unpack_from(f"<{2 * count}Q", body, wire.WRITTEN.size)
                 ranges.extend(zip(pairs[::2], pairs[1::2], strict=True))
         return Written(written, budget, tuple(ranges), untracked)
 
     def drop(self, nodeid: int) -> None:
         """Nobody has it open any more: the channel lets go of its backing file."""
         self._killed.discard(nodeid)
-        self._tell(_Kind.DROP, _NODEID.pack(nodeid))
+        self._tell(Kind.DROP, wire.NODEID.pack(nodeid))
 
     def caps(self, nodeid: int, on: bool) -> None:
         """Whether the inode has `security.capability`: for the others the channel says no by itself."""
-        self._tell(_Kind.CAPS, _CAPS.pack(nodeid, int(on)))
+        self._tell(Kind.CAPS, wire.CAPS.pack(nodeid, int(on)))
 
     def killed(self, nodeid: int) -> bool:
         """Whether a write that must clear suid, sgid and capabilities (flag SUID) was forwarded; tells it once."""
@@ -352,39 +178,35 @@ class Channel:
 
     async def settled(self) -> None:
         """Returns when all that was told before has had effect: after `drop`, the channel's descriptor is closed."""
-        await self._ask(_Kind.CLEAR, _RANGE.pack(0, 0, 0))
+        await self._ask(Kind.CLEAR, wire.RANGE.pack(0, 0, 0))
 
     async def probe(self, fd: int) -> int:
         """0 when the kernel would pass this file through, else the errno."""
-        (_, body), *_ = await self._ask(_Kind.PROBE, b"", fd)
+        (_, body), *_ = await self._ask(Kind.PROBE, b"", fd)
         return int.from_bytes(body[:4], "little")
 
     async def dump(self) -> list[KnownHandle]:
         """Every handle in the table, with the cookie it was given."""
-        answers = await self._ask(_Kind.DUMP, b"")
-        return [KnownHandle(*row) for _, body in answers for row in _HANDLE.iter_unpack(body)]
+        answers = await self._ask(Kind.DUMP, b"")
+        return [KnownHandle(*row) for _, body in answers for row in wire.HANDLE.iter_unpack(body)]
 
     # -- what the kernel is told -------------------------------------------------------------------------------
 
     def invalidate_inode(self, nodeid: int, offset: int = 0, length: int = 0) -> None:
         """The kernel forgets attributes and cached bytes of the range (0: to the end)."""
-        self._tell_kernel(_Notify.INVAL_INODE, _INVAL_INODE.pack(nodeid, offset, length))
+        self._tell_kernel(wire.inval_inode(nodeid, offset, length))
 
     def invalidate_attr(self, nodeid: int) -> None:
         """The kernel forgets attributes alone."""
-        self._tell_kernel(_Notify.INVAL_INODE, _INVAL_INODE.pack(nodeid, -1, 0))
+        self._tell_kernel(wire.inval_inode(nodeid, -1, 0))
 
     def invalidate_entry(self, parent: int, name: bytes, child: int = 0) -> None:
         """The kernel forgets a name; with `child`, that it is gone (watchers are told)."""
-        if child:
-            body = _DELETE.pack(parent, child, len(name), 0)
-            self._tell_kernel(_Notify.DELETE, body + name + b"\0")
-        else:
-            self._tell_kernel(_Notify.INVAL_ENTRY, _INVAL_ENTRY.pack(parent, len(name), 0) + name + b"\0")
+        self._tell_kernel(wire.delete(parent, name, child) if child else wire.inval_entry(parent, name))
 
-    def _tell_kernel(self, code: _Notify, body: bytes) -> None:
+    def _tell_kernel(self, message: bytes) -> None:
         if not self._closed:
-            self._notify.send(_NOTIFY.pack(_NOTIFY.size + len(body), code, 0) + body)
+            self._notify.send(message)
 
     # -- events ------------------------------------------------------------------------------------------------
 
@@ -425,7 +247,7 @@ class Channel:
         """Takes every event that has arrived. Callers of ours are not called from here: they run as tasks."""
         while not self._ended:
             try:
-                data = self._control.sock.recv(_MESSAGE_MAX, socket.MSG_DONTWAIT)
+                data = self._control.sock.recv(wire.MESSAGE_MAX, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 return
             except OSError:
@@ -433,31 +255,31 @@ class Channel:
             if not data:
                 self._end()
                 return
-            kind, flags, seq = _HEADER.unpack_from(data)
-            self._take(kind, flags, seq, data[_HEADER.size :])
+            kind, flags, seq = wire.HEADER.unpack_from(data)
+            self._take(kind, flags, seq, data[wire.HEADER.size :])
 
     def _take(self, kind: int, flags: int, seq: int, body: bytes) -> None:
         match kind:
-            case _Kind.EV_UPCALL | _Kind.EV_REFUSED:
+            case Kind.EV_UPCALL | Kind.EV_REFUSED:
                 if self._nursery is None:
                     self._early.append((kind, flags, seq, body))
                 else:
-                    self._nursery.start_soon(self._answer if kind == _Kind.EV_UPCALL else self._tell_refused, body)
-            case _Kind.EV_INIT:
-                _, _, _, self.max_write, offered = _INIT.unpack_from(body)
+                    self._nursery.start_soon(self._answer if kind == Kind.EV_UPCALL else self._tell_refused, body)
+            case Kind.EV_INIT:
+                _, _, _, self.max_write, offered = wire.INIT.unpack_from(body)
                 self.passthrough_offered = bool(offered)
                 self._inited.set()
-            case _Kind.EV_KILL:
-                self._killed.add(_NODEID.unpack_from(body)[0])
-            case _Kind.EV_GONE:
+            case Kind.EV_KILL:
+                self._killed.add(wire.NODEID.unpack_from(body)[0])
+            case Kind.EV_GONE:
                 self.gone = True
                 self._end()
             case _:
                 waiter = self._waiters.get(seq)
                 if waiter is not None:
-                    if kind != _Kind.EV_DUMPED:
+                    if kind != Kind.EV_DUMPED:
                         waiter.answers.append((flags, body))
-                    if kind != _Kind.EV_HANDLE and not flags & _MORE:
+                    if kind != Kind.EV_HANDLE and not flags & wire.MORE:
                         waiter.done.set()
 
     def _end(self) -> None:
@@ -471,15 +293,18 @@ class Channel:
             waiter.done.set()
 
     async def _answer(self, body: bytes) -> None:
-        unique, opcode, nodeid, uid, gid, pid = _UPCALL.unpack_from(body)
-        call = Upcall(unique, opcode, nodeid, uid, gid, pid, body[_UPCALL.size :])
+        unique, opcode, nodeid, uid, gid, pid = wire.UPCALL.unpack_from(body)
+        call = Upcall(unique, opcode, nodeid, uid, gid, pid, body[wire.UPCALL.size :])
         error, payload = 0, b""
         try:
             assert self._upcall is not None  # noqa: S101
             payload = await self._upcall(call)
         except OSError as e:
             error = -(e.errno or errno.EIO)
-        self._tell(_Kind.REPLY, _REPLY.pack(call.unique, error) + payload)
+        except Exception:
+            log.exception("request %d of inode %d", call.opcode, call.nodeid)
+            error = -errno.EIO
+        self._tell(Kind.REPLY, wire.REPLY.pack(call.unique, error) + payload)
 
     async def _tell_refused(self, body: bytes) -> None:
         nodeid, code = struct.unpack_from("<QI", body)
@@ -495,18 +320,18 @@ class Channel:
             for line in lines:
                 log.warning("%s", line.decode(errors="replace"))
 
-    def _tell(self, kind: _Kind, body: bytes, fd: int | None = None, *, now: bool = False) -> None:
+    def _tell(self, kind: Kind, body: bytes, fd: int | None = None, *, now: bool = False) -> None:
         if not self._closed:
-            self._control.send(_HEADER.pack(kind, 0, 0) + body, fd, now=now)
+            self._control.send(wire.HEADER.pack(kind, 0, 0) + body, fd, now=now)
 
-    async def _ask(self, kind: _Kind, body: bytes, fd: int | None = None) -> list[tuple[int, bytes]]:
+    async def _ask(self, kind: Kind, body: bytes, fd: int | None = None) -> list[tuple[int, bytes]]:
         if self._ended or self._closed:
             raise ChannelError("the mount is gone")
         self._seq = self._seq % 0xFFFFFFFF + 1
         seq, waiter = self._seq, _Waiter()
         self._waiters[seq] = waiter
         try:
-            self._control.send(_HEADER.pack(kind, 0, seq) + body, fd)
+            self._control.send(wire.HEADER.pack(kind, 0, seq) + body, fd)
             await waiter.done.wait()
         finally:
             del self._waiters[seq]
@@ -516,15 +341,25 @@ class Channel:
 
     # -- the end -----------------------------------------------------------------------------------------------
 
+    async def unmount(self) -> None:
+        """Takes the name away now, the mount once nothing on it is open: then `run` returns."""
+        await trio.to_thread.run_sync(_detach, self._mountpoint, self.device, abandon_on_cancel=True)
+
     async def close(self) -> None:
-        """Ends channel and mount, if they have not ended yet. Files still open there answer ENOTCONN."""
+        """Ends channel and mount, if they have not ended yet. Files still open there answer ENOTCONN.
+
+        After a crash of the channel the mount stays, for the user to see: the folder below must not take their files.
+        """
         if self._closed:
             return
         self._closed = True
         with trio.CancelScope(shield=True):
-            if not self._ended:
+            self._receive()
+            if self._ended and not self.gone:
+                await _end_process(self._process)
+            if not self.gone and not self._process.returncode:
                 with trio.move_on_after(_END_MAX_S):
-                    await trio.to_thread.run_sync(_detach, self._mountpoint, self.device, abandon_on_cancel=True)
+                    await self.unmount()
             self._end()
             self._control.close()
             self._notify.close()
@@ -567,29 +402,22 @@ def _mounted_device(mountpoint: Path) -> tuple[int, int] | None:
     return device
 
 
-def _pair() -> tuple[socket.socket, socket.socket, int]:
-    """Our end, the channel's, and the bytes one message of ours may have."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    try:
-        ours.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, _SOCKET_ROOM)
-    except PermissionError:
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_ROOM)
-    return ours, theirs, ours.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
-
-
-async def _mounted(control: socket.socket, mountpoint: Path) -> tuple[int, int]:
+async def _mounted(control: socket.socket, process: trio.Process, mountpoint: Path) -> tuple[int, int]:
+    """The mount's device, or ChannelError with the channel's words, and fusermount3's where it took part."""
     with trio.move_on_after(_MOUNT_MAX_S):
         await trio.lowlevel.wait_readable(control)
-        data = control.recv(_MESSAGE_MAX)
+        data = control.recv(wire.MESSAGE_MAX)
         if not data:
             raise ChannelError(f"{mountpoint}: not mounted: the channel ended before it answered")
-        kind, _, _ = _HEADER.unpack_from(data)
-        body = data[_HEADER.size :]
-        if kind == _Kind.EV_MOUNTED:
+        kind, _, _ = wire.HEADER.unpack_from(data)
+        body = data[wire.HEADER.size :]
+        if kind == Kind.EV_MOUNTED:
             major, minor = struct.unpack("<II", body)
             return major, minor
-        code = int.from_bytes(body[:4], "little")
-        raise ChannelError(f"{mountpoint}: not mounted: {body[4:].decode(errors='replace')}: {os.strerror(code)}")
+        why = f"{body[4:].decode(errors='replace')}: {os.strerror(int.from_bytes(body[:4], 'little'))}"
+        if process.stderr is not None and (said := (await process.stderr.receive_some()).decode(errors="replace")):
+            why = said.strip().replace("\n", "; ")
+        raise ChannelError(f"{mountpoint}: not mounted: {why}")
     raise ChannelError(f"{mountpoint}: not mounted: no answer in {_MOUNT_MAX_S:.0f} s")
 
 
@@ -600,9 +428,9 @@ async def open_channel(
     """Starts the channel and mounts; ChannelError says why it could not. The mount answers once pyfuse3 runs on
     `fuse_fd_path`, and is taken away at the end. `arguments` are further ones of the executable, for tests."""
     mountpoint = Path(os.path.realpath(mountpoint))
-    fuse, fuse_theirs, reply_room = _pair()
-    control, control_theirs, _ = _pair()
-    notify, notify_theirs, _ = _pair()
+    fuse, fuse_theirs, reply_room = socket_pair()
+    control, control_theirs, _ = socket_pair()
+    notify, notify_theirs, _ = socket_pair()
     theirs = (fuse_theirs, control_theirs, notify_theirs)
     process: trio.Process | None = None
     try:
@@ -624,7 +452,7 @@ async def open_channel(
         )
         for s in theirs:
             s.close()
-        device = await _mounted(control, mountpoint)
+        device = await _mounted(control, process, mountpoint)
     except BaseException:
         for s in (fuse, control, notify, *theirs):
             s.close()

@@ -1,5 +1,5 @@
-/* One line to stderr, written at once. Invariants: never blocks for long (stderr may be a pipe nobody reads: it is set
- * non-blocking by the daemon), never more than LINES_MAX lines in a second, from any thread. */
+/* One line to stderr, written at once. Invariants: never waits (stderr may be a pipe nobody reads: main
+ * makes it non-blocking), never more than LINES_MAX lines in a second, from any thread. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <time.h>

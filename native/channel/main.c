@@ -4,6 +4,7 @@
  * forwards what it cannot answer, and ends with the mount, or at once with the daemon. It writes no file of its own.
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <getopt.h>
 #include <poll.h>
 #include <signal.h>
@@ -11,6 +12,7 @@
 #include <stdlib.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "../bytes.h"
@@ -144,6 +146,8 @@ int main(int argc, char **argv) {
     return 2;
   }
   signal(SIGPIPE, SIG_IGN);
+  struct stat err;
+  if (!fstat(STDERR_FILENO, &err) && S_ISFIFO(err.st_mode)) fcntl(STDERR_FILENO, F_SETFL, O_NONBLOCK);
   raise_files();
   tables_open(nodes_max, handles_max, pending_max);
   control_open();

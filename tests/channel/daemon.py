@@ -177,6 +177,7 @@ class Commands:
 
     def __init__(self, ops: Folder, channel: Channel) -> None:
         self.ops, self.channel = ops, channel
+        self.scope: trio.CancelScope
 
     async def answer(self, command: Json) -> Any:
         name = command.pop("cmd")
@@ -248,6 +249,13 @@ class Commands:
     async def do_invalidate_entry(self, name: str) -> None:
         self.channel.invalidate_entry(1, os.fsencode(name))
 
+    async def do_unmount(self) -> None:
+        await self.channel.unmount()
+
+    async def do_stop(self) -> None:
+        """As a signal would."""
+        self.scope.cancel()
+
     async def do_raw(self, where: str, data: str, fds: int = 0) -> None:
         """Bytes on a socket as they are, past everything that checks them."""
         if where == "fuse":
@@ -263,8 +271,9 @@ class Commands:
             sock.close()
 
 
-async def commands(ops: Folder, channel: Channel) -> None:
+async def commands(ops: Folder, channel: Channel, scope: trio.CancelScope) -> None:
     doing = Commands(ops, channel)
+    doing.scope = scope
     reader = trio.lowlevel.FdStream(os.dup(0))
     buffered = b""
     async with trio.open_nursery() as nursery:
@@ -296,7 +305,7 @@ async def main(mountpoint: str, root: str, options: Json) -> None:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(pyfuse3.main)
-                nursery.start_soon(commands, ops, channel)
+                nursery.start_soon(commands, ops, channel, nursery.cancel_scope)
                 sys.stdout.write(json.dumps({"tag": 0, "ok": "mounted"}) + "\n")
                 sys.stdout.flush()
                 await channel.run(ops.upcall, lambda nodeid, code: ops.refused.append([nodeid, code]))

@@ -164,3 +164,40 @@ def test_a_mount_point_that_is_none(start, tmp_path: Path) -> None:  # type: ign
 
     with pytest.raises(ChannelError, match=r"nowhere: not mounted: the mount point: No such file"):
         trio.run(work)
+
+
+def test_a_channel_that_is_killed_is_an_error_and_leaves_a_dead_mount(daemon: Daemon) -> None:
+    daemon.file("f", b"abc")
+    os.kill(daemon.channel_pid, signal.SIGKILL)
+    assert daemon.process.wait(5) != 0
+    assert "the channel ended by itself" in daemon.stderr()
+    assert mounted(daemon.mount)
+    assert in_time(lambda: error_of(lambda: os.listdir(daemon.mount)), 2) == errno.ENOTCONN
+
+
+def test_unmount_waits_for_what_is_open(daemon: Daemon) -> None:
+    path = daemon.file("f", b"abc")
+    with in_time(lambda: open(path, "rb", buffering=0)) as f:
+        daemon.call("unmount")
+        assert not mounted(daemon.mount)
+        assert in_time(f.read) == b"abc"
+        assert daemon.process.poll() is None
+    assert daemon.process.wait(5) == 0, daemon.stderr()
+    assert daemon.stderr() == ""
+
+
+def test_an_end_without_umount_takes_the_mount_away(daemon: Daemon) -> None:
+    daemon.file("f", b"abc")
+    daemon.call("stop")
+    assert daemon.process.wait(10) == 0, daemon.stderr()
+    assert not mounted(daemon.mount)
+    assert not daemon.channel_alive()
+
+
+def test_read_only_and_noexec(start: Callable[..., Daemon]) -> None:
+    daemon = start(read_only=True, noexec=True, fsname="my,own\\name")
+    path = daemon.file("f", b"#!/bin/sh\n")
+    os.chmod(daemon.root / "f", 0o755)
+    assert in_time(lambda: error_of(lambda: open(path, "r+b"))) == errno.EROFS
+    assert in_time(lambda: error_of(lambda: subprocess.run([path], check=False))) == errno.EACCES
+    assert any(" my,own\\134name ro" in line for line in Path("/proc/self/mountinfo").read_text().splitlines())

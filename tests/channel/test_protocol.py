@@ -11,8 +11,8 @@ from typing import Any, cast
 import pytest
 import trio
 
-from aof2.fs import channel as fs_channel
 from aof2.fs.channel import Channel, Mode, Written
+from aof2.fs.channel_wire import Kind
 
 CHANNEL = Path(__file__).resolve().parents[2] / "native" / "channel"
 
@@ -97,5 +97,5 @@ def test_numbers_agree() -> None:
     c = {m[1]: int(m[2]) for m in re.finditer(r"^  (?:PROTO_)?((?:EV_)?[A-Z]+) = (\d+),", header, re.MULTILINE)}
     page = (CHANNEL / "PROTOCOL.md").read_text()
     md = {m[2]: int(m[1]) for m in re.finditer(r"^\| (\d+) \| ([A-Z_]+) \|", page, re.MULTILINE)}
-    python = {kind.name: int(kind) for kind in fs_channel._Kind}
+    python = {kind.name: int(kind) for kind in Kind}
     assert c == md == python

@@ -1,0 +1,143 @@
+"""What goes over the channel's sockets, in Python: `native/channel/PROTOCOL.md` says what each message means.
+
+Numbers and layouts are frozen: daemon and channel may be of different releases. Control messages are little-endian;
+what the kernel reads is in host order.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+MESSAGE_MAX: Final = 64 * 1024 + 64
+COOKIE_LEN: Final = 16
+
+HEADER: Final = struct.Struct("<HHI")
+NODE: Final = struct.Struct("<QIIQQ")
+HANDLE: Final = struct.Struct("<QQ16s")
+RANGE: Final = struct.Struct("<QQQ")
+GRANT: Final = struct.Struct("<QQ")
+NODEID: Final = struct.Struct("<Q")
+CAPS: Final = struct.Struct("<QI")
+REPLY: Final = struct.Struct("<Qi")
+WRITTEN: Final = struct.Struct("<QQQI")
+UPCALL: Final = struct.Struct("<QIQIII")
+INIT: Final = struct.Struct("<IIIII")
+NOTIFY: Final = struct.Struct("=IiQ")
+INVAL_INODE: Final = struct.Struct("=Qqq")
+INVAL_ENTRY: Final = struct.Struct("=QII")
+DELETE: Final = struct.Struct("=QQII")
+
+
+MORE: Final = 1  # flags
+AGAIN: Final = 2
+UNTRACKED: Final = 4
+
+
+class Mode(IntEnum):
+    """How the opens of an inode are served. Spoken on the socket: never renumber."""
+
+    PASSTHROUGH = 1
+    RANGED = 2
+
+
+class NodeFlag(IntEnum):
+    """Spoken on the socket: never renumber."""
+
+    ALL_PRESENT = 1
+    """Every block is in the backing file."""
+    SUID = 2
+    """A write by another user comes here, where suid, sgid and capabilities are cleared."""
+
+
+class Kind(IntEnum):
+    """Messages, ours and the channel's. Spoken on the socket: never renumber."""
+
+    NODE = 1
+    HANDLE = 2
+    BLOCKS = 3
+    CLEAR = 4
+    GRANT = 5
+    COLLECT = 6
+    DROP = 7
+    CAPS = 8
+    REPLY = 9
+    DUMP = 10
+    PROBE = 11
+    EV_MOUNTED = 128
+    EV_FAILED = 129
+    EV_INIT = 130
+    EV_GONE = 131
+    EV_REFUSED = 132
+    EV_CLEARED = 133
+    EV_WRITTEN = 134
+    EV_HANDLE = 135
+    EV_DUMPED = 136
+    EV_PROBED = 137
+    EV_UPCALL = 138
+    EV_KILL = 139
+
+
+class Notify(IntEnum):
+    """The kernel's numbers."""
+
+    INVAL_INODE = 2
+    INVAL_ENTRY = 3
+    DELETE = 6
+
+
+class ChannelError(Exception):
+    """The channel could not mount, or ended by itself. The message is for the user; there is nothing to retry."""
+
+
+@dataclass(frozen=True, slots=True)
+class Upcall:
+    """A request libfuse cannot pass on: `body` is what follows the kernel's header."""
+
+    unique: int
+    opcode: int
+    nodeid: int
+    uid: int
+    gid: int
+    pid: int
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What the channel wrote by itself since it was last asked."""
+
+    bytes_written: int
+    budget_left: int
+    ranges: tuple[tuple[int, int], ...]
+    """(first block, count), ascending."""
+    untracked: bool
+    """Something was written that no range tells: the node has no block size."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownHandle:
+    """A handle in the channel's table."""
+
+    nodeid: int
+    fh: int
+    cookie: bytes
+
+
+def inval_inode(nodeid: int, offset: int, length: int) -> bytes:
+    """A notification; offset −1: attributes only."""
+    return _notification(Notify.INVAL_INODE, INVAL_INODE.pack(nodeid, offset, length))
+
+
+def inval_entry(parent: int, name: bytes) -> bytes:
+    return _notification(Notify.INVAL_ENTRY, INVAL_ENTRY.pack(parent, len(name), 0) + name + b"\0")
+
+
+def delete(parent: int, name: bytes, child: int) -> bytes:
+    return _notification(Notify.DELETE, DELETE.pack(parent, child, len(name), 0) + name + b"\0")
+
+
+def _notification(code: Notify, body: bytes) -> bytes:
+    return NOTIFY.pack(NOTIFY.size + len(body), code, 0) + body
