@@ -116,20 +116,33 @@ def shown_progress() -> Iterator[Callable[[Progress], None]]:
     if not sys.stderr.isatty():
         yield _Lines().show
         return
+    with contextlib.ExitStack() as stack:
+        yield _Bars(stack).show
+
+
+class _Bars:
+    """A bar for each thing that is done, from the first time it is heard of."""
+
+    def __init__(self, stack: contextlib.ExitStack) -> None:
+        self._stack = stack
+        self._bars: Any = None
+        self._tasks: dict[str, Any] = {}
+
+    def show(self, p: Progress) -> None:
+        if self._bars is None:
+            self._bars = self._stack.enter_context(_new_bars())
+        if p.what not in self._tasks:
+            self._tasks[p.what] = self._bars.add_task(p.what, total=None, amount="")
+        self._bars.update(self._tasks[p.what], completed=p.done, total=p.total or None, amount=_amount(p))
+
+
+def _new_bars() -> Any:
     from rich.console import Console
     from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bars
+    from rich.progress import Progress as RichProgress
 
     columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[amount]}"), TimeRemainingColumn()
-    with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
-        tasks: dict[str, Any] = {}
-
-        def show(p: Progress) -> None:
-            if p.what not in tasks:
-                tasks[p.what] = bars.add_task(p.what, total=None, amount="")
-            bars.update(tasks[p.what], completed=p.done, total=p.total or None, amount=_amount(p))
-
-        yield show
+    return RichProgress(*columns, console=Console(stderr=True), transient=True)
 
 
 def _amount(p: Progress) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +52,8 @@ def top(once: bool, every: float, as_json: bool, conf: str | None) -> None:
     if once:
         Console().print(_drawn(last, None))
         return
-    with Live(_drawn(last, None), auto_refresh=False, screen=True) as live:
+    live = Live(_drawn(last, None), auto_refresh=False, screen=True)
+    with contextlib.suppress(KeyboardInterrupt), live:  # which is how it ends
         while True:
             time.sleep(every)
             now = _frame(settings)

@@ -19,7 +19,7 @@ from aof2.engine.catalog.rows import ObjectRow, ObjectState, ResidencyRow
 from aof2.engine.catalog.store import View
 from aof2.engine.errors import Aof2Error
 from aof2.engine.inspect.paths import Place
-from aof2.engine.local.handles import Key
+from aof2.engine.local.handles import Key, ObjectHandle
 from aof2.engine.objects import ObjectGoneError, mask_bytes
 from aof2.fs.cli.errors import explain_os_error
 from aof2.fs.cli.output import human_size
@@ -105,54 +105,73 @@ async def warm(mounted: Mounted, paths: Sequence[str], tell: Tell) -> Moved:
     if before.bytes > limit:
         wanted = f"{human_size(before.bytes)} do not fit into cache.hot_bytes = {human_size(limit)}"
         raise ControlError(f"{wanted}; warm less, or raise it")
-    moved = Moved()
-    missing = before.bytes - before.local_bytes
+    warming = _Warming(mounted, before.bytes - before.local_bytes, tell)
     send, receive = trio.open_memory_channel[Place](WARM_PARALLEL)
-    async with open_nursery() as nursery:
-        for _ in range(WARM_PARALLEL):
-            nursery.start_soon(_warm_worker, mounted, receive.clone(), moved, missing, tell)
-        receive.close()
-        async with send:
-            for page in walk.files(mounted, walk.find(mounted, paths)):
-                await trio.lowlevel.checkpoint()
-                for place in page:
-                    await send.send(place)
-    await tell(Progress("warm", moved.bytes, moved.bytes))
-    return moved
+    async with open_nursery() as telling:
+        telling.start_soon(warming.tell_forever)
+        async with open_nursery() as nursery:
+            for _ in range(WARM_PARALLEL):
+                nursery.start_soon(warming.work, receive.clone())
+            receive.close()
+            async with send:
+                for page in walk.files(mounted, walk.find(mounted, paths)):
+                    for place in page:
+                        await send.send(place)
+        telling.cancel_scope.cancel()
+    return warming.moved
 
 
-async def _warm_worker(
-    mounted: Mounted, places: trio.MemoryReceiveChannel[Place], moved: Moved, missing: int, tell: Tell
-) -> None:
-    async with places:
-        async for place in places:
+class _Warming:
+    """Files on their way to this disk."""
+
+    def __init__(self, mounted: Mounted, missing_bytes: int, tell: Tell) -> None:
+        self.moved = Moved()
+        self._mounted = mounted
+        self._missing_bytes = missing_bytes
+        self._tell = tell
+        self._active: dict[Key, tuple[ObjectHandle, int]] = {}  # and what was here of it before
+
+    async def tell_forever(self) -> None:
+        while True:
+            coming = sum(handle.resident_bytes - before for handle, before in self._active.values())
+            done = min(self.moved.bytes + max(0, coming), self._missing_bytes)
+            await self._tell(Progress("warm", done, self._missing_bytes))
+            await trio.sleep(durable.LOOK_EVERY_S)
+
+    async def work(self, places: trio.MemoryReceiveChannel[Place]) -> None:
+        async with places:
+            async for place in places:
+                try:
+                    left = await self._one(place)
+                except ObjectGoneError:
+                    continue  # unlinked or rewritten meanwhile
+                except Aof2Error as e:
+                    self.moved.skip(walk.shown(self._mounted, place), str(e))
+                except OSError as e:
+                    self.moved.skip(walk.shown(self._mounted, place), explain_os_error(e))
+                else:
+                    self.moved.files += 1
+                    if left:
+                        why = f"no room on this disk for {human_size(left)} of it"
+                        self.moved.skip(walk.shown(self._mounted, place), why)
+
+    async def _one(self, place: Place) -> int:
+        """Bytes that found no room."""
+        volume = self._mounted.volume
+        with volume.catalog.view() as view:
+            row = walk.newest(view, place)
+        if row is None or row.state == ObjectState.DIRTY:
+            return 0  # all of it is here, if there is any
+        key = walk.key_of(place, row)
+        async with volume.opened_object(key) as handle:
+            before = handle.resident_bytes
+            self._active[key] = (handle, before)
             try:
-                fetched, left = await _warm_one(mounted, place)
-            except ObjectGoneError:
-                continue  # unlinked or rewritten meanwhile
-            except Aof2Error as e:
-                moved.skip(walk.shown(mounted, place), str(e))
-            except OSError as e:
-                moved.skip(walk.shown(mounted, place), explain_os_error(e))
-            else:
-                moved.files += 1
-                moved.bytes += fetched
-                if left:
-                    moved.skip(walk.shown(mounted, place), f"no room on this disk for {human_size(left)} of it")
-            await tell(Progress("warm", min(moved.bytes, missing), missing))
-
-
-async def _warm_one(mounted: Mounted, place: Place) -> tuple[int, int]:
-    """(bytes fetched, bytes that found no room)."""
-    volume = mounted.volume
-    with volume.catalog.view() as view:
-        row = walk.newest(view, place)
-    if row is None or row.state == ObjectState.DIRTY:
-        return 0, 0  # all of it is here, if there is any
-    async with volume.opened_object(walk.key_of(place, row)) as handle:
-        before = handle.resident_bytes
-        await volume.hydrator.fill(handle)
-        return handle.resident_bytes - before, handle.size - handle.resident_bytes
+                await volume.hydrator.fill(handle)
+            finally:
+                del self._active[key]
+                self.moved.bytes += max(0, handle.resident_bytes - before)
+            return handle.size - handle.resident_bytes
 
 
 # -- evict ---------------------------------------------------------------------------------------------------------
