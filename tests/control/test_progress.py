@@ -14,7 +14,7 @@ from aof2.fs.control.protocol import Progress
 
 @pytest.mark.parametrize(
     ("size", "text"),
-    [(0, "0 B"), (999, "999 B"), (1000, "0.977 KiB"), (1 << 20, "1 MiB"), (1_640_000_000, "1.53 GiB"), (5 << 40, "5 TiB")],
+    [(0, "0 B"), (999, "999 B"), (1000, "0.977 KiB"), (1 << 20, "1 MiB"), (1_640_000_000, "1.53 GiB")],
 )  # fmt: skip
 def test_sizes(size: int, text: str) -> None:
     assert output.human_size(size) == text
