@@ -33,6 +33,7 @@ from aof2.engine.errors import Aof2Error
 from aof2.engine.inspect.rows import is_live
 from aof2.engine.observe.logs import configure_logging
 from aof2.engine.settings import Settings
+from aof2.fs.channel_wire import ChannelError
 from aof2.fs.cli.errors import explain_os_error, one_line
 from aof2.fs.control.client import ControlClient, NotMountedError
 from aof2.fs.control.protocol import ControlError
@@ -220,7 +221,7 @@ def run(settings: Settings, options: Options, serve: Serve | None, ready: Callab
 
     try:
         trio.run(_serve_until_told, serve, settings, options, on_ready)
-    except Aof2Error as e:
+    except (Aof2Error, ChannelError) as e:
         log.error("ended", extra={"error": str(e)})  # noqa: TRY400 (expected, and said in one line)
         return str(e)
     except OSError as e:

@@ -189,6 +189,18 @@ def test_places_that_are_taken(machine: Machine) -> None:
     assert not machine.state.exists()
 
 
+def test_without_fuse(machine: Machine) -> None:
+    """In a mount namespace where /dev has nothing in it."""
+    script = f"mount -t tmpfs none /dev; exec {AOF2} mount --conf {machine.conf}"
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"aof2: {machine.mnt}: not mounted: open /dev/fuse: No such file")
+    assert done.stderr.count("\n") == 1
+    machine.aof2("mount")
+
+
 def test_a_busy_mount_stays(mounted: Machine) -> None:
     data = write(mounted, "default/a")
     with open(mounted.mnt / "default/a", "rb") as reader:
