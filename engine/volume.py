@@ -36,6 +36,7 @@ from aof2.engine.catalog.rows import (
 from aof2.engine.catalog.writer import CatalogTarget, CatalogWriter
 from aof2.engine.env import Env
 from aof2.engine.errors import FatalIOError, ReadOnlyError
+from aof2.engine.files.birthlog import recover_births
 from aof2.engine.files.recover import recover
 from aof2.engine.jobs.prune import Retention
 from aof2.engine.jobs.service import Jobs
@@ -223,6 +224,7 @@ class Volume:
             every_s=cache.scrub_every_s,
         )
         self.metrics_port = 0
+        self.unborn_from: dict[int, int] = {}  # by stream: from this inode on, files may be there before their rows
         self.dirty_inos: list[int] = []  # files that were being written when the volume was last closed
         self._tenants: dict[int, TenantRow] = {}
         self._snapshots_wanted: dict[int, None] = {}
@@ -484,6 +486,8 @@ class Volume:
             await trio.lowlevel.checkpoint()
             with self.catalog.view() as view:
                 # In use means that blocks may be landing that the catalog does not know yet.
+                if key[1] >= self.unborn_from.get(key[0], key[1] + 1):
+                    continue
                 if key not in self.handles and key not in self.handles.evicting and orphans.hot_is_orphan(view, key):
                     self.hot.unlink(path)
                     removed += 1
@@ -525,6 +529,7 @@ async def open_volume(
         try:
             await trio.to_thread.run_sync(volume.ensure_tenants)
             if settings.manifest.enabled:
+                await trio.to_thread.run_sync(recover_births, volume)
                 volume.dirty_inos = await trio.to_thread.run_sync(recover, volume)
             volume.restore_quota()
             connect(volume, volume.metrics)

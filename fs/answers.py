@@ -45,12 +45,14 @@ def errno_of(e: BaseException) -> int:
 
 
 def answered(operation: F) -> F:
-    """The operation with everything it can raise turned into an answer."""
+    """The operation, on a tree that lacks nothing, with everything it can raise turned into an answer."""
 
     @functools.wraps(operation)
-    async def wrapped(*args: Any, **kwargs: Any) -> Any:
+    async def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
         try:
-            return await operation(*args, **kwargs)
+            if self.births is not None and self.births.behind():
+                await self.births.catch_up()
+            return await operation(self, *args, **kwargs)
         except pyfuse3.FUSEError:
             raise
         except Exception as e:  # noqa: BLE001 (the mount must live)

@@ -1,8 +1,8 @@
 """Attributes as the kernel wants them, from rows and backing files.
 
 A dirty file's size and times are its backing file's, which the kernel may be writing behind our back; everything
-else is the catalog's. What is clean changes only through us, so the kernel may remember it for long; what is dirty it
-asks for again.
+else is the catalog's. What nobody writes to changes only through us, so the kernel may remember it for long; where a
+mapping outlived its last close, the sealer tells the kernel.
 
 Owner: stateless.
 """
@@ -23,13 +23,15 @@ DIRTY_S: Final = 1.0
 BLOCK_SIZE: Final = 4096
 
 
-def attributes(row: InodeRow, options: Options, backing: os.stat_result | None = None) -> pyfuse3.EntryAttributes:
-    """The attributes of an inode; `backing` where it is dirty."""
+def attributes(
+    row: InodeRow, options: Options, backing: os.stat_result | None = None, *, changing: bool = False
+) -> pyfuse3.EntryAttributes:
+    """The attributes of an inode; `backing` where it is dirty, `changing` where somebody may be writing."""
     attr = pyfuse3.EntryAttributes()
     attr.st_ino = row.ino
     attr.generation = 0
     attr.entry_timeout = LONG_S
-    attr.attr_timeout = LONG_S if backing is None else DIRTY_S
+    attr.attr_timeout = DIRTY_S if changing else LONG_S
     attr.st_mode = row.mode if options.umask is None else row.mode & ~options.umask
     attr.st_nlink = row.nlink
     attr.st_uid = row.uid if options.uid is None else options.uid

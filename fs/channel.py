@@ -29,7 +29,7 @@ import trio
 
 from aof2.fs import channel_wire as wire
 from aof2.fs.channel_outbox import Outbox, socket_pair
-from aof2.fs.channel_wire import ChannelError, Kind, KnownHandle, Mode, NodeFlag, Upcall, Written
+from aof2.fs.channel_wire import ChannelError, Kind, KnownHandle, Mode, NestAction, NodeFlag, Upcall, Written
 from aof2.native.channel_path import channel_path
 
 __all__ = [
@@ -38,6 +38,7 @@ __all__ = [
     "KnownHandle",
     "Mode",
     "MountOptions",
+    "NestAction",
     "NodeFlag",
     "Upcall",
     "Written",
@@ -111,6 +112,7 @@ class Channel:
         self._seq = 0
         self._waiters: dict[int, _Waiter] = {}
         self._killed: set[int] = set()
+        self.births_wanted: Callable[[], None] | None = None
         self._nursery: trio.Nursery | None = None
         self._early: list[tuple[int, int, int, bytes]] = []
         self._upcall: Callable[[Upcall], Awaitable[bytes]] | None = None
@@ -190,6 +192,35 @@ class Channel:
         answers = await self._ask(Kind.DUMP, b"")
         return [KnownHandle(*row) for _, body in answers for row in wire.HANDLE.iter_unpack(body)]
 
+    # -- births ------------------------------------------------------------------------------------------------
+
+    def birth_page(self, fd: int) -> None:
+        """The page that both sides see (`births.h`)."""
+        self._tell(Kind.BIRTH_PAGE, b"", fd)
+
+    def birth_dir(self, stream_id: int, slot: int, fd: int) -> None:
+        """Where backing files of a tenant are made."""
+        self._tell(Kind.BIRTH_DIR, wire.CAPS.pack(stream_id, slot), fd)
+
+    def birth_log(self, stream_id: int, offset: int, fd: int) -> None:
+        """Where a tenant's births are recorded, from an offset on."""
+        self._tell(Kind.BIRTH_LOG, wire.GRANT.pack(stream_id, offset), fd)
+
+    def birth_inos(self, stream_id: int, first: int, count: int) -> None:
+        """Inode numbers for births to come; what is left of the last ones is forgotten."""
+        self._tell(Kind.BIRTH_INOS, wire.RANGE.pack(stream_id, first, count))
+
+    async def nest(self, ino: int, action: NestAction, gid: int | None = None) -> bool:
+        """Changes what the channel does in a directory; False when it has no room. OPEN returns when every name that
+        was on its way is in the catalog: from then on the channel notes names itself."""
+        body = wire.NEST.pack(ino, action, 0 if gid is None else 1, gid or 0)
+        (flags, _), *_ = await self._ask(Kind.NEST, body)
+        return not flags & wire.AGAIN
+
+    def names(self, ino: int, packed: bytes) -> None:
+        """Names of a directory: a length byte and the name, each."""
+        self._tell(Kind.NAMES, wire.NODEID.pack(ino) + packed)
+
     # -- what the kernel is told -------------------------------------------------------------------------------
 
     def invalidate_inode(self, nodeid: int, offset: int = 0, length: int = 0) -> None:
@@ -201,7 +232,8 @@ class Channel:
         self._tell_kernel(wire.inval_inode(nodeid, -1, 0))
 
     def invalidate_entry(self, parent: int, name: bytes, child: int = 0) -> None:
-        """The kernel forgets a name; with `child`, that it is gone (watchers are told)."""
+        """The kernel forgets a name; with `child`, that it is gone (watchers are told). The channel, too."""
+        self._tell(Kind.NEST, wire.NEST.pack(parent, NestAction.END, 0, 0))
         self._tell_kernel(wire.delete(parent, name, child) if child else wire.inval_entry(parent, name))
 
     def _tell_kernel(self, message: bytes) -> None:
@@ -269,6 +301,9 @@ class Channel:
                 _, _, _, self.max_write, offered = wire.INIT.unpack_from(body)
                 self.passthrough_offered = bool(offered)
                 self._inited.set()
+            case Kind.EV_BIRTHS:
+                if self.births_wanted is not None:
+                    self.births_wanted()
             case Kind.EV_KILL:
                 self._killed.add(wire.NODEID.unpack_from(body)[0])
             case Kind.EV_GONE:

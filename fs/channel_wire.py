@@ -21,6 +21,7 @@ RANGE: Final = struct.Struct("<QQQ")
 GRANT: Final = struct.Struct("<QQ")
 NODEID: Final = struct.Struct("<Q")
 CAPS: Final = struct.Struct("<QI")
+NEST: Final = struct.Struct("<QIII")
 REPLY: Final = struct.Struct("<Qi")
 WRITTEN: Final = struct.Struct("<QQQI")
 UPCALL: Final = struct.Struct("<QIQIII")
@@ -66,6 +67,12 @@ class Kind(IntEnum):
     REPLY = 9
     DUMP = 10
     PROBE = 11
+    BIRTH_PAGE = 12
+    BIRTH_DIR = 13
+    BIRTH_LOG = 14
+    BIRTH_INOS = 15
+    NEST = 16
+    NAMES = 17
     EV_MOUNTED = 128
     EV_FAILED = 129
     EV_INIT = 130
@@ -78,6 +85,17 @@ class Kind(IntEnum):
     EV_PROBED = 137
     EV_UPCALL = 138
     EV_KILL = 139
+    EV_NEST = 140
+    EV_BIRTHS = 141
+
+
+class NestAction(IntEnum):
+    """Spoken on the socket: never renumber."""
+
+    OPEN = 1
+    SERVE = 2
+    END = 3
+    END_ALL = 4
 
 
 class Notify(IntEnum):

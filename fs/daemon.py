@@ -26,6 +26,7 @@ from aof2.engine.errors import Aof2Error
 from aof2.engine.files import Files
 from aof2.engine.settings import Settings
 from aof2.engine.volume import Volume, open_volume
+from aof2.fs.births import Births
 from aof2.fs.channel import Channel, MountOptions, open_channel
 from aof2.fs.control import views
 from aof2.fs.control.server import ControlServer
@@ -53,6 +54,7 @@ class MountedVolume:
         self.channel = channel
         self.files = files
         self.started_ms = volume.env.now_ms()
+        self.births: Births | None = None
 
 
 async def serve(
@@ -99,6 +101,7 @@ async def _open_mount(mountpoint: Path, options: Options) -> AsyncIterator[Chann
 
 async def _run(mounted: MountedVolume, operations: Operations, ready: Callable[[], None]) -> None:
     files, channel = mounted.files, mounted.channel
+    births: Births | None = None
     upcalls = Upcalls(operations, files)
     async with trio.open_nursery() as background:
         async with trio.open_nursery() as nursery:
@@ -107,13 +110,31 @@ async def _run(mounted: MountedVolume, operations: Operations, ready: Callable[[
             nursery.start_soon(_until_gone, channel, upcalls, files, nursery.cancel_scope)
             await _decide_passthrough(mounted)
             await _announce_capabilities(mounted)
+            births = await _start_births(mounted, background)
+            operations.births = mounted.births = births
             for ino in mounted.volume.dirty_inos:
                 nursery.start_soon(_adopt, files, ino)
             await nursery.start(ControlServer(mounted.volume.state_dir / CONTROL_NAME, mounted).run)
             ready()
         with trio.CancelScope(shield=True):
+            if births is not None:
+                await births.catch_up()
+                births.close()
             await _seal_the_rest(files)
         background.cancel_scope.cancel()
+
+
+async def _start_births(mounted: MountedVolume, nursery: trio.Nursery) -> Births | None:
+    """Lets the channel create files by itself, where they can be passed through and look as they are."""
+    options = mounted.options
+    if not mounted.files.passthrough or options.ro or not mounted.volume.settings.manifest.enabled:
+        return None
+    if (options.uid, options.gid, options.umask) != (None, None, None):
+        return None
+    births = Births(mounted.files, mounted.channel)
+    await births.start()
+    await nursery.start(births.run)
+    return births
 
 
 async def _serve_kernel() -> None:

@@ -32,10 +32,12 @@ from aof2.engine.catalog.batch import Batch
 from aof2.engine.catalog.rows import InodeRow, TenantKind
 from aof2.engine.catalog.store import View
 from aof2.engine.files import Files, stream_of
+from aof2.engine.files.state import Stamp
 from aof2.engine.volume import Volume
 from aof2.fs import special as s
 from aof2.fs.answers import answered
 from aof2.fs.attrs import absent, attributes
+from aof2.fs.births import Births
 from aof2.fs.facts import FACTS, fact
 from aof2.fs.listing import Listing
 from aof2.fs.options import Options
@@ -66,6 +68,7 @@ class Operations(pyfuse3.Operations):
         self.files = files
         self.special = special
         self.options = options
+        self.births: Births | None = None
         self._ghosts: dict[int, InodeRow] = {}
         self._listings: dict[int, Listing | list[tuple[bytes, int]]] = {}
         self._special_handles: dict[int, int] = {}
@@ -86,7 +89,9 @@ class Operations(pyfuse3.Operations):
         if file is None or not file.dirty:
             return attributes(row, self.options)
         try:
-            return attributes(row, self.options, file.stat())
+            now = file.stat()
+            file.told_stamp = Stamp.of(now)
+            return attributes(row, self.options, now, changing=file.writers > 0)
         except FileNotFoundError:
             return attributes(row, self.options)
 
@@ -366,6 +371,8 @@ class Operations(pyfuse3.Operations):
         self._check_name(name)
         self._tenant_dir(parent_inode)
         row, fh = await self.files.create(parent_inode, name, flags, mode=stat.S_IMODE(mode), uid=ctx.uid, gid=ctx.gid)
+        if self.births is not None:
+            self.births.created(parent_inode)
         return pyfuse3.FileInfo(fh=fh, keep_cache=False), self._attributes(row)
 
     @answered

@@ -42,6 +42,8 @@ class Upcalls:
             raise OSError(_code(f"opcode {call.opcode}", e), "") from None
 
     async def _answer(self, call: Upcall) -> bytes:
+        if self._operations.births is not None:
+            await self._operations.births.catch_up()
         match call.opcode:
             case 43:
                 return await self._fallocate(call)

@@ -236,6 +236,8 @@ class Sealer:
             files.volume.env.failpoint("seal.recorded")
             file.state = row.state
             self.sealed_files += 1
+            if file.told_stamp not in (None, one.stamp):
+                files.kernel.invalidate_attr(file.ino)  # stores through a mapping told nobody
             files.sealed(file, row, one.digest.size)
             files.volume.jobs.sealed(file.key[0], one.digest.size)
 

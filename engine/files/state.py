@@ -129,6 +129,7 @@ class OpenFile:
         self.new_name = False  # the backing file's name may not be durable yet
         self.frozen = False  # writers are stopped: the disk has no room
         self.unlinked = False
+        self.told_stamp: Stamp | None = None  # what the kernel was last told
         self.special = False  # suid, sgid or capabilities: a write by another user takes them away
 
     @property

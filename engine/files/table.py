@@ -155,6 +155,33 @@ class Files:
             os.close(fd)
         return self._new_handle(file, flags)
 
+    def born(self, row: InodeRow, fh: int, flags: int, *, closed: bool) -> None:
+        """A file that the channel created, and passed through; `closed` again already."""
+        stream_id = stream_of(row.ino)
+        tenant = self.volume.tenant_names()[stream_id]
+        path = self.volume.hot.path(tenant, row.ino, row.generation)
+        file = OpenFile((stream_id, row.ino, row.generation), tenant, path, ObjectState.DIRTY)
+        file.new_name = True
+        self._files[row.ino] = file
+        if closed:
+            self._charge(file)
+            self.sealer.closed(file)
+            return
+        file.mode, file.registered, file.handles = Mode.PASSTHROUGH, True, 1
+        handle = Handle(file, flags)
+        self._handles[fh] = handle
+        if handle.writes:
+            file.writers = 1
+            self.room.opened(file)
+
+    async def born_released(self, fh: int, *, dropped: bool) -> None:
+        """Its creator closed it; `dropped`: the channel let go of the backing file by itself."""
+        handle = self._handles.get(fh)
+        if handle is not None:
+            if dropped:
+                handle.file.registered = False
+            await self.release(fh)
+
     def make_backing(self, row: InodeRow) -> None:
         """The backing file of a new file that nobody opens (mknod)."""
         os.close(self._open_backing_of(row))

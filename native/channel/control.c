@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "../bytes.h"
+#include "births.h"
 #include "channel.h"
 
 #define RANGES_MAX 2048      /* of one EV_WRITTEN */
@@ -116,6 +117,11 @@ static void answer_upcall(const control_message *m) {
   }
 }
 
+static void nest(const control_message *m) {
+  int result = births_nest(m->nodeid, m->nest.action, m->nest.flags & 1, m->nest.gid, m->seq);
+  if (result != 1) event_send(EV_NEST, result ? PROTO_AGAIN : 0, m->seq, NULL, 0);
+}
+
 static void probe(const control_message *m, int fd) {
   uint8_t body[4];
   int32_t id;
@@ -130,12 +136,18 @@ void control_apply(const control_message *m, int fd) {
   aftermath after = AFTERMATH_NONE;
   if (m->kind == PROTO_NODE) return put_node(m, fd);
   if (m->kind == PROTO_PROBE) return probe(m, fd);
+  if (m->kind == PROTO_BIRTH_PAGE) return births_page(fd);
+  if (m->kind == PROTO_BIRTH_DIR) return births_dir(m->nodeid, m->caps_on, fd);
+  if (m->kind == PROTO_BIRTH_LOG) return births_log(m->nodeid, m->grant_bytes, fd);
   if (fd >= 0) {
     note("a descriptor with message %u, which takes none", m->kind);
     close(fd);
   }
   switch (m->kind) {
     case PROTO_CLEAR: return clear(m);
+    case PROTO_BIRTH_INOS: return births_inos(m->nodeid, m->blocks.first, m->blocks.count);
+    case PROTO_NAMES: return births_names(m->nodeid, m->reply.payload, m->reply.payload_len);
+    case PROTO_NEST: return nest(m);
     case PROTO_COLLECT: return collect(m);
     case PROTO_REPLY: return answer_upcall(m);
     case PROTO_DUMP: /* many messages: the control thread's, so that the reply thread is never held up by them */

@@ -17,7 +17,13 @@ static size_t body_len_of(uint16_t kind) {
     case PROTO_DROP: return 8;
     case PROTO_CAPS: return 12;
     case PROTO_REPLY: return 12; /* at least */
+    case PROTO_BIRTH_DIR: return 12;
+    case PROTO_BIRTH_LOG: return 16;
+    case PROTO_BIRTH_INOS: return 24;
+    case PROTO_NEST: return 20;
+    case PROTO_NAMES: return 8; /* at least */
     case PROTO_DUMP:
+    case PROTO_BIRTH_PAGE:
     case PROTO_PROBE: return 0;
     default: return SIZE_MAX;
   }
@@ -31,7 +37,7 @@ bool control_decode(const uint8_t *buf, size_t len, control_message *out) {
   out->seq = load_u32(buf + 4);
   const uint8_t *body = buf + PROTO_HEADER_LEN;
   size_t left = len - PROTO_HEADER_LEN, want = body_len_of(out->kind);
-  if (want == SIZE_MAX || left < want || (left > want && out->kind != PROTO_REPLY)) return false;
+  if (want == SIZE_MAX || left < want || (left > want && out->kind != PROTO_REPLY && out->kind != PROTO_NAMES)) return false;
   if (out->kind == PROTO_REPLY) {
     out->reply.unique = load_u64(body);
     out->reply.error = (int32_t)load_u32(body + 8);
@@ -51,12 +57,24 @@ bool control_decode(const uint8_t *buf, size_t len, control_message *out) {
       out->handle.fh = load_u64(body + 8);
       memcpy(out->handle.cookie, body + 16, PROTO_COOKIE_LEN);
       return true;
+    case PROTO_BIRTH_INOS:
     case PROTO_BLOCKS:
     case PROTO_CLEAR:
       out->blocks.first = load_u64(body + 8);
       out->blocks.count = load_u64(body + 16);
       return out->blocks.count <= UINT64_MAX - out->blocks.first;
+    case PROTO_BIRTH_LOG:
     case PROTO_GRANT: out->grant_bytes = load_u64(body + 8); return true;
+    case PROTO_NEST:
+      out->nest.action = load_u32(body + 8);
+      out->nest.flags = load_u32(body + 12);
+      out->nest.gid = load_u32(body + 16);
+      return true;
+    case PROTO_NAMES:
+      out->reply.payload = body + want;
+      out->reply.payload_len = left - want;
+      return true;
+    case PROTO_BIRTH_DIR:
     case PROTO_CAPS: out->caps_on = load_u32(body + 8); return true;
     default: return true;
   }

@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "../bytes.h"
+#include "births.h"
 #include "channel.h"
 
 static init_offer offer;
@@ -36,7 +37,7 @@ static void forward(const request *r) {
 
 /* Notes what the answer will need; false: already answered, because no room is left to handle the answer right. */
 static bool before_forward(const request *r) {
-  bool go_on = true;
+  bool go_on = true, minds = births_minds(r);
   pthread_mutex_lock(&tables_lock);
   switch (r->header.opcode) {
     case WIRE_INIT:
@@ -55,9 +56,17 @@ static bool before_forward(const request *r) {
       }
       break;
     }
-    default: break;
+    default:
+      if (minds) go_on = pending_put(r->header.unique, r->header.nodeid, r->header.opcode, false);
+      break;
   }
   pthread_mutex_unlock(&tables_lock);
+  uint64_t tag = go_on ? births_forwarded(r) : 0;
+  if (go_on && minds) {
+    pthread_mutex_lock(&tables_lock);
+    pending_tag(r->header.unique, tag);
+    pthread_mutex_unlock(&tables_lock);
+  }
   if (!go_on) device_reply(r->header.unique, ENFILE, NULL, 0);
   return go_on;
 }
@@ -136,7 +145,8 @@ void reply_handle(uint8_t *buf, size_t len) {
     inited = !header.error && init_patch(buf, len, &offer, channel.privileged, channel.data_max, &init);
     if (!inited) note("an answer to INIT of %zu bytes, error %d: passed on as it is", len, header.error);
   } else if (known) {
-    opened = open_patch(buf, len, &asked, &nodeid, &fh);
+    births_answered(&asked, buf, len);
+    if (asked.opcode == WIRE_OPEN || asked.opcode == WIRE_CREATE) opened = open_patch(buf, len, &asked, &nodeid, &fh);
   }
   struct iovec part = {buf, len};
   bool taken = device_write(channel.dev, &part, 1);

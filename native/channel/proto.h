@@ -25,6 +25,12 @@ enum proto_kind { /* daemon to channel */
   PROTO_REPLY = 9,
   PROTO_DUMP = 10,
   PROTO_PROBE = 11,
+  PROTO_BIRTH_PAGE = 12,
+  PROTO_BIRTH_DIR = 13,
+  PROTO_BIRTH_LOG = 14,
+  PROTO_BIRTH_INOS = 15,
+  PROTO_NEST = 16,
+  PROTO_NAMES = 17,
 };
 
 enum proto_event { /* channel to daemon */
@@ -40,6 +46,8 @@ enum proto_event { /* channel to daemon */
   EV_PROBED = 137,
   EV_UPCALL = 138,
   EV_KILL = 139,
+  EV_NEST = 140,
+  EV_BIRTHS = 141,
 };
 
 #define PROTO_MORE 1u   /* EV_WRITTEN: another message of the same seq follows */
@@ -68,6 +76,9 @@ typedef struct {
       uint64_t first, count;
     } blocks;
     uint64_t grant_bytes;
+    struct {
+      uint32_t action, flags, gid;
+    } nest;
     uint32_t caps_on;
     struct {
       uint64_t unique;
@@ -78,6 +89,7 @@ typedef struct {
   };
 } control_message;
 
-/* Whether the bytes are a whole message of a known kind: the lengths are exact but for REPLY, whose payload is the rest. */
+/* Whether the bytes are a whole message of a known kind: the lengths are exact but for REPLY and NAMES, whose payload is the
+ * rest (`reply.payload` for both). */
 bool control_decode(const uint8_t *buf, size_t len, control_message *out);
 #endif

@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "../bytes.h"
+#include "births.h"
 #include "channel.h"
 
 #define COPY_MAX (UINT64_C(64) << 20) /* of one copy_file_range: a worker must come back soon; callers go on from there */
@@ -247,6 +248,10 @@ static bool upcall(const request *r) {
 
 bool serve(const request *r, uint8_t *data) {
   switch (r->header.opcode) {
+    case WIRE_LOOKUP: return births_lookup(r);
+    case WIRE_GETATTR: return births_getattr(r);
+    case WIRE_CREATE: return births_create(r);
+    case WIRE_RELEASE: return births_release(r);
     case WIRE_READ: return serve_read(r, data);
     case WIRE_WRITE: return serve_write(r);
     case WIRE_GETXATTR: return serve_getxattr(r);

@@ -269,6 +269,11 @@ bool pending_put(uint64_t unique, uint64_t nodeid, uint32_t opcode, bool upcall)
   return true;
 }
 
+void pending_tag(uint64_t unique, uint64_t tag) {
+  uint32_t slot = index_get(&pending_index, unique & ~WIRE_UNIQUE_RESEND, 0);
+  if (slot != INDEX_NONE) pendings[slot].tag = tag;
+}
+
 bool pending_find(uint64_t unique, bool take, pending *out) {
   uint64_t key = unique & ~WIRE_UNIQUE_RESEND;
   uint32_t slot = index_get(&pending_index, key, 0);

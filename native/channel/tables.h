@@ -58,6 +58,7 @@ typedef struct {
   uint64_t unique, nodeid;
   uint32_t opcode;
   bool upcall;
+  uint64_t tag; /* whatever the one who asked wants to know again */
   uint32_t next_free;
 } pending;
 
@@ -105,6 +106,7 @@ const handle *handle_next(uint32_t *slot);
 bool tables_room_for_open(void);
 /* False: the table is full. */
 bool pending_put(uint64_t unique, uint64_t nodeid, uint32_t opcode, bool upcall);
+void pending_tag(uint64_t unique, uint64_t tag);
 /* Finds the request, and forgets it when `take`. */
 bool pending_find(uint64_t unique, bool take, pending *out);
 

@@ -17,7 +17,17 @@
 #define WIRE_MINOR_PASSTHROUGH 40
 
 enum wire_opcode {
+  WIRE_LOOKUP = 1,
   WIRE_FORGET = 2,
+  WIRE_GETATTR = 3,
+  WIRE_SETATTR = 4,
+  WIRE_SYMLINK = 6,
+  WIRE_MKNOD = 8,
+  WIRE_MKDIR = 9,
+  WIRE_UNLINK = 10,
+  WIRE_RMDIR = 11,
+  WIRE_RENAME = 12,
+  WIRE_LINK = 13,
   WIRE_OPEN = 14,
   WIRE_READ = 15,
   WIRE_WRITE = 16,
@@ -31,6 +41,7 @@ enum wire_opcode {
   WIRE_POLL = 40,
   WIRE_BATCH_FORGET = 42,
   WIRE_FALLOCATE = 43,
+  WIRE_RENAME2 = 45,
   WIRE_LSEEK = 46,
   WIRE_COPY_FILE_RANGE = 47,
   WIRE_SYNCFS = 50,
@@ -101,7 +112,27 @@ typedef struct {
   int32_t backing_id;
 } wire_open_out;
 
-#define WIRE_ENTRY_OUT_LEN 128 /* nodeid is its first field */
+typedef struct {
+  uint64_t ino, size, blocks, atime, mtime, ctime;
+  uint32_t atimensec, mtimensec, ctimensec, mode, nlink, uid, gid, rdev, blksize, flags;
+} wire_attr;
+
+typedef struct {
+  uint64_t nodeid, generation, entry_valid, attr_valid;
+  uint32_t entry_valid_nsec, attr_valid_nsec;
+  wire_attr attr;
+} wire_entry_out;
+#define WIRE_ENTRY_OUT_LEN 128
+
+typedef struct {
+  uint64_t attr_valid;
+  uint32_t attr_valid_nsec, padding;
+  wire_attr attr;
+} wire_attr_out;
+
+typedef struct {
+  uint32_t flags, mode, umask, open_flags; /* then the name */
+} wire_create_in;
 
 typedef struct {
   uint64_t fh, offset;
@@ -161,5 +192,7 @@ _Static_assert(offsetof(wire_init_out, max_stack_depth) == 36, "init_out");
 _Static_assert(sizeof(wire_open_out) == 16 && sizeof(wire_release_in) == 24, "open");
 _Static_assert(sizeof(wire_read_in) == 40 && sizeof(wire_write_in) == 40, "read, write");
 _Static_assert(sizeof(wire_fallocate_in) == 32 && sizeof(wire_lseek_in) == 24 && sizeof(wire_copy_in) == 56, "ranges");
+_Static_assert(sizeof(wire_attr_out) == 104, "attr");
+_Static_assert(sizeof(wire_entry_out) == WIRE_ENTRY_OUT_LEN && sizeof(wire_create_in) == 16, "entry, create");
 _Static_assert(sizeof(wire_backing_map) == 16, "backing_map");
 #endif

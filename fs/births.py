@@ -1,0 +1,272 @@
+"""Files that the channel creates by itself: the daemon's side (`native/channel/births.h` says how it works).
+
+Directories in which many files are made become nests: the channel is told their names, and from then on answers for
+names that are not among them. New directories are nests from the start. What it created it has written to the birth
+log; `catch_up` folds that into the catalog, and every operation does so first where something is waiting, so nobody
+sees a tree that lacks a file.
+
+Owner: the trio thread. A crash leaves birth logs, which recovery folds (`engine/files/birthlog.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import mmap
+import os
+import struct
+from collections import Counter
+from functools import partial
+from typing import Final
+
+import trio
+
+from aof2.engine import namespace
+from aof2.engine.aio import result_of
+from aof2.engine.catalog import tables as t
+from aof2.engine.catalog.rows import InodeRow, TenantKind
+from aof2.engine.errors import Aof2Error
+from aof2.engine.files import Files, birthlog, stream_of
+from aof2.engine.files.birthlog import Birth, Release
+from aof2.fs.channel import Channel, ChannelError, NestAction
+
+log = logging.getLogger(__name__)
+
+INOS_GRANTED: Final = 1 << 16
+NEST_AFTER: Final = 4  # creates in one directory that came here
+NEST_AGAIN: Final = 256
+NAMES_MAX: Final = 50_000
+NAMES_PAGE: Final = 1024
+MESSAGE_BYTES: Final = 60_000
+# What is born is folded this much later at the latest; a burst is folded in few commits.
+FOLD_AFTER_S: Final = 0.05
+STREAMS_MAX: Final = 16
+_ARMED: Final = struct.Struct("<I")
+_TOTAL: Final = struct.Struct("<Q")
+_STREAM: Final = struct.Struct("<QQ")
+_TOTAL_AT: Final = 8
+_STREAMS_AT: Final = 16
+S_ISGID: Final = 0o2000
+
+
+class _Log:
+    """One tenant's birth log."""
+
+    def __init__(self, stream_id: int, slot: int, number: int, fd: int) -> None:
+        self.stream_id = stream_id
+        self.slot = slot
+        self.number = number
+        self.fd = fd
+        self.taken = 0
+        self.inos_end = 0
+
+
+class Births:
+    """What was born and is not in the catalog yet."""
+
+    def __init__(self, files: Files, channel: Channel) -> None:
+        self._files = files
+        self._channel = channel
+        self._logs: list[_Log] = []
+        self._page: mmap.mmap | None = None
+        self._folded = 0
+        self._lock = trio.Lock()
+        self._woken = trio.Event()
+        self._made: Counter[int] = Counter()
+        self._nursery: trio.Nursery | None = None
+        self.folded_files = 0
+
+    # -- starting ----------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Gives the channel what it needs to create files."""
+        volume = self._files.volume
+        fd = os.memfd_create("aof2-births", os.MFD_CLOEXEC)
+        os.ftruncate(fd, mmap.PAGESIZE)
+        self._page = mmap.mmap(fd, mmap.PAGESIZE)
+        self._channel.births_wanted = self._wake
+        self._channel.birth_page(fd)
+        os.close(fd)
+        kinds = ((s, volume.tenant_kind(s)) for s in volume.tenant_names())
+        for slot, stream_id in enumerate(s for s, kind in kinds if kind == TenantKind.FILES):
+            if slot < STREAMS_MAX:
+                await self._open_log(stream_id, slot)
+
+    async def _open_log(self, stream_id: int, slot: int) -> None:
+        volume = self._files.volume
+        folder, hot = volume.state_dir / "births", volume.hot.root / volume.tenant_names()[stream_id]
+        volume.env.make_dirs(folder)
+        volume.env.make_dirs(hot)
+        with volume.catalog.view() as view:
+            position = view.get(stream_id, t.COUNTERS, birthlog.POSITION) or 0
+        number = (position >> birthlog.POSITION_SHIFT) + 1
+        work = partial(birthlog.fold, births=(), position=number << birthlog.POSITION_SHIFT, chunk_bytes=0)
+        await result_of(volume.writer.submit(stream_id, work))
+        fd = os.open(folder / birthlog.log_name(stream_id, number), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        os.ftruncate(fd, 0)
+        one = _Log(stream_id, slot, number, fd)
+        self._logs.append(one)
+        hot_fd = os.open(hot, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            self._channel.birth_dir(stream_id, slot, hot_fd)
+        finally:
+            os.close(hot_fd)
+        self._channel.birth_log(stream_id, 0, fd)
+        await self._grant(one)
+
+    async def _grant(self, one: _Log) -> None:
+        volume = self._files.volume
+        work = partial(birthlog.reserve_inos, count=INOS_GRANTED)
+        first = await result_of(volume.writer.submit(one.stream_id, work))
+        volume.unborn_from.setdefault(one.stream_id, first)
+        one.inos_end = first + INOS_GRANTED
+        self._channel.birth_inos(one.stream_id, first, INOS_GRANTED)
+
+    def close(self) -> None:
+        """After the last fold: the logs are empty of news and go."""
+        for one in self._logs:
+            path = self._files.volume.state_dir / "births" / birthlog.log_name(one.stream_id, one.number)
+            os.close(one.fd)
+            if not self.behind():
+                path.unlink(missing_ok=True)
+        self._logs = []
+
+    # -- nests -------------------------------------------------------------------------------------------------
+
+    def created(self, parent: int) -> None:
+        """A create came here. Where many do, the channel takes over."""
+        if self._nursery is None or not self._logs:
+            return
+        self._made[parent] += 1
+        made = self._made[parent]
+        if made == NEST_AFTER or made % NEST_AGAIN == 0:
+            self._nursery.start_soon(self._open_nest, parent)
+        if len(self._made) > NAMES_PAGE:
+            self._made.clear()
+
+    async def _open_nest(self, ino: int) -> None:
+        volume = self._files.volume
+        if not self._files.room.lets_pass(volume.tenant_names()[stream_of(ino)]):
+            return
+        with volume.catalog.view() as view:
+            row = namespace.inode(view, stream_of(ino), ino)
+        if row is None:
+            return
+        gid = row.gid if row.mode & S_ISGID else None
+        try:
+            if not await self._channel.nest(ino, NestAction.OPEN, gid):
+                return
+            if not await trio.to_thread.run_sync(self._send_names, ino):
+                await self._channel.nest(ino, NestAction.END)
+                return
+            await self._channel.nest(ino, NestAction.SERVE)
+        except ChannelError:
+            return  # the mount is going
+
+    def _send_names(self, ino: int) -> bool:
+        """All names of the directory to the channel; False when they are too many."""
+        packed, sent, after = bytearray(), 0, None
+        while True:
+            with self._files.volume.catalog.view() as view:
+                page = namespace.list_dir(view, stream_of(ino), ino, after, NAMES_PAGE)
+            for name, _ in page:
+                if len(packed) + len(name) + 1 > MESSAGE_BYTES:
+                    trio.from_thread.run_sync(self._channel.names, ino, bytes(packed))
+                    packed.clear()
+                packed.append(len(name))
+                packed += name
+            sent += len(page)
+            if sent > NAMES_MAX:
+                return False
+            if len(page) < NAMES_PAGE:
+                break
+            after = page[-1][0]
+        trio.from_thread.run_sync(self._channel.names, ino, bytes(packed))
+        return True
+
+    # -- folding -----------------------------------------------------------------------------------------------
+
+    def behind(self) -> bool:
+        """Whether something was born that the catalog does not know."""
+        return self._page is not None and _TOTAL.unpack_from(self._page, _TOTAL_AT)[0] != self._folded
+
+    def _wake(self) -> None:
+        self._woken.set()
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            task_status.started()
+            while True:
+                self._arm()
+                if not self.behind():
+                    await self._woken.wait()
+                self._woken = trio.Event()
+                await trio.sleep(FOLD_AFTER_S)
+                try:
+                    await self.catch_up()
+                except (Aof2Error, OSError) as e:
+                    log.critical("new files are not in the catalog yet", extra={"error": str(e)})
+                    await self._stop()
+                    return  # recovery folds them
+
+    async def _stop(self) -> None:
+        """The channel creates nothing by itself any more, until nests are opened again."""
+        with contextlib.suppress(ChannelError):
+            await self._channel.nest(0, NestAction.END_ALL)
+
+    def _arm(self) -> None:
+        if self._page is not None:
+            _ARMED.pack_into(self._page, 0, 1)
+
+    async def catch_up(self) -> None:
+        """Returns when everything born before this call is in the catalog."""
+        async with self._lock:
+            while self.behind():
+                for one in self._logs:
+                    await self._fold_log(one)
+
+    async def _fold_log(self, one: _Log) -> None:
+        if self._page is None:
+            return
+        at = _STREAMS_AT + one.slot * _STREAM.size
+        end, _ = _STREAM.unpack_from(self._page, at)
+        if end == one.taken:
+            return
+        start = one.taken
+        data = os.pread(one.fd, end - start, start)
+        # From here on the channel leaves dropping nodes to us.
+        _TOTAL.pack_into(self._page, at + 8, end)
+        one.taken = end
+        records = list(birthlog.parse(data, start))
+        await self._fold(one, records)
+        self._folded += end - start
+
+    async def _fold(self, one: _Log, records: list[Birth | Release]) -> None:
+        volume = self._files.volume
+        births = [r for r in records if isinstance(r, Birth)]
+        released = {r.fh: r for r in records if isinstance(r, Release)}
+        waiting = []
+        for first in range(0, len(births), birthlog.BATCH_FILES):
+            group = births[first : first + birthlog.BATCH_FILES]
+            position = one.number << birthlog.POSITION_SHIFT | group[-1].end
+            chunk_bytes = volume.settings.engine.chunk_bytes
+            work = partial(birthlog.fold, births=group, position=position, chunk_bytes=chunk_bytes)
+            waiting.append((group, volume.writer.submit(one.stream_id, work)))
+        for group, future in waiting:
+            for birth, row in zip(group, await result_of(future), strict=True):
+                self._adopt(birth, row, released.pop(birth.fh, None))
+        for release in released.values():
+            await self._files.born_released(release.fh, dropped=release.dropped)
+        self.folded_files += len(births)
+        if births and births[-1].ino + INOS_GRANTED // 4 > one.inos_end:
+            await self._grant(one)
+        if not self._files.room.lets_pass(volume.tenant_names()[one.stream_id]):
+            await self._stop()
+
+    def _adopt(self, birth: Birth, row: InodeRow | None, release: Release | None) -> None:
+        if row is None:
+            return  # said in the log; its backing file is an orphan
+        self._files.born(row, birth.fh, birth.flags, closed=release is not None)
+        if release is not None and not release.dropped:
+            self._channel.drop(birth.ino)
