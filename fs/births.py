@@ -10,7 +10,6 @@ Owner: the trio thread. A crash leaves birth logs, which recovery folds (`engine
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import mmap
 import os
@@ -74,6 +73,8 @@ class Births:
         self._woken = trio.Event()
         self._made: Counter[int] = Counter()
         self._nursery: trio.Nursery | None = None
+        self._stopped = False
+        self._failed = False
         self.folded_files = 0
 
     # -- starting ----------------------------------------------------------------------------------------------
@@ -135,8 +136,12 @@ class Births:
 
     def created(self, parent: int) -> None:
         """A create came here. Where many do, the channel takes over."""
-        if self._nursery is None or not self._logs:
+        if self._nursery is None or not self._logs or self._failed:
             return
+        if self._stopped and self._may_pass():
+            self._stopped = False
+            for one in self._logs:
+                self._nursery.start_soon(self._grant, one)
         self._made[parent] += 1
         made = self._made[parent]
         if made == NEST_AFTER or made % NEST_AGAIN == 0:
@@ -146,7 +151,7 @@ class Births:
 
     async def _open_nest(self, ino: int) -> None:
         volume = self._files.volume
-        if not self._files.room.lets_pass(volume.tenant_names()[stream_of(ino)]):
+        if not self._may_pass():
             return
         with volume.catalog.view() as view:
             row = namespace.inode(view, stream_of(ino), ino)
@@ -188,7 +193,9 @@ class Births:
 
     def behind(self) -> bool:
         """Whether something was born that the catalog does not know."""
-        return self._page is not None and _TOTAL.unpack_from(self._page, _TOTAL_AT)[0] != self._folded
+        if self._page is None or self._failed:
+            return False
+        return bool(_TOTAL.unpack_from(self._page, _TOTAL_AT)[0] != self._folded)
 
     def _wake(self) -> None:
         self._woken.set()
@@ -207,13 +214,20 @@ class Births:
                     await self.catch_up()
                 except (Aof2Error, OSError) as e:
                     log.critical("new files are not in the catalog yet", extra={"error": str(e)})
-                    await self._stop()
-                    return  # recovery folds them
+                    # What is here is served; recovery folds the rest.
+                    self._failed = True
+                    self._stop()
+                    return
 
-    async def _stop(self) -> None:
-        """The channel creates nothing by itself any more, until nests are opened again."""
-        with contextlib.suppress(ChannelError):
-            await self._channel.nest(0, NestAction.END_ALL)
+    def _stop(self) -> None:
+        """The channel creates nothing by itself any more, until it gets inode numbers again."""
+        self._stopped = True
+        for one in self._logs:
+            self._channel.birth_inos(one.stream_id, namespace.root_ino(one.stream_id), 0)
+
+    def _may_pass(self) -> bool:
+        names = self._files.volume.tenant_names()
+        return all(self._files.room.lets_pass(names[one.stream_id]) for one in self._logs)
 
     def _arm(self) -> None:
         if self._page is not None:
@@ -259,10 +273,10 @@ class Births:
         for release in released.values():
             await self._files.born_released(release.fh, dropped=release.dropped)
         self.folded_files += len(births)
-        if births and births[-1].ino + INOS_GRANTED // 4 > one.inos_end:
+        if not self._may_pass():
+            self._stop()
+        elif births and births[-1].ino + INOS_GRANTED // 4 > one.inos_end:
             await self._grant(one)
-        if not self._files.room.lets_pass(volume.tenant_names()[one.stream_id]):
-            await self._stop()
 
     def _adopt(self, birth: Birth, row: InodeRow | None, release: Release | None) -> None:
         if row is None:

@@ -371,6 +371,8 @@ class Operations(pyfuse3.Operations):
         self._check_name(name)
         self._tenant_dir(parent_inode)
         row, fh = await self.files.create(parent_inode, name, flags, mode=stat.S_IMODE(mode), uid=ctx.uid, gid=ctx.gid)
+        if flags & os.O_DSYNC:
+            await self.files.sync_log(stream_of(parent_inode))
         if self.births is not None:
             self.births.created(parent_inode)
         return pyfuse3.FileInfo(fh=fh, keep_cache=False), self._attributes(row)

@@ -179,7 +179,8 @@ void births_log(uint64_t stream_id, uint64_t offset, int fd) {
 void births_inos(uint64_t stream_id, uint64_t first, uint64_t count) {
   pthread_mutex_lock(&births_lock);
   stream *s = stream_find(stream_id);
-  if (s && first >> STREAM_SHIFT == stream_id && (first + count - 1) >> STREAM_SHIFT == stream_id) {
+  /* With a count of 0 nothing is born any more. */
+  if (s && first >> STREAM_SHIFT == stream_id && (first + count) >> STREAM_SHIFT == stream_id) {
     s->next_ino = first;
     s->end_ino = first + count;
   }
@@ -486,7 +487,9 @@ bool births_create(const request *r) {
   claim c;
   if (!len || len > NAME_MAX_LEN || r->header.total_extlen) return false;
   memcpy(&in, r->body, sizeof in);
-  if (!S_ISREG(in.mode) || (in.mode & (S_ISUID | S_ISGID)) || !claim_birth(r, name, len, &c)) return false;
+  /* O_SYNC promises that the name is durable, too: the daemon syncs its log. */
+  if (!S_ISREG(in.mode) || (in.mode & (S_ISUID | S_ISGID)) || (in.flags & (O_SYNC | O_DSYNC))) return false;
+  if (!claim_birth(r, name, len, &c)) return false;
   char path[64];
   snprintf(path, sizeof path, "%llu.1", (unsigned long long)c.ino);
   int fd = openat(c.dir_fd, path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
