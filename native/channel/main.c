@@ -24,12 +24,15 @@
 
 channel_state channel = {.dev = -1, .dev_notify = -1, .fuse = -1, .control = -1, .notify = -1};
 
-static atomic_bool ending;
+/* How the process is ending: the first thread to notice sees it through, the others keep still. */
+enum { RUNNING, UNMOUNTED, ORPHANED };
+static atomic_int ending = RUNNING;
 
 void channel_gone(uint32_t reason) {
   uint8_t body[4];
-  if (atomic_exchange(&ending, true)) {
-    for (;;) pause(); /* another thread is at it */
+  int running = RUNNING;
+  if (!atomic_compare_exchange_strong(&ending, &running, UNMOUNTED)) {
+    for (;;) pause();
   }
   store_u32(body, reason);
   event_send(EV_GONE, 0, 0, body, sizeof body);
@@ -43,7 +46,11 @@ void channel_gone(uint32_t reason) {
 }
 
 void daemon_gone(const char *what) {
-  if (atomic_exchange(&ending, true)) _exit(0); /* it hung up after EV_GONE, or another thread is ending */
+  int running = RUNNING;
+  if (!atomic_compare_exchange_strong(&ending, &running, ORPHANED)) {
+    if (running == UNMOUNTED) _exit(0); /* it hung up after EV_GONE */
+    for (;;) pause(); /* the connection is being aborted: exiting now would cut that short */
+  }
   note("the daemon is gone (%s): the mount answers ENOTCONN until it is unmounted", what);
   connection_abort();
   _exit(0);

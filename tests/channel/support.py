@@ -155,11 +155,13 @@ class Daemon:
         return (self.mount.parent / "stderr").read_text()
 
     def channel_alive(self) -> bool:
+        """Whether a thread of it still runs: one that hangs in the kernel keeps the mount alive."""
         try:
-            state = Path(f"/proc/{self.channel_pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except FileNotFoundError:
+            tasks = list(Path(f"/proc/{self.channel_pid}/task").iterdir())
+            states = [(task / "stat").read_text().rpartition(")")[2].split()[0] for task in tasks]
+        except (FileNotFoundError, ProcessLookupError):
             return False
-        return state != "Z"
+        return any(state not in "ZX" for state in states)
 
     def close(self) -> None:
         unmount(self.mount)

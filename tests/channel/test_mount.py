@@ -130,7 +130,9 @@ def test_a_read_in_progress_ends_when_the_daemon_is_killed(daemon: Daemon) -> No
     assert until(lambda: not daemon.channel_alive(), 1)
 
 
-def test_a_notification_that_waits_for_a_page_does_not_keep_the_mount_alive(daemon: Daemon) -> None:
+@pytest.mark.parametrize("_again", range(3))
+def test_a_notification_that_waits_for_a_page_does_not_keep_the_mount_alive(daemon: Daemon, _again: int) -> None:
+    """Each of two threads sees that the daemon is gone: the first must not be cut short by the second."""
     path = daemon.file("f", b"abc")
     daemon.call("hold", name="f")
     reader = subprocess.Popen(["cat", path], stderr=subprocess.DEVNULL)
