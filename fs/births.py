@@ -268,7 +268,8 @@ class Births:
             work = partial(birthlog.fold, births=group, position=position, chunk_bytes=chunk_bytes)
             waiting.append((group, volume.writer.submit(one.stream_id, work)))
         for group, future in waiting:
-            for birth, row in zip(group, await result_of(future), strict=True):
+            rows = await result_of(future)
+            for birth, row in zip(group, rows, strict=True):
                 self._adopt(birth, row, released.pop(birth.fh, None))
         for release in released.values():
             await self._files.born_released(release.fh, dropped=release.dropped)
