@@ -128,6 +128,17 @@ def test_what_the_server_sent_is_read_by_bucket() -> None:
     assert [parse_sent(text, bucket) for bucket in ("aof2", "aof2-x", "s3fs")] == [10_485_760, 5, 0]
 
 
+def test_who_made_fewer_files_is_shown_with_their_number() -> None:
+    row = Measurement(what="stat", unit="files/s", baseline="weed, best peer")
+    for made, shown_as in [
+        ({"aof2": 10, "weed": 10}, ("stat", "weed, best peer")),
+        ({"aof2": 10, "weed": 4}, ("stat", "weed, best peer (4 files)")),
+        ({"aof2": 3, "weed": 10}, ("stat (3 files)", "weed, best peer")),
+    ]:
+        counted = rows._with_counts(row, made, 10)
+        assert (counted.what, counted.baseline) == shown_as
+
+
 # -- turns -------------------------------------------------------------------------------------------------------
 
 
