@@ -562,6 +562,10 @@ bool births_release(const request *r) {
   if (r->body_len < sizeof in) return false;
   memcpy(&in, r->body, sizeof in);
   if (!(in.fh & BIRTH_FH)) return false;
+  pthread_mutex_lock(&births_lock);
+  bool none = !page; /* then nothing was ever born, and the handle is somebody else's */
+  pthread_mutex_unlock(&births_lock);
+  if (none) return false;
   released(r->header.nodeid, in.fh);
   device_reply(r->header.unique, 0, NULL, 0);
   tell_daemon();

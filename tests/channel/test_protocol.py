@@ -94,7 +94,7 @@ def test_what_is_asked_and_answered_is_as_written(ends: tuple[Channel, socket.so
 def test_numbers_agree() -> None:
     """proto.h, PROTOCOL.md and the Python side."""
     header = (CHANNEL / "proto.h").read_text()
-    c = {m[1]: int(m[2]) for m in re.finditer(r"^  (?:PROTO_)?((?:EV_)?[A-Z]+) = (\d+),", header, re.MULTILINE)}
+    c = {m[1]: int(m[2]) for m in re.finditer(r"^  (?:PROTO_)?((?:EV_)?[A-Z_]+) = (\d+),", header, re.MULTILINE)}
     page = (CHANNEL / "PROTOCOL.md").read_text()
     md = {m[2]: int(m[1]) for m in re.finditer(r"^\| (\d+) \| ([A-Z_]+) \|", page, re.MULTILINE)}
     python = {kind.name: int(kind) for kind in Kind}

@@ -45,7 +45,7 @@ static void step_put(uint8_t what, uint8_t flags, const uint8_t *data, size_t le
 
 static void control_put(void) {
   uint8_t m[64] = {0};
-  uint16_t kind = (uint16_t)(1 + below(11));
+  uint16_t kind = (uint16_t)(1 + below(17));
   size_t len = PROTO_HEADER_LEN + 8;
   store_u16(m, kind);
   store_u32(m + 4, (uint32_t)below(100));
@@ -68,17 +68,30 @@ static void control_put(void) {
       store_u32(m + 16, below(2) ? 0 : (uint32_t)-5);
       len = load_u32(m + 16) ? 20 : 20 + below(40);
       break;
+    case PROTO_BIRTH_DIR: store_u64(m + 8, below(2)); store_u32(m + 16, (uint32_t)number(3)); len = 20; break;
+    case PROTO_BIRTH_LOG: store_u64(m + 8, below(2)); store_u64(m + 16, number(300)); len = 24; break;
+    case PROTO_BIRTH_INOS:
+      store_u64(m + 8, below(2));
+      store_u64(m + 16, below(2) ? 1000 : number(6));
+      store_u64(m + 24, number(9));
+      len = 32;
+      break;
+    case PROTO_NEST: store_u32(m + 16, (uint32_t)number(5)); store_u32(m + 20, (uint32_t)below(2)); len = 28; break;
+    case PROTO_NAMES: m[16] = (uint8_t)below(6); m[18] = 'a'; len = 16 + below(20); break;
+    case PROTO_BIRTH_PAGE:
     case PROTO_DUMP:
     case PROTO_PROBE: len = 8; break;
     default: break;
   }
-  step_put(STEP_CONTROL, kind == PROTO_NODE || kind == PROTO_PROBE ? WITH_FD : below(20) == 0, m, len);
+  bool takes_fd = kind == PROTO_NODE || kind == PROTO_PROBE || (kind >= PROTO_BIRTH_PAGE && kind <= PROTO_BIRTH_LOG);
+  step_put(STEP_CONTROL, takes_fd ? WITH_FD : below(20) == 0, m, len);
 }
 
 static void request_put(void) {
   static const uint32_t opcodes[] = {WIRE_OPEN, WIRE_READ, WIRE_WRITE, WIRE_RELEASE, WIRE_GETXATTR, WIRE_CREATE, WIRE_INTERRUPT,
                                      WIRE_FALLOCATE, WIRE_LSEEK, WIRE_COPY_FILE_RANGE, WIRE_COPY_FILE_RANGE_64, WIRE_TMPFILE,
-                                     WIRE_INIT, WIRE_STATX, WIRE_READ, WIRE_WRITE};
+                                     WIRE_INIT, WIRE_STATX, WIRE_READ, WIRE_WRITE, WIRE_LOOKUP, WIRE_GETATTR, WIRE_SETATTR,
+                                     WIRE_MKDIR, WIRE_UNLINK, WIRE_RENAME, WIRE_RENAME2, WIRE_LINK};
   static const char *names[] = {"security.selinux", "security.capability", "system.posix_acl_access", "user.x", ""};
   uint8_t m[400] = {0};
   wire_in_header h = {.opcode = opcodes[below(sizeof opcodes / sizeof *opcodes)], .unique = below(20), .nodeid = number(6)};
@@ -96,6 +109,9 @@ static void request_put(void) {
     case WIRE_COPY_FILE_RANGE_64: store_u64(body + 40, number(9000)); store_u64(body + 48, 0); len = 56; break;
     case WIRE_GETXATTR: strcpy((char *)body + 8, names[below(5)]); len = 8 + strlen((char *)body + 8) + (below(9) > 0); break;
     case WIRE_INIT: len = below(3) ? 64 : 16; break;
+    case WIRE_CREATE: store_u32(body + 4, 0100644); body[16] = (uint8_t)('a' + below(3)), body[17] = 0, len = 16 + below(4); break;
+    case WIRE_LOOKUP: body[0] = (uint8_t)('a' + below(3)), body[1] = 0, len = below(4); break;
+    case WIRE_RELEASE: store_u64(body, below(3) ? load_u64(body) : UINT64_C(1) << 61 | (1 + below(4))), len = 24; break;
     default: break;
   }
   h.len = (uint32_t)(at + len);

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "../../bytes.h"
+#include "../births.h"
 #include "../channel.h"
 
 #define FILE_LEN (64 * 1024)
@@ -56,10 +57,12 @@ void device_reply(uint64_t unique, int error, const void *payload, size_t len) {
 }
 bool device_write(int fd, const struct iovec *parts, int n) {
   (void)fd;
-  CHECK(n == 1 && parts->iov_len >= sizeof(wire_out_header));
+  CHECK(n >= 1 && parts->iov_len >= sizeof(wire_out_header));
   wire_out_header header;
+  size_t len = 0;
   memcpy(&header, parts->iov_base, sizeof header);
-  CHECK(header.len == parts->iov_len);
+  for (int i = 0; i < n; i++) len += parts[i].iov_len;
+  CHECK(header.len == len);
   seen.replies++;
   seen.last_error = header.error == INT32_MIN ? INT32_MAX : -header.error; /* passed on as it came: the kernel refuses it */
   seen.last_reply_len = parts->iov_len < sizeof seen.last_reply ? parts->iov_len : sizeof seen.last_reply;
@@ -136,6 +139,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     control_message drop = {.kind = PROTO_DROP, .nodeid = nodes_seen[i]};
     control_apply(&drop, -1);
   }
+  births_reset();
   CHECK(seen.backings_open == 0);
   CHECK(bitmap_bytes_used() == 0);
   int again = dup(STDERR_FILENO);
