@@ -59,6 +59,7 @@ class ObjectHandle:
         self.users = 0
         self.pins = 0
         self.next_offset = 0  # where a sequential reader would go on
+        self.run_start = 0  # … and where it began
         self.window_blocks = 1
         self.frontier = 0  # the first block that nobody asked for yet
 

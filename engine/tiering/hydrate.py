@@ -239,8 +239,9 @@ class Hydrator:
         handle.next_offset = end
         last = (end - 1) // self.block_bytes
         if not near:
-            handle.window_blocks, handle.frontier = 1, last + 1
-            return
+            handle.window_blocks, handle.frontier, handle.run_start = 1, last + 1, offset
+        if end - handle.run_start < self.block_bytes:
+            return  # a look here and there, in pieces perhaps, is not a reader that goes on
         handle.frontier = max(handle.frontier, last + 1)
         if handle.frontier - last > handle.window_blocks // 2 + 1 or handle.frontier >= handle.block_count:
             return

@@ -284,7 +284,7 @@ def test_a_chunk_is_said_to_be_fetched_once_however_many_requests_that_takes(
         said = [r for r in Stream(v.manifest_dir / str(key[0])).records() if r.type == "HydrationStarted"]
         assert len(said) == len({r.segment_id for r in said}) == 2
 
-    run_volume(small_settings(tmp_path, compression="none"), body, parts=("publisher",))
+    run_volume(small_settings(tmp_path, compression="none"), body, parts=("jobs",))
 
 
 class NotingFiles(Files):
@@ -321,4 +321,4 @@ def test_what_comes_in_bulk_is_on_its_way_to_the_disk_before_the_sync(tmp_path: 
         assert await v.read(key, 0, size) == data
 
     settings = small_settings(tmp_path, chunk_bytes=MIB, compression="none")
-    run_volume(settings, body, env=Env(files=files), parts=("publisher",))
+    run_volume(settings, body, env=Env(files=files), parts=("jobs",))
