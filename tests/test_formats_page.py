@@ -16,6 +16,7 @@ from aof2.engine.blob import format as blob_format
 from aof2.engine.blob.reader import BlobReader
 from aof2.engine.blob.writer import encode_blob
 from aof2.engine.env import Env
+from aof2.engine.files import birthlog
 from aof2.engine.manifest import format as manifest_format
 from aof2.engine.manifest import payloads as p
 from aof2.engine.manifest import snapshot as manifest_snapshot
@@ -70,6 +71,7 @@ def test_every_struct_is_on_the_page_with_its_real_length() -> None:
         "LogHeader": 24,
         "LogRecord": 16,
         "ArtifactRef": 8,
+        "BirthRecord": birthlog.RECORD.size,
         "FrameEntry": blob_format.ENTRY.size,
         "BlobTrailer": blob_format.TRAILER.size,
     }
@@ -188,3 +190,13 @@ def test_blob() -> None:
     again = encode_blob(raw, chunk_id=12, generation=2, block_bytes=4096)
     assert BlobReader(lambda o, n: again[o : o + n], len(again)).read_all() == raw
     assert blob_format.encode_footer(reader.footer) == data[-136:]
+
+
+def test_birth_log() -> None:
+    data = example("birth-log")
+    born, released = birthlog.parse(data, check=True)
+    fh = 1 << 61 | 1
+    time_ns = 1_700_000_000_123_456_789
+    ino, top = 1 << 40 | 300, 1 << 40 | 1
+    assert born == birthlog.Birth(ino, top, b"part-0", 0o100644, 1000, 1000, time_ns, fh, 0o100101, 80)
+    assert released == birthlog.Release(ino, fh, dropped=True, end=152)
