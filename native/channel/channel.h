@@ -80,6 +80,8 @@ typedef struct {
 void init_offer_from(const uint8_t *body, size_t len, init_offer *out);
 /* False: not an INIT reply that can be patched. */
 bool init_patch(uint8_t *reply, size_t len, const init_offer *offer, bool passthrough, uint32_t data_max, wire_init_out *out);
+/* A directory of a tenant: names change through the kernel alone, so it may keep the listing. */
+void opendir_patch(uint8_t *reply, size_t len, const pending *asked);
 /* The table handle the reply opened, so that a reply nobody takes can be undone; false: none. */
 bool open_patch(uint8_t *reply, size_t len, const pending *asked, uint64_t *nodeid, uint64_t *fh);
 

@@ -56,6 +56,7 @@ static bool before_forward(const request *r) {
       }
       break;
     }
+    case WIRE_OPENDIR: pending_put(r->header.unique, r->header.nodeid, WIRE_OPENDIR, false); break;
     default:
       if (minds) go_on = pending_put(r->header.unique, r->header.nodeid, r->header.opcode, false);
       break;
@@ -146,6 +147,7 @@ void reply_handle(uint8_t *buf, size_t len) {
     if (!inited) note("an answer to INIT of %zu bytes, error %d: passed on as it is", len, header.error);
   } else if (known) {
     births_answered(&asked, buf, len);
+    if (asked.opcode == WIRE_OPENDIR) opendir_patch(buf, len, &asked);
     if (asked.opcode == WIRE_OPEN || asked.opcode == WIRE_CREATE) opened = open_patch(buf, len, &asked, &nodeid, &fh);
   }
   struct iovec part = {buf, len};

@@ -20,6 +20,7 @@
 #define BACKGROUND_MAX 64
 #define BACKGROUND_CONGESTED 48
 #define STACK_DEPTH 1
+#define FIRST_TENANT_NODE (UINT64_C(1) << 40) /* what is below is the daemon's own: it changes by itself */
 
 void init_offer_from(const uint8_t *body, size_t len, init_offer *out) {
   wire_init_in in = {0};
@@ -50,6 +51,16 @@ bool init_patch(uint8_t *reply, size_t len, const init_offer *offer, bool passth
   out->max_stack_depth = passthrough ? STACK_DEPTH : 0;
   memcpy(reply + sizeof(wire_out_header), out, sizeof *out);
   return true;
+}
+
+void opendir_patch(uint8_t *reply, size_t len, const pending *asked) {
+  wire_out_header header;
+  wire_open_out out;
+  memcpy(&header, reply, sizeof header);
+  if (header.error || len != sizeof header + sizeof out || asked->nodeid < FIRST_TENANT_NODE) return;
+  memcpy(&out, reply + sizeof header, sizeof out);
+  out.open_flags |= WIRE_FOPEN_CACHE_DIR | WIRE_FOPEN_KEEP_CACHE;
+  memcpy(reply + sizeof header, &out, sizeof out);
 }
 
 static void refused(uint64_t nodeid, int error) {

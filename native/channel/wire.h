@@ -34,6 +34,7 @@ enum wire_opcode {
   WIRE_RELEASE = 18,
   WIRE_GETXATTR = 22,
   WIRE_INIT = 26,
+  WIRE_OPENDIR = 27,
   WIRE_CREATE = 35,
   WIRE_INTERRUPT = 36,
   WIRE_BMAP = 37,
@@ -71,6 +72,8 @@ enum wire_init_flag {
 #define WIRE2_PASSTHROUGH (1u << (37 - 32)) /* in flags2 */
 
 #define WIRE_FOPEN_DIRECT_IO (1u << 0)
+#define WIRE_FOPEN_KEEP_CACHE (1u << 1)
+#define WIRE_FOPEN_CACHE_DIR (1u << 3)
 #define WIRE_FOPEN_NOFLUSH (1u << 5)
 #define WIRE_FOPEN_PARALLEL_DIRECT_WRITES (1u << 6)
 #define WIRE_FOPEN_PASSTHROUGH (1u << 7)
