@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -33,3 +35,12 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
 @pytest.fixture
 def daemon(start: Callable[..., Daemon]) -> Daemon:
     return start()
+
+
+@pytest.fixture
+def everyones() -> Iterator[Path]:
+    """A folder that other users can get to: pytest keeps its own to itself."""
+    folder = Path(tempfile.mkdtemp(prefix="aof2-channel-"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)

@@ -178,20 +178,21 @@ def test_many_ranges_are_all_told(daemon: Daemon) -> None:
         os.close(fd)
 
 
-def test_another_users_write_to_a_suid_file_reaches_the_daemon_with_notice(start: Callable[..., Daemon]) -> None:
-    daemon = start(allow_other=True)
-    path = ranged(daemon, flags=ALL_PRESENT | SUID, grant=64 * MIB)
-    for folder in daemon.mount.parents:
-        if folder.stat().st_mode & 0o077 == 0:
-            os.chmod(folder, 0o711)
-    os.chmod(daemon.root, 0o755)
-    os.chmod(daemon.root / "f", 0o4777)
-    pwrite(path, b"root", 0)
-    assert not daemon.ops("write"), "root keeps them"
-    script = f"import os; os.pwrite(os.open({str(path)!r}, os.O_WRONLY), b'them', 0)"
-    subprocess.run(["/usr/bin/python3", "-c", script], user=65534, group=65534, extra_groups=[], check=True, timeout=20)
-    assert daemon.ops("write") == [["write", "f", 0, 4, True]]
-    assert (daemon.root / "f").read_bytes()[:4] == b"them"
+def test_another_users_write_to_a_suid_file_reaches_the_daemon_with_notice(daemon: Daemon, everyones: Path) -> None:
+    other = Daemon(everyones, allow_other=True)
+    try:
+        path = ranged(other, flags=ALL_PRESENT | SUID, grant=64 * MIB)
+        os.chmod(other.root, 0o755)
+        os.chmod(other.root / "f", 0o4777)
+        pwrite(path, b"root", 0)
+        assert not other.ops("write"), "root keeps them"
+        script = f"import os; os.pwrite(os.open({str(path)!r}, os.O_WRONLY), b'them', 0)"
+        nobody = {"user": 65534, "group": 65534, "extra_groups": []}
+        subprocess.run(["/usr/bin/python3", "-c", script], **nobody, check=True, timeout=20)  # type: ignore[call-overload]
+        assert other.ops("write") == [["write", "f", 0, 4, True]]
+        assert (other.root / "f").read_bytes()[:4] == b"them"
+    finally:
+        other.close()
 
 
 def test_clear_answers_at_once_when_nobody_reads(daemon: Daemon) -> None:
