@@ -377,10 +377,9 @@ def test_verbs_that_only_read_work_while_mounted(mounted: Machine) -> None:
     assert b"aof2_dirty_bytes 0" in (mounted.mnt / ".aof2/metrics").read_bytes()
     mounted.aof2("umount")
     assert "clean" in mounted.aof2("verify", "--remote")
-    # The log on this disk starts at the snapshot of the end; the remote has what came before.
+    # Whatever is left of the log on this disk, the remote has what came before.
     found = mounted.json("why", "mnt/default/a")
     assert ([step["event"] for step in found["steps"]], found["earlier_records"]) == (steps, 0)
-    assert mounted.json("why", "--local", "mnt/default/a")["earlier_records"]
 
 
 def test_verbs_without_a_daemon(machine: Machine) -> None:

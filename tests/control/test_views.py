@@ -14,7 +14,8 @@ from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.rows import ObjectRow, ObjectState
 from aof2.engine.objects import ObjectGoneError
 from aof2.fs.control import views
-from tests.cli.logs import KEYS
+from tests.cli.logs import KEYS, run
+from tests.cli.test_volume_verbs import write_conf
 from tests.control.helpers import FakeMounted, run_mounted
 from tests.engine.helpers import small_settings
 
@@ -37,6 +38,36 @@ def test_status_metrics_and_manifest(tmp_path: Path) -> None:
             list(views.manifest_jsonl(mounted, "x"))
 
     run_mounted(small_settings(tmp_path), body)
+
+
+def test_a_history_that_only_the_remote_still_has(tmp_path: Path) -> None:
+    settings = small_settings(tmp_path)
+    conf = write_conf(tmp_path)
+
+    async def body(mounted: FakeMounted) -> None:
+        await mounted.volume.put("default", b"a", b"x" * 5000)
+        await mounted.call("evict", paths=["default/a"])
+
+    async def nothing(_: FakeMounted) -> None:
+        pass
+
+    run_mounted(settings, body)
+    run_mounted(settings, nothing)  # the end of the log reaches the remote at the latest now
+    whole = json.loads(run("why", "default/a", "--json", "--conf", conf).stdout)
+    events = [step["event"] for step in whole["steps"]]
+    assert (events[0], events[-1]) == ("SegmentOpened", "LocalEvicted")
+    assert "UploadDone" in events
+    *older, _ = sorted((tmp_path / "state" / "manifest" / str(TENANT)).glob("*.mlog"), key=lambda p: int(p.stem))
+    for chunk in older:
+        chunk.unlink()
+    assert json.loads(run("why", "default/a", "--json", "--conf", conf).stdout)["steps"] == whole["steps"]
+    local = run("why", "default/a", "--json", "--local", "--conf", conf)
+    assert json.loads(local.stdout)["earlier_records"]
+    (tmp_path / "remote").rename(tmp_path / "away")
+    away = run("why", "default/a", "--conf", conf)
+    assert away.exit_code == 0
+    assert "the remote is away" in away.stderr
+    assert "were not looked at" in away.stderr
 
 
 def test_a_light_status_counts_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
