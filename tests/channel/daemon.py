@@ -249,6 +249,9 @@ class Commands:
     async def do_invalidate_entry(self, name: str) -> None:
         self.channel.invalidate_entry(1, os.fsencode(name))
 
+    async def do_settled(self) -> None:
+        await self.channel.settled()
+
     async def do_unmount(self) -> None:
         await self.channel.unmount()
 

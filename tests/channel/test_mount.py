@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import mmap
 import os
 import signal
@@ -99,6 +100,19 @@ def test_one_backing_id_serves_all_opens_and_goes_with_the_last(daemon: Daemon) 
     assert until(lambda: not daemon.call("dump"))
     fds = Path(f"/proc/{daemon.channel_pid}/fd")
     assert until(lambda: not [x for x in fds.iterdir() if os.readlink(x) == str(daemon.root / "f")])
+
+
+def test_a_dropped_file_can_be_leased_once_settled(daemon: Daemon) -> None:
+    """A lease says that nobody can write: neither the channel's descriptor nor the kernel's backing file is left."""
+    path = daemon.file("f", b"abc")
+    daemon.call("plan", name="f", mode=PASSTHROUGH)
+    for _ in range(20):
+        in_time(lambda: path.write_bytes(b"def"))
+        assert until(lambda: bool(daemon.ops("release")))
+        daemon.call("settled")
+        with open(daemon.root / "f", "rb") as f:
+            fcntl.fcntl(f, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+            fcntl.fcntl(f, fcntl.F_SETLEASE, fcntl.F_UNLCK)
 
 
 def test_probe(daemon: Daemon, tmp_path: Path) -> None:
