@@ -156,7 +156,7 @@ class Volume:
             self.writer,
             self.hot,
             self.handles,
-            BlobFetcher(self.remote),
+            BlobFetcher(self.remote, block_bytes=engine.block_bytes),
             self.evictor,
             self.pages,
             block_bytes=engine.block_bytes,
