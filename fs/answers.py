@@ -29,6 +29,8 @@ F = TypeVar("F", bound=Callable[..., Awaitable[Any]])
 def errno_of(e: BaseException) -> int:
     """The errno for an error; 0 for one that nobody expected."""
     match e:
+        case pyfuse3.FUSEError():
+            return int(e.errno)
         case OSError():
             return e.errno or errno.EIO
         case ObjectGoneError():
@@ -56,12 +58,12 @@ def answered(operation: F) -> F:
         except pyfuse3.FUSEError:
             raise
         except Exception as e:  # noqa: BLE001 (the mount must live)
-            raise pyfuse3.FUSEError(_code(operation.__name__, e)) from None
+            raise pyfuse3.FUSEError(code_of(operation.__name__, e)) from None
 
     return wrapped  # type: ignore[return-value]
 
 
-def _code(name: str, e: Exception) -> int:
+def code_of(name: str, e: Exception) -> int:
     code = errno_of(e)
     if not code:
         log.exception("operation failed unexpectedly", extra={"operation": name})

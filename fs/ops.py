@@ -377,6 +377,11 @@ class Operations(pyfuse3.Operations):
             self.births.created(parent_inode)
         return pyfuse3.FileInfo(fh=fh, keep_cache=False), self._attributes(row)
 
+    async def create_unnamed(self, parent: int, flags: int, mode: int, uid: int, gid: int) -> tuple[InodeRow, int]:
+        """O_TMPFILE."""
+        self._tenant_dir(parent)
+        return await self.files.create_unnamed(parent, flags, mode=stat.S_IMODE(mode), uid=uid, gid=gid)
+
     @answered
     async def open(self, inode: int, flags: int, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
         if s.is_special(inode):

@@ -13,14 +13,18 @@ import struct
 from typing import Final
 
 from aof2.engine.files import Files
-from aof2.fs.answers import _code
+from aof2.fs.answers import code_of
 from aof2.fs.channel import Upcall
 from aof2.fs.ops import Operations
 
 FALLOCATE: Final = 43
 LSEEK: Final = 46
-COPY_FILE_RANGE: Final = 47
 SYNCFS: Final = 50
+TMPFILE: Final = 51
+_CREATE_IN: Final = struct.Struct("=IIII")
+_ENTRY_OUT: Final = struct.Struct("=QQQQII6Q10I")
+_OPEN_OUT: Final = struct.Struct("=QII")
+_NS: Final = 1_000_000_000
 _FALLOCATE_IN: Final = struct.Struct("<QQQII")
 _LSEEK_IN: Final = struct.Struct("<QQII")
 
@@ -39,25 +43,37 @@ class Upcalls:
         except OSError:
             raise
         except Exception as e:  # noqa: BLE001
-            raise OSError(_code(f"opcode {call.opcode}", e), "") from None
+            raise OSError(code_of(f"opcode {call.opcode}", e), "") from None
 
     async def _answer(self, call: Upcall) -> bytes:
         if self._operations.births is not None:
             await self._operations.births.catch_up()
-        match call.opcode:
-            case 43:
-                return await self._fallocate(call)
-            case 46:
-                return await self._lseek(call)
-            case 50:
-                await self._files.sync_all()
-                return b""
+        if call.opcode == FALLOCATE:
+            return await self._fallocate(call)
+        if call.opcode == LSEEK:
+            return await self._lseek(call)
+        if call.opcode == TMPFILE:
+            return await self._tmpfile(call)
+        if call.opcode == SYNCFS:
+            await self._files.sync_all()
+            return b""
         raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
 
     async def _fallocate(self, call: Upcall) -> bytes:
         fh, offset, length, mode, _ = _FALLOCATE_IN.unpack_from(call.body)
         await self._files.fallocate(fh, mode, offset, length)
         return b""
+
+    async def _tmpfile(self, call: Upcall) -> bytes:
+        flags, mode, _, _ = _CREATE_IN.unpack_from(call.body)
+        row, fh = await self._operations.create_unnamed(call.nodeid, flags, mode, call.uid, call.gid)
+        times = [row.atime_ns, row.mtime_ns, row.ctime_ns]
+        return _ENTRY_OUT.pack(
+            *(row.ino, 0, 0, 0, 0, 0),
+            *(row.ino, row.size, 0, *(ns // _NS for ns in times)),
+            *(ns % _NS for ns in times),
+            *(row.mode, row.nlink, row.uid, row.gid, 0, 4096, 0),
+        ) + _OPEN_OUT.pack(fh, 0, 0)
 
     async def _lseek(self, call: Upcall) -> bytes:
         fh, offset, whence, _ = _LSEEK_IN.unpack_from(call.body)
