@@ -90,14 +90,13 @@ class Machine:
     def clear(self) -> None:
         """Whatever a test left: the mount, then its daemon."""
         subprocess.run(["umount", "-l", self.mnt], capture_output=True, timeout=30, check=False)
-        pid_says = f"/{self.state.parent.name}/"
         for process in Path("/proc").iterdir():
             if process.name.isdigit():
                 try:
                     log = os.readlink(process / "fd" / "2")
                 except OSError:
                     continue
-                if pid_says in log and log.startswith(str(self.state)):
+                if log == str(self.state / "daemon.log"):
                     os.kill(int(process.name), signal.SIGKILL)
 
 
