@@ -1,8 +1,8 @@
 """Reading a directory, however large, in the pages the kernel asks for.
 
-A position is the number of entries told so far. At the end of each page the handle remembers the name it stopped at,
-so the next page starts behind that name, one look-up away: what is there all the time is told once, whatever comes and
-goes meanwhile, and memory is a name a page.
+A position is the number of entries told so far; the first two are "." and "..". At the end of each page the handle
+remembers the name it stopped at, so the next page starts behind that name, one look-up away: what is there all the time
+is told once, whatever comes and goes meanwhile, and memory is a name a page.
 
 Owner: the trio thread; one handle an opendir. A crash leaves nothing.
 """
@@ -18,6 +18,7 @@ from aof2.engine.catalog.rows import DentryRow
 from aof2.engine.catalog.store import View
 
 PAGE_ROWS: Final = 256
+DOTS: Final = (b".", b"..")
 
 
 class Listing:
@@ -26,11 +27,11 @@ class Listing:
     def __init__(self, stream_id: int, ino: int) -> None:
         self.stream_id = stream_id
         self.ino = ino
-        self._marks: list[tuple[int, bytes]] = [(0, b"")]  # position → the last name before it
+        self._marks: list[tuple[int, bytes]] = [(len(DOTS), b"")]  # position → the last name before it
 
     def entries(self, view: View, start: int) -> Iterator[tuple[int, bytes, DentryRow]]:
-        """(next position, name, row) from a position on."""
-        at, after = self._marks[bisect.bisect_right(self._marks, start, key=lambda m: m[0]) - 1]
+        """(next position, name, row) from a position on, "." and ".." aside."""
+        at, after = self._marks[max(0, bisect.bisect_right(self._marks, start, key=lambda m: m[0]) - 1)]
         while page := namespace.list_dir(view, self.stream_id, self.ino, after or None, PAGE_ROWS):
             for name, row in page:
                 at += 1

@@ -39,7 +39,7 @@ from aof2.fs.answers import answered
 from aof2.fs.attrs import absent, attributes
 from aof2.fs.births import Births
 from aof2.fs.facts import FACTS, fact
-from aof2.fs.listing import Listing
+from aof2.fs.listing import DOTS, Listing
 from aof2.fs.options import Options
 
 T = TypeVar("T")
@@ -449,7 +449,8 @@ class Operations(pyfuse3.Operations):
             if inode == s.ROOT:
                 names = self.volume.tenant_names()
                 entries += [(name.encode(), namespace.root_ino(tenant_id)) for tenant_id, name in names.items()]
-            self._listings[fh] = entries
+            above = s.DOT if inode == s.MANIFEST else s.ROOT
+            self._listings[fh] = [*zip(DOTS, (inode, above), strict=True), *entries]
         else:
             self._listings[fh] = Listing(stream_of(inode), inode)
         return fh
@@ -470,6 +471,9 @@ class Operations(pyfuse3.Operations):
             listing.rewind()
         last: tuple[int, bytes] | None = None
         with self.volume.catalog.view() as view:
+            for position, name in list(enumerate(DOTS, 1))[start_id:]:
+                if not pyfuse3.readdir_reply(token, name, self._dot(view, listing.ino, name), position):
+                    return
             for position, name, entry in listing.entries(view, start_id):
                 row = view.get(listing.stream_id, t.INODES, entry.ino)
                 if row is None:
@@ -479,6 +483,12 @@ class Operations(pyfuse3.Operations):
                 last = (position, name)
         if last is not None:
             listing.stopped(*last)
+
+    def _dot(self, view: View, ino: int, name: bytes) -> pyfuse3.EntryAttributes:
+        row = self._row(view, ino)
+        if name == DOTS[1]:
+            row = self._row(view, row.parent if row.parent != ino else s.ROOT)
+        return self._attributes(row)
 
     @answered
     async def releasedir(self, fh: int) -> None:
