@@ -204,7 +204,7 @@ class Sealer:
         after = os.fstat(fd)
         if Stamp.of(before) != Stamp.of(after) or file.seal_attempt != attempt:
             return None
-        times = marks.Times(after.st_mtime_ns, after.st_ctime_ns, after.st_atime_ns)
+        times = marks.Times(after.st_mtime_ns, after.st_ctime_ns, before.st_atime_ns)  # hashing is no access
         identity = Identity(after.st_ino, after.st_size, after.st_mtime_ns)
         return Hashed(file, attempt, digest, identity, times, Stamp.of(after))
 
