@@ -1,0 +1,296 @@
+"""A real mount for tests: a conf in a folder, `aof2 mount` as a user would call it, and an end that always comes.
+
+    with mounted_volume(tmp_path, options=["nopassthrough"], cache={"hot_bytes": "64MiB"}) as volume:
+        (volume.path / "file").write_bytes(b"…")
+        volume.evict(volume.path / "file")
+        volume.kill()
+        volume.remount()
+
+A request to a mount that hangs cannot be interrupted, not even by a signal handler, and a page fault on one holds the
+interpreter. So a process beside the test (`_guard`, this file run as a program) holds the deadline: it kills daemon and
+channel, upon which every request fails, and takes the mount away. It does the same when the test process is gone.
+
+Owner: the test that made it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+AOF2 = Path(sys.prefix) / "bin" / "aof2"
+COMMAND_MAX_S = 60.0
+TEST_MAX_S = 100.0
+END_MAX_S = 20.0
+CHANNEL = "aof2-channel"
+
+Section = Mapping[str, Any]
+
+
+def why_not() -> str:
+    """Why nothing can be mounted here; "" when it can."""
+    if os.geteuid() != 0:
+        return "mounting takes root here"
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        return "there is no /dev/fuse"
+    return ""
+
+
+def skip_where_impossible() -> None:
+    import pytest  # not in the guard
+
+    if reason := why_not():
+        pytest.skip(reason)
+
+
+def until(what: Callable[[], bool], message: str = "it does not happen", timeout_s: float = 30.0) -> None:
+    """Looks until it is so."""
+    deadline_s = time.monotonic() + timeout_s
+    while not what():
+        assert time.monotonic() < deadline_s, message
+        time.sleep(0.02)
+
+
+def conf_text(root: Path, tenants: Mapping[str, Section], sections: Mapping[str, Section]) -> str:
+    """A conf with everything below `root`; `sections` replace single keys."""
+    text: dict[str, dict[str, Any]] = {
+        "volume": {"mountpoint": str(root / "mnt"), "state_dir": str(root / "state")},
+        "remote": {"url": f"file://{root / 'remote'}", "timeout": "5s"},
+        "cache": {"hot_bytes": "1GiB", "warm_bytes": "0", "page_cache_bytes": "16MiB", "min_free": "1MiB"},
+        "metrics": {"listen": ""},
+    }
+    for name, keys in sections.items():
+        text.setdefault(name, {}).update(keys)
+    text |= {f"tenants.{name}": dict(keys) for name, keys in tenants.items()}
+    lines = []
+    for name, keys in text.items():
+        lines += [f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in keys.items())]
+    return "\n".join(lines) + "\n"
+
+
+class MountedVolume:
+    """A volume in a folder. `path` is the directory of its first tenant."""
+
+    def __init__(self, root: Path, options: Sequence[str], tenants: Mapping[str, Section]) -> None:
+        self.root = root
+        self.options = list(options)
+        self.mountpoint = root / "mnt"
+        self.state_dir = root / "state"
+        self.remote = root / "remote"
+        self.conf = root / "mount.conf"
+        self.tenant = next(iter(tenants))
+        self.path = self.mountpoint / self.tenant
+        self._guard: subprocess.Popen[bytes] | None = None
+
+    # -- the command -------------------------------------------------------------------------------------------
+
+    def aof2(self, *args: object, timeout_s: float = COMMAND_MAX_S) -> subprocess.CompletedProcess[str]:
+        """`aof2 ARGS…` with this conf, whatever it answers."""
+        env = {k: v for k, v in os.environ.items() if k != "NOTIFY_SOCKET"} | {"AOF2_CONF": str(self.conf)}
+        return subprocess.run(
+            [AOF2, *map(str, args)],
+            cwd=self.root,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+
+    def done(self, *args: object) -> str:
+        """`aof2 ARGS…`, which must go well; what it prints."""
+        ran = self.aof2(*args)
+        assert ran.returncode == 0, f"aof2 {args}: exit {ran.returncode}: {ran.stdout}{ran.stderr}\n{self.log_tail()}"
+        return ran.stdout
+
+    def json(self, *args: object) -> Any:
+        return json.loads(self.done(*args, "--json"))
+
+    def ask(self, verb: str, **args: Any) -> Any:
+        """What a verb's command would ask the daemon, without a process for it."""
+        from aof2.engine.settings.loader import load_settings
+        from aof2.fs.control.client import ControlClient
+
+        with ControlClient(load_settings(self.conf)) as client:
+            return client.call(verb, **args)
+
+    def evict(self, *paths: Path) -> None:
+        """`aof2 evict`: drops every local copy. A file that was just closed may count as open for a moment."""
+        names = [str(path.relative_to(self.mountpoint)) for path in paths]
+        deadline_s = time.monotonic() + COMMAND_MAX_S
+        while (moved := self.ask("evict", paths=names))["skipped_files"]:
+            assert time.monotonic() < deadline_s, f"not evicted: {moved['skipped']}"
+            time.sleep(0.05)
+
+    # -- its life ----------------------------------------------------------------------------------------------
+
+    def mount(self) -> None:
+        options = [part for option in self.options for part in ("-o", option)]
+        self.done("mount", *options)
+
+    def umount(self) -> None:
+        """As a user would: what is left is uploaded first."""
+        self.done("umount")
+
+    def kill(self) -> None:
+        """SIGKILL to the daemon. The channel goes with it, and the mount answers ENOTCONN."""
+        _kill([pid for pid in _processes(self.root) if not _is_channel(pid)])
+        until(lambda: not _processes(self.root), "the channel outlives the daemon", END_MAX_S)
+
+    def remount(self) -> None:
+        """After `kill` or `umount`."""
+        self.mount()
+
+    def pids(self) -> list[int]:
+        """Of the daemon and its channel."""
+        return _processes(self.root)
+
+    def log(self) -> list[dict[str, Any]]:
+        """The daemon's log; what is not JSON shows as {"level": "RAW", …}."""
+        lines = []
+        with contextlib.suppress(FileNotFoundError):
+            for line in (self.state_dir / "daemon.log").read_text(errors="replace").splitlines():
+                try:
+                    lines.append(json.loads(line))
+                except ValueError:
+                    lines.append({"level": "RAW", "message": line})
+        return lines
+
+    def complaints(self) -> list[dict[str, Any]]:
+        """What the log says that nobody should have to read: warnings and worse, tracebacks, sanitizers."""
+        expected = "passthrough is off"
+        return [x for x in self.log() if x["level"] not in ("DEBUG", "INFO") and expected not in x.get("message", "")]
+
+    def log_tail(self) -> str:
+        return "\n".join(json.dumps(line) for line in self.log()[-5:])
+
+    # -- deadlines ---------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def deadline(self, timeout_s: float = TEST_MAX_S) -> Iterator[None]:
+        """Past it every request to the mount fails, and the test with it."""
+        self._tell(f"{timeout_s}\n")
+        try:
+            yield
+        finally:
+            self._tell("0\n")
+
+    def _tell(self, line: str) -> None:
+        assert self._guard is not None, "mounted_volume() makes one"
+        assert self._guard.stdin is not None
+        self._guard.stdin.write(line.encode())
+        self._guard.stdin.flush()
+
+    def _start_guard(self) -> None:
+        command = [sys.executable, "-I", __file__, str(self.root)]
+        self._guard = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, cwd="/")
+
+    def _end(self) -> None:
+        """The mount, the daemon and the channel are gone after this, whatever happened."""
+        if self._guard is None:
+            return
+        self._guard.communicate()
+        assert not _processes(self.root), "the guard let something live"
+
+
+@contextlib.contextmanager
+def mounted_volume(
+    root: Path,
+    *,
+    options: Sequence[str] = (),
+    tenants: Mapping[str, Section] | None = None,
+    timeout_s: float = TEST_MAX_S,
+    mount: bool = True,
+    **sections: Section,
+) -> Iterator[MountedVolume]:
+    """A volume of its own in `root`, mounted at root/mnt. Keywords are sections of the conf: `cache={…}`.
+
+    `timeout_s` is the deadline of the block; a mount that several tests share calls `deadline()` for each instead.
+    """
+    skip_where_impossible()
+    tenants = {"default": {"kind": "files"}, "other": {"kind": "files"}} if tenants is None else tenants
+    root.mkdir(parents=True, exist_ok=True)
+    root = root.resolve()
+    volume = MountedVolume(root, options, tenants)
+    volume.remote.mkdir(exist_ok=True)
+    volume.conf.write_text(conf_text(root, tenants, sections))
+    volume._start_guard()
+    try:
+        with volume.deadline(timeout_s) if timeout_s else contextlib.nullcontext():
+            if mount:
+                volume.mount()
+            yield volume
+    finally:
+        volume._end()
+
+
+# -- processes -----------------------------------------------------------------------------------------------------
+
+
+def _processes(root: Path) -> list[int]:
+    """The daemon, which logs to root/state, and the channel, which mounts root/mnt; those that have not ended."""
+    found = []
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit():
+            with contextlib.suppress(OSError):
+                is_ours = os.readlink(process / "fd" / "2") == str(root / "state" / "daemon.log")
+                if is_ours or f"--mountpoint={root / 'mnt'}".encode() in (process / "cmdline").read_bytes().split(
+                    b"\0"
+                ):
+                    found.append(int(process.name))
+    return found
+
+
+def _is_channel(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text().strip() == CHANNEL
+    return False
+
+
+def _kill(pids: Sequence[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _guard(root: Path) -> None:
+    """Lines on stdin: seconds from now until everything is to end, 0: not now. The end of stdin: now."""
+    ends_s: float | None = None
+    while True:
+        left_s = None if ends_s is None else max(0.0, ends_s - time.monotonic())
+        ready, _, _ = select.select([0], [], [], left_s)
+        text = os.read(0, 4096) if ready else b""
+        if not text:
+            _clear(root)
+        if ready and not text:
+            return
+        ends_s = None
+        for line in text.split():
+            ends_s = time.monotonic() + float(line) if float(line) else None
+
+
+def _clear(root: Path) -> None:
+    mountpoint = root / "mnt"
+    deadline_s = time.monotonic() + END_MAX_S
+    while time.monotonic() < deadline_s:
+        _kill(_processes(root))
+        mounted = f" {mountpoint} " in Path("/proc/self/mountinfo").read_text()
+        if mounted:
+            subprocess.run(["umount", "-l", mountpoint], capture_output=True, timeout=END_MAX_S, check=False)
+        elif not _processes(root):
+            return
+        time.sleep(0.02)
+
+
+if __name__ == "__main__":
+    _guard(Path(sys.argv[1]))
