@@ -23,7 +23,7 @@ from aof2.engine.catalog.store import View
 from aof2.engine.errors import Aof2Error, TransientError
 from aof2.engine.manifest import payloads as p
 from aof2.engine.remote.keys import ChunkBlobKey, DeltaBlobKey, parse_key
-from aof2.engine.tiering.hashing import ObjectDigest
+from aof2.engine.tiering.hashing import ChunkDigest, ObjectDigest
 
 HOT_BYTES: Final = "hot_bytes"
 WARM_BYTES: Final = "warm_bytes"
@@ -87,20 +87,30 @@ def create(b: Batch, ino: int, generation: int, *, chunk_bytes: int) -> ObjectRo
 
 
 def seal(
-    b: Batch, ino: int, generation: int, digest: ObjectDigest, backing: tuple[int, int, int], *, block_bytes: int
+    b: Batch,
+    ino: int,
+    generation: int,
+    digest: ObjectDigest,
+    backing: tuple[int, int, int],
+    *,
+    block_bytes: int,
+    parts: Mapping[int, int] | None = None,
 ) -> ObjectRow:
-    """The bytes are hashed and synced: gives them chunks, fully resident."""
+    """The bytes are hashed and synced: gives them chunks, fully resident.
+
+    `parts`: chunks that were uploaded before and did not change since, by index, with their blocks that are here.
+    """
     row = get_object(b, ino, generation)
+    kept = parts or {}
     chunk_ids: list[int] = []
     for index, c in enumerate(digest.chunks):
-        chunk_id = b.next_id("chunk_id")
+        mask = kept.get(index, full_mask(c.length, block_bytes))
+        chunk_id = row.chunks[index] if index in kept else _seal_chunk(b, row, index, c)
         chunk_ids.append(chunk_id)
-        chunk = ChunkRow(chunk_id, ino, generation, index, c.length, c.sha256, c.crc64, c.block_crcs)
-        b.apply(o.UpsertChunk(chunk))
-        b.put(t.RESIDENCY, chunk_id, ResidencyRow(full_mask(c.length, block_bytes)))
-        b.record(p.SegmentOpened(index * row.chunk_bytes, generation & 0xFFFFFFFF), segment_id=chunk_id)
-        b.record(p.SealSegment(c.length, c.crc64, ino, 0, 0), segment_id=chunk_id, logical_offset=c.length)
-    account(b, on_disk(digest.size))
+        b.put(t.RESIDENCY, chunk_id, ResidencyRow(mask))
+        account(b, disk_bytes(mask, c.length, block_bytes))
+    for chunk_id in {*row.chunks} - {*chunk_ids}:
+        release_chunk(b, chunk_id)
     row = msgspec.structs.replace(
         row,
         state=ObjectState.SEALED,
@@ -114,6 +124,67 @@ def seal(
     b.put(t.UNPUBLISHED, (ino, generation), digest.size)
     b.delete(t.DIRTY, ino)
     return row
+
+
+def _seal_chunk(b: Batch, row: ObjectRow, index: int, c: ChunkDigest) -> int:
+    chunk_id = b.next_id("chunk_id")
+    chunk = ChunkRow(chunk_id, row.ino, row.generation, index, c.length, c.sha256, c.crc64, c.block_crcs)
+    b.apply(o.UpsertChunk(chunk))
+    _sealed_segment(b, chunk_id, row, index, c)
+    return chunk_id
+
+
+def _sealed_segment(b: Batch, chunk_id: int, row: ObjectRow, index: int, c: ChunkDigest) -> None:
+    b.record(p.SegmentOpened(index * row.chunk_bytes, row.generation & 0xFFFFFFFF), segment_id=chunk_id)
+    b.record(p.SealSegment(c.length, c.crc64, row.ino, 0, 0), segment_id=chunk_id, logical_offset=c.length)
+
+
+# -- parts: chunks of an object that is still being written ----------------------------------------------------------
+
+
+class PartIds(NamedTuple):
+    """What a part's key is made of."""
+
+    chunk_id: int
+    checkpoint_id: int
+
+
+def part_begun(b: Batch, ino: int, generation: int, index: int, digest: ChunkDigest) -> PartIds:
+    """A chunk of a dirty object is about to be uploaded: its name. No row speaks of it before it is in the remote."""
+    row, dirty = _dirty_object(b, ino, generation)
+    if not dirty.checkpoint_id:
+        dirty = msgspec.structs.replace(dirty, checkpoint_id=b.next_id("checkpoint_id"))
+        b.put(t.DIRTY, ino, dirty)
+    chunk_id = b.next_id("chunk_id")
+    _sealed_segment(b, chunk_id, row, index, digest)
+    return PartIds(chunk_id, dirty.checkpoint_id)
+
+
+def part_done(b: Batch, chunk: ChunkRow, up: Uploaded, *, block_bytes: int) -> ChunkRow:
+    """It is in the remote, and will be punched out of the backing file: from this commit on its bytes are there."""
+    row, dirty = _dirty_object(b, chunk.ino, chunk.generation)
+    key, etag = _reference(b, chunk, up)
+    chunk = msgspec.structs.replace(chunk, key=key, compression=up.compression)
+    b.apply(o.UpsertChunk(chunk))
+    b.record(p.UploadDone(key, etag), segment_id=chunk.chunk_id, logical_offset=chunk.length)
+    b.record(p.LocalEvicted(chunk.length), segment_id=chunk.chunk_id, logical_offset=chunk.length)
+    chunks = [*row.chunks, *(0 for _ in range(chunk.index + 1 - len(row.chunks)))]
+    replaced, chunks[chunk.index] = chunks[chunk.index], chunk.chunk_id
+    b.put(t.OBJECTS, (row.ino, row.generation), msgspec.structs.replace(row, chunks=tuple(chunks)))
+    release_chunk(b, replaced)
+    whole = full_mask(row.chunk_bytes, block_bytes)
+    present = [*dirty.present, *(whole for _ in range(chunk.index + 1 - len(dirty.present)))]
+    present[chunk.index] = 0
+    base_len = max(dirty.base_len, chunk.index * row.chunk_bytes + chunk.length)
+    b.put(t.DIRTY, row.ino, msgspec.structs.replace(dirty, base_len=base_len, present=tuple(present)))
+    return chunk
+
+
+def _dirty_object(b: Batch, ino: int, generation: int) -> tuple[ObjectRow, DirtyRow]:
+    row, dirty = b.get(t.OBJECTS, (ino, generation)), b.get(t.DIRTY, ino)
+    if row is None or dirty is None or row.state != ObjectState.DIRTY or dirty.generation != generation:
+        raise ObjectGoneError(f"object {ino}.{generation} is not being written any more")
+    return row, dirty
 
 
 def upload_started(b: Batch, keys: Sequence[tuple[int, str]]) -> None:
@@ -208,6 +279,20 @@ def release_chunk(b: Batch, chunk_id: int) -> None:
         unreferenced_ms = 0 if refs else b.now_ms
         b.put(t.BLOBS, chunk.sha256, msgspec.structs.replace(blob, refs=refs, unreferenced_ms=unreferenced_ms))
     b.apply(o.DeleteChunk(chunk_id))
+
+
+def discard_chunk(b: Batch, chunk_id: int) -> None:
+    """A chunk of an object that was never published goes; its backing file is removed by whoever asked."""
+    chunk, here = b.get(t.CHUNKS, chunk_id), b.get(t.RESIDENCY, chunk_id)
+    if chunk is not None and here is not None and here.mask:
+        account(b, -disk_bytes(here.mask, chunk.length, _block_bytes_of(chunk)))
+        b.put(t.RESIDENCY, chunk_id, msgspec.structs.replace(here, mask=0))
+    release_chunk(b, chunk_id)
+
+
+def _block_bytes_of(chunk: ChunkRow) -> int:
+    """What its blocks were: a power of two, so that the length and their number leave only one."""
+    return 1 << (-(-chunk.length // (len(chunk.block_crcs) // 8)) - 1).bit_length()
 
 
 class StillResidentError(Aof2Error):

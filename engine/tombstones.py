@@ -11,7 +11,6 @@ from __future__ import annotations
 import msgspec
 
 from aof2.engine import objects
-from aof2.engine.catalog import ops as o
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.batch import Batch
 from aof2.engine.catalog.rows import ObjectRow, ObjectState
@@ -33,13 +32,8 @@ def lift(b: Batch, row: ObjectRow) -> None:
 
 def discard(b: Batch, row: ObjectRow) -> None:
     """An object that never reached the remote goes: rows now, its backing file by whoever asked."""
-    freed = 0
     for chunk_id in row.chunks:
-        chunk, here = b.get(t.CHUNKS, chunk_id), b.get(t.RESIDENCY, chunk_id)
-        if chunk is not None and here is not None and here.mask:
-            freed += objects.on_disk(chunk.length)  # what was never published is here whole
-        b.apply(o.DeleteChunk(chunk_id))
-    objects.account(b, -freed)
+        objects.discard_chunk(b, chunk_id)
     b.delete(t.OBJECTS, (row.ino, row.generation))
     b.delete(t.UNPUBLISHED, (row.ino, row.generation))
     if row.state == ObjectState.DIRTY:

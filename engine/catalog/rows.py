@@ -76,7 +76,10 @@ class ObjectState(IntEnum):
 
 
 class ObjectRow(Row, frozen=True):
-    """One file's bytes at one generation. `backing` is (inode, size, mtime_ns) of the file when last verified."""
+    """One file's bytes at one generation. `backing` is (inode, size, mtime_ns) of the file when last verified.
+
+    While it is DIRTY, `chunks` names those that were uploaded already (pending parts), and 0 for the others.
+    """
 
     ino: int
     generation: int
@@ -94,13 +97,15 @@ class ObjectRow(Row, frozen=True):
 
 
 class DirtyRow(Row, frozen=True):
-    """An object that is being written: `generation` of its inode. Where it writes on `base_generation`, blocks below
-    `base_len` that `present` (a mask a chunk) does not name are still that one's; an empty `present` is all of them."""
+    """An object that is being written: `generation` of its inode. Where it writes on `base_generation`, or has pending
+    parts, blocks below `base_len` that `present` (a mask a chunk) does not name are still the part's, or that one's; an
+    empty `present` is all of them. `checkpoint_id` is in the keys of its parts."""
 
     generation: int
     base_generation: int = 0
     base_len: int = 0
     present: tuple[int, ...] = ()
+    checkpoint_id: int = 0
 
 
 class ChunkRow(Row, frozen=True):

@@ -14,13 +14,12 @@ Owner: the catalog's writer thread, for the length of a batch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from aof2.engine import objects
-from aof2.engine.catalog import ops as o
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.batch import Batch
 from aof2.engine.catalog.rows import DirtyRow, InodeRow, ObjectRow, ObjectState, ResidencyRow
@@ -59,7 +58,7 @@ def reopen(b: Batch, ino: int, *, block_bytes: int, present: Sequence[int] | Non
     if old.state == ObjectState.DIRTY:
         return Reopened(old, b.get(t.DIRTY, ino) or DirtyRow(old.generation), 0)
     if old.state == ObjectState.SEALED:
-        return _write_on(b, old)
+        return _write_on(b, old, block_bytes=block_bytes, present=present)
     freed = objects.evicted(b, old.chunks, block_bytes=block_bytes)
     generation = old.generation + 1
     row = objects.create(b, ino, generation, chunk_bytes=old.chunk_bytes)
@@ -69,17 +68,30 @@ def reopen(b: Batch, ino: int, *, block_bytes: int, present: Sequence[int] | Non
     return Reopened(row, dirty, freed)
 
 
-def _write_on(b: Batch, old: ObjectRow) -> Reopened:
+def _write_on(b: Batch, old: ObjectRow, *, block_bytes: int, present: Sequence[int] | None) -> Reopened:
+    """Chunks that are here whole are the file's again; those that are not were uploaded, and stay its parts."""
     freed = 0
-    for chunk_id in old.chunks:
-        chunk = b.get(t.CHUNKS, chunk_id)
-        freed += objects.on_disk(chunk.length) if chunk is not None else 0
-        b.apply(o.DeleteChunk(chunk_id))
+    parts: list[int] = []
+    masks: list[int] = []
+    for index, chunk_id in enumerate(old.chunks):
+        chunk, here = b.get(t.CHUNKS, chunk_id), b.get(t.RESIDENCY, chunk_id)
+        if chunk is not None and here is not None:
+            freed += objects.disk_bytes(here.mask, chunk.length, block_bytes)
+            b.put(t.RESIDENCY, chunk_id, msgspec.structs.replace(here, mask=0))
+        whole = objects.full_mask(chunk.length if chunk is not None else 0, block_bytes)
+        is_part = present is not None and chunk is not None and bool(chunk.key) and present[index] != whole
+        parts.append(chunk_id if is_part else 0)
+        masks.append(present[index] if present is not None and is_part else whole)
+        if not is_part:
+            objects.release_chunk(b, chunk_id)
     objects.account(b, -freed)
     b.delete(t.UNPUBLISHED, (old.ino, old.generation))
     row = ObjectRow(old.ino, old.generation, ObjectState.DIRTY, chunk_bytes=old.chunk_bytes, created_ms=old.created_ms)
-    b.put(t.OBJECTS, (old.ino, old.generation), row)
     dirty = DirtyRow(old.generation)
+    if any(parts):
+        row = msgspec.structs.replace(row, chunks=tuple(parts))
+        dirty = DirtyRow(old.generation, base_len=old.size, present=tuple(masks))
+    b.put(t.OBJECTS, (old.ino, old.generation), row)
     b.put(t.DIRTY, old.ino, dirty)
     return Reopened(row, dirty, freed)
 
@@ -93,7 +105,7 @@ def unwritten(b: Batch, ino: int, backing: tuple[int, int, int], *, block_bytes:
     if dirty is None or not dirty.base_generation:
         return None
     old = objects.get_object(b, ino, dirty.base_generation)
-    if old.state != ObjectState.PUBLISHED:
+    if old.state != ObjectState.PUBLISHED or any(objects.get_object(b, ino, dirty.generation).chunks):
         return None
     b.delete(t.OBJECTS, (ino, dirty.generation))
     b.delete(t.DIRTY, ino)
@@ -101,7 +113,8 @@ def unwritten(b: Batch, ino: int, backing: tuple[int, int, int], *, block_bytes:
         chunk = b.get(t.CHUNKS, chunk_id)
         if chunk is None:
             raise objects.ObjectGoneError(f"chunk {chunk_id} of object {ino}.{old.generation} is gone")
-        mask = dirty.present[index] if dirty.present else objects.full_mask(chunk.length, block_bytes)
+        mask = objects.full_mask(chunk.length, block_bytes)
+        mask &= dirty.present[index] if dirty.present else mask
         here = b.get(t.RESIDENCY, chunk_id) or ResidencyRow()
         before = objects.disk_bytes(here.mask, chunk.length, block_bytes)
         b.put(t.RESIDENCY, chunk_id, msgspec.structs.replace(here, mask=mask))
@@ -113,10 +126,20 @@ def unwritten(b: Batch, ino: int, backing: tuple[int, int, int], *, block_bytes:
 
 
 def note_present(b: Batch, ino: int, *, base_len: int, present: Sequence[int]) -> None:
-    """What of a partly fetched file is in its backing file now, written or fetched; synced before this."""
+    """What of a partly fetched file is in its backing file now, written or fetched; synced before this.
+
+    Parts behind `base_len` are no longer the file's.
+    """
     dirty = b.get(t.DIRTY, ino)
-    if dirty is not None:
-        b.put(t.DIRTY, ino, msgspec.structs.replace(dirty, base_len=base_len, present=tuple(present)))
+    row = b.get(t.OBJECTS, (ino, dirty.generation)) if dirty is not None else None
+    if dirty is None or row is None:
+        return
+    b.put(t.DIRTY, ino, msgspec.structs.replace(dirty, base_len=base_len, present=tuple(present)))
+    kept = -(-base_len // row.chunk_bytes)
+    if any(row.chunks[kept:]):
+        b.put(t.OBJECTS, (ino, row.generation), msgspec.structs.replace(row, chunks=row.chunks[:kept]))
+        for chunk_id in row.chunks[kept:]:
+            objects.release_chunk(b, chunk_id)
 
 
 def seal(
@@ -128,10 +151,11 @@ def seal(
     times: Times,
     *,
     block_bytes: int,
+    parts: Mapping[int, int] | None = None,
 ) -> ObjectRow:
     """The bytes are hashed and synced: the object has chunks, the inode the size and times it was left with."""
     inode = _inode(b, ino)
-    row = objects.seal(b, ino, generation, digest, backing, block_bytes=block_bytes)
+    row = objects.seal(b, ino, generation, digest, backing, block_bytes=block_bytes, parts=parts)
     b.put(
         t.INODES,
         ino,

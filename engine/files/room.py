@@ -70,6 +70,7 @@ class _Moved(NamedTuple):
     uploaded_bytes: int
     evicted_bytes: int
     sealed_files: int
+    part_bytes: int
 
 
 class WriteRoom:
@@ -179,41 +180,43 @@ class WriteRoom:
         for block in range(first, fetched):
             if file.is_absent(block, block_bytes):
                 if block > first:
-                    self._files.kernel.blocks(file.ino, first, block - first)
+                    self._files.parts.tell(file, first, block - first)
                 first = block + 1
         if stop > first:
-            self._files.kernel.blocks(file.ino, first, stop - first)
+            self._files.parts.tell(file, first, stop - first)
         file.told = max(file.told, stop)
 
     # -- writers that ask --------------------------------------------------------------------------------------
 
     @contextlib.asynccontextmanager
-    async def admit(self, file: OpenFile, offset: int, length: int) -> AsyncIterator[None]:
-        """Room for a write that is made inside the block, and a budget for those behind it; ENOSPC or EDQUOT when
-        there will be none."""
-        size = objects.on_disk(length)
-        await self._admit(file, size)
+    async def admit(self, file: OpenFile, offset: int, length: int, *, more: int = 0) -> AsyncIterator[None]:
+        """Room for a write that is made inside the block, for `more` bytes that come in with it, and a budget for those
+        behind it; ENOSPC or EDQUOT when there will be none."""
+        size = objects.on_disk(length) + more
+        await self._admit(file, offset, size)
         self.tell_ahead(file, offset + length)
         try:
             yield
         finally:
             file.pending_bytes -= size
 
-    async def _admit(self, file: OpenFile, size: int) -> None:
+    async def _admit(self, file: OpenFile, offset: int, size: int) -> None:
         if not size:
             return
         began_s = trio.current_time()
         async with file.room:
             await self._files.recharge(file)
-            wanted = max(size, self._next_window(file) - file.budget)
-            reservation = await self._take(file, size, wanted, began_s)
+            window = self._next_window(file)
+            wanted = size + max(0, window - file.budget)
+            reservation = await self._take(file, offset, size, wanted, began_s)
             granted = reservation.remaining_bytes
             reservation.commit(granted)
             file.charged_bytes += granted
             file.pending_bytes += size
             if granted > size:
-                file.window_bytes = granted
+                file.window_bytes = window
                 file.budget += granted - size
+                file.granted_bytes += granted - size
                 self._files.kernel.grant(file.ino, granted - size)
 
     def _next_window(self, file: OpenFile) -> int:
@@ -224,27 +227,37 @@ class WriteRoom:
         most = min(GRANT_BYTES, self._limit_bytes // (BUDGETS_SHARE * max(1, writers)))
         return min(max(2 * file.window_bytes, self._files.block_bytes), most)
 
-    async def _take(self, file: OpenFile, size: int, wanted: int, began_s: float) -> Reservation:
-        quota, evictor = self._volume.quota, self._volume.evictor
-        reservation = quota.try_reserve(file.tenant, wanted) or await evictor.take(file.tenant, wanted)
-        if reservation is None and wanted > size:
-            reservation = quota.try_reserve(file.tenant, size)
+    async def _take(self, file: OpenFile, offset: int, size: int, wanted: int, began_s: float) -> Reservation:
+        reservation = await self._take_now(file.tenant, size, wanted)
         if reservation is not None:
             return reservation
         async with self._turns.setdefault(file.tenant, trio.Lock()):
-            return await self._wait_for_room(file, size, began_s)
+            return await self._wait_for_room(file, offset, size, wanted, began_s)
 
-    async def _wait_for_room(self, file: OpenFile, size: int, began_s: float) -> Reservation:
+    async def _take_now(self, tenant: str, size: int, wanted: int) -> Reservation | None:
+        """As much as is wanted; else what there is, if that is enough."""
+        quota = self._volume.quota
+        reservation = await self._volume.evictor.take(tenant, wanted)
+        if reservation is None and wanted > size:
+            short = quota.shortage(tenant, wanted)
+            less = max(size, wanted - max(short.everyones_bytes, short.tenants_bytes))
+            reservation = quota.try_reserve(tenant, less) or quota.try_reserve(tenant, size)
+        return reservation
+
+    async def _wait_for_room(self, file: OpenFile, offset: int, size: int, wanted: int, began_s: float) -> Reservation:
         volume = self._volume
         while True:
             change = volume.jobs.runner.changes.next()
-            reservation = await volume.evictor.take(file.tenant, size)
+            reservation = await self._take_now(file.tenant, size, wanted)
             if reservation is not None:
                 return reservation
             short = volume.quota.shortage(file.tenant, size)
             if short.never is not None:
                 raise _no_room(short.never)
             await self._push()
+            tenant = None if short.everyones_bytes else file.tenant
+            if await self._files.parts.make_room(wanted, tenant=tenant, writing=(file.ino, offset)):
+                continue
             waited_s = trio.current_time() - max(began_s, self._last_moved_s())
             left_s = self._patience_s() - waited_s
             if left_s <= 0:
@@ -265,7 +278,12 @@ class WriteRoom:
 
     def _last_moved_s(self) -> float:
         volume = self._volume
-        moved = _Moved(volume.publisher.uploaded_bytes, volume.evictor.evicted_bytes, self._files.sealer.sealed_files)
+        moved = _Moved(
+            volume.publisher.uploaded_bytes,
+            volume.evictor.evicted_bytes,
+            self._files.sealer.sealed_files,
+            self._files.parts.taken_bytes,
+        )
         if moved != self._moved:
             self._moved, self._moved_s = moved, trio.current_time()
         return self._moved_s
@@ -350,6 +368,11 @@ class WriteRoom:
             usage = self._volume.quota.usage
             fits = usage.used_bytes + usage.reserved_bytes + size_bytes <= self._limit_bytes
             await self._volume.evictor.make_room(size_bytes, demote=fits)
+            usage = self._volume.quota.usage
+            level = int(self._limit_bytes * self._volume.settings.cache.low_water)
+            over = usage.used_bytes + usage.reserved_bytes + size_bytes - level
+            if over > 0:
+                await self._files.parts.make_room(over)
         except (ReadOnlyError, FatalIOError, OSError) as e:
             log.info("no room was made", extra={"error": str(e)})
         finally:

@@ -25,8 +25,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import trio
 
+from aof2.engine import objects
 from aof2.engine.aio import result_of
-from aof2.engine.errors import Aof2Error, CorruptError, FatalIOError, ReadOnlyError
+from aof2.engine.errors import Aof2Error, CorruptError, FatalIOError, ReadOnlyError, TransientError
 from aof2.engine.files import marks
 from aof2.engine.files.state import OpenFile, Stamp
 from aof2.engine.local.hot import Identity
@@ -54,6 +55,7 @@ class Hashed(NamedTuple):
     identity: Identity
     times: marks.Times
     stamp: Stamp
+    parts: dict[int, int]  # chunks that were uploaded before, and their blocks that are here
 
 
 class Sealer:
@@ -111,6 +113,9 @@ class Sealer:
                 if file is None or not file.dirty or file.handles or ino in self._busy:
                     continue
                 self._busy[ino] = trio.Event()
+                if not file.whole:  # it may wait for the remote: nobody waits with it
+                    await self._start_batch(nursery, [file])
+                    continue
                 batch.append(file)
                 with contextlib.suppress(OSError):
                     size += file.stat().st_size
@@ -133,6 +138,9 @@ class Sealer:
             self._again(later)
         except (ReadOnlyError, FatalIOError) as e:
             log.critical("files stay unsealed", extra={"files": len(batch), "error": str(e)})
+        except TransientError as e:
+            log.info("files are sealed when the remote answers", extra={"files": len(batch), "error": str(e)})
+            self._again(batch)
         except (Aof2Error, OSError) as e:
             log.warning("files are sealed later", extra={"files": len(batch), "error": str(e)})
             self._again(batch)
@@ -152,7 +160,7 @@ class Sealer:
         """A file that was only partly here is hashed whole."""
         for file in batch:
             if not file.whole:
-                await self._files.fill(file)
+                await self._files.parts.settle(file)
 
     # -- on a worker thread ------------------------------------------------------------------------------------
 
@@ -191,22 +199,26 @@ class Sealer:
             return None
         engine = self._files.volume.settings.engine
         before = os.fstat(fd)
+        parts: dict[int, int] = {}
         try:
-            digest = digest_file(
-                fd,
-                before.st_size,
-                chunk_bytes=engine.chunk_bytes,
-                block_bytes=engine.block_bytes,
-                path=str(file.path),
-            )
+            if file.whole:
+                digest = digest_file(
+                    fd,
+                    before.st_size,
+                    chunk_bytes=engine.chunk_bytes,
+                    block_bytes=engine.block_bytes,
+                    path=str(file.path),
+                )
+            else:
+                digest, parts = self._files.parts.digest(file, fd, before.st_size)
         except CorruptError:
-            return None  # cut while it was read
+            return None  # cut, or written to, while it was read
         after = os.fstat(fd)
         if Stamp.of(before) != Stamp.of(after) or file.seal_attempt != attempt:
             return None
         times = marks.Times(after.st_mtime_ns, after.st_ctime_ns, before.st_atime_ns)  # hashing is no access
         identity = Identity(after.st_ino, after.st_size, after.st_mtime_ns)
-        return Hashed(file, attempt, digest, identity, times, Stamp.of(after))
+        return Hashed(file, attempt, digest, identity, times, Stamp.of(after), parts)
 
     # -- recording ---------------------------------------------------------------------------------------------
 
@@ -228,6 +240,7 @@ class Sealer:
                 backing=one.identity,
                 times=one.times,
                 block_bytes=files.block_bytes,
+                parts=one.parts,
             )
             try:
                 row = await result_of(files.volume.writer.submit(file.key[0], work))
@@ -238,8 +251,16 @@ class Sealer:
             self.sealed_files += 1
             if file.told_stamp not in (None, one.stamp):
                 files.kernel.invalidate_attr(file.ino)  # stores through a mapping told nobody
-            files.sealed(file, row, one.digest.size)
+            files.sealed(file, row, self._disk_bytes(one))
             files.volume.jobs.sealed(file.key[0], one.digest.size)
+
+    def _disk_bytes(self, one: Hashed) -> int:
+        """What the catalog counts of it: what is here."""
+        size = objects.on_disk(one.digest.size)
+        for index, mask in one.parts.items():
+            length = one.digest.chunks[index].length
+            size += objects.disk_bytes(mask, length, self._files.block_bytes) - objects.on_disk(length)
+        return size
 
 
 def _nobody_writes(fd: int) -> bool:

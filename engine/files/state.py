@@ -10,6 +10,7 @@ Owner: the trio thread. A crash leaves nothing of this: the catalog's DIRTY rows
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Collection
 from enum import IntEnum
@@ -98,6 +99,14 @@ class Stamp(NamedTuple):
         return cls(st.st_size, st.st_mtime_ns, st.st_ctime_ns)
 
 
+class Running:
+    """The hash of a file's first chunks, as they were when they were taken out as parts."""
+
+    def __init__(self) -> None:
+        self.sha256 = hashlib.sha256()
+        self.chunks: list[bytes] = []
+
+
 class OpenFile:
     """A file that is open, or that was written and is not sealed yet."""
 
@@ -113,12 +122,17 @@ class OpenFile:
         self.base_len = 0  # up to where the base counts; beyond it everything is here
         self.whole = True  # every block is in the backing file
         self.written: set[int] = set()  # blocks of the base that were overwritten
+        self.wrote: dict[int, float] = {}  # chunk → when it was last seen written, by the trio clock
+        self.clearing: set[int] = set()  # chunks that the channel is not to answer for: they are being taken as parts
+        self.taking: set[int] = set()  # those of them that nobody has written to since they were read
+        self.running = Running()
         self.clean_stamp: Stamp | None = None  # the file as the first writer found it
         self.clean_ns = 0  # and when
         self.registered = False
         self.masked = False  # registered block by block: the channel can be told that one is not to be relied on
         self.told = 0  # up to which block the channel knows what is here
         self.budget = 0  # what the channel may still write without asking, as far as is known
+        self.granted_bytes = 0  # all it was ever allowed
         self.pending_bytes = 0  # admitted, and being written by us
         self.window_bytes = 0  # the last grant: the next is larger
         self.charged_bytes = 0  # of quota, while it is dirty
@@ -155,6 +169,11 @@ class OpenFile:
         if self.fd < 0:
             self.fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
         return self.fd
+
+    def open_base(self) -> None:
+        """Fetched blocks of a dirty file land in its own backing file."""
+        if self.dirty and self.base is not None and self.base.fd < 0:
+            self.base.fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
 
     def close_fd(self) -> None:
         if self.fd >= 0:

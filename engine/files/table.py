@@ -33,10 +33,11 @@ from aof2.engine.aio import result_of
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.rows import INO_STREAM_SHIFT, DirtyRow, InodeRow, ObjectRow, ObjectState
 from aof2.engine.files import marks
+from aof2.engine.files.parts import NO_ROOM, Parts, data_bytes
 from aof2.engine.files.room import WriteRoom
 from aof2.engine.files.seal import Sealer
 from aof2.engine.files.state import Handle, Kernel, Mode, NodeFlags, OpenFile, Stamp, wants_write
-from aof2.engine.local.hot import FALLOC_PUNCH_HOLE, fallocate, read_exactly
+from aof2.engine.local.hot import FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, fallocate, read_exactly
 
 if TYPE_CHECKING:
     from aof2.engine.volume import Volume
@@ -65,16 +66,24 @@ class Files:
         self._opening: Counter[int] = Counter()
         self._locks: dict[int, tuple[trio.Lock, int]] = {}
         self._next_fh = 1
+        self.parts = Parts(self)
         self.room = WriteRoom(self)
         self.sealer = Sealer(self)
         volume.hydrator.on_landed = self._landed
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """The background: sealing what was closed, watching what grows."""
-        async with trio.open_nursery() as nursery:
-            await nursery.start(self.sealer.run)
-            await nursery.start(self.room.run)
-            task_status.started()
+        try:
+            async with trio.open_nursery() as nursery:
+                await nursery.start(self.sealer.run)
+                await nursery.start(self.room.run)
+                task_status.started()
+        finally:
+            for file in self._files.values():
+                self.room.let_go(file)
+                file.close_fd()
+                if file.dirty and file.base is not None:
+                    file.base.close_file()
 
     # -- who has what ------------------------------------------------------------------------------------------
 
@@ -253,25 +262,27 @@ class Files:
         key = (stream_id, row.ino, row.generation)
         file = OpenFile(key, tenant, self.volume.hot.path(tenant, row.ino, row.generation), obj.state)
         if dirty is not None:
-            await self._resume_dirty(file, dirty)
+            await self._resume_dirty(file, obj, dirty)
             return file
         file.base = await self.volume.hydrator.open(key, tenant)
         file.base_len = obj.size
         file.whole = False
         return file
 
-    async def _resume_dirty(self, file: OpenFile, dirty: DirtyRow) -> None:
+    async def _resume_dirty(self, file: OpenFile, obj: ObjectRow, dirty: DirtyRow) -> None:
         """A dirty file from before a restart."""
         file.new_name = True
         file.whole = not dirty.present
         if dirty.present:
-            base = await self.volume.hydrator.open((file.key[0], file.ino, dirty.base_generation), file.tenant)
-            self.volume.handles.detach(base.key)
-            base.path = file.path
-            base.fd = os.open(file.path, os.O_RDWR | os.O_CLOEXEC)
-            base.masks = list(dirty.present)
-            base.trust_all()
-            file.base, file.base_len = base, dirty.base_len
+            base = None
+            if dirty.base_generation:
+                base = await self.volume.hydrator.open((file.key[0], file.ino, dirty.base_generation), file.tenant)
+                self.volume.handles.detach(base.key)
+                base.close_file()
+            file.base = await trio.to_thread.run_sync(self.parts.resume, file, obj, dirty, base)
+            # A crash may have come between cutting the file and saying so.
+            file.base_len = min(dirty.base_len, file.stat().st_size)
+            self.parts.forget_behind(file)
         self._charge(file)
 
     # -- dirty -------------------------------------------------------------------------------------------------
@@ -290,6 +301,8 @@ class Files:
             await hydrator.prove(base)
         hydrator.ensure_backing(base)
         file.whole = base.fully_resident or not keep
+        if not file.whole:
+            await trio.to_thread.run_sync(self.parts.punch_absent, base)
         present = None if file.whole else tuple(base.masks)
         work = partial(marks.reopen, ino=file.ino, block_bytes=self.block_bytes, present=present)
         reopened = await result_of(self.volume.writer.submit(file.key[0], work, sync=True))
@@ -348,6 +361,7 @@ class Files:
         if file.registered:
             return
         if file.base is not None:
+            file.open_base()
             self.volume.hydrator.ensure_backing(file.base)
             self._register(file, row, file.base.fd)
             return
@@ -393,8 +407,7 @@ class Files:
         if file.dirty:  # the quota counts them already, and now they are this file's
             lengths = (file.base.block_len(block) for block in range(first, first + count))
             file.charged_bytes += sum(map(objects.on_disk, lengths))
-        if file.registered and file.mode is Mode.RANGED:
-            self.kernel.blocks(file.ino, first, count)
+        self.parts.tell(file, first, count)
 
     def refused(self, ino: int) -> None:
         """The kernel would not pass this file through after all: the channel serves it as a ranged one."""
@@ -458,6 +471,7 @@ class Files:
         """Blocks of the base into the backing file; those that found no room are returned. `file.io` is held."""
         if not blocks or file.base is None:
             return {}
+        file.open_base()
         pages, _ = await self.volume.hydrator.obtain(file.base, blocks)
         if must_land and pages:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -466,12 +480,25 @@ class Files:
     async def write(self, fh: int, offset: int, data: bytes) -> int:
         handle = self.handle(fh)
         file = handle.file
-        async with self.room.admit(file, offset, len(data)), file.io:
-            if not file.whole:
-                await self._fetch(file, self._half_covered(file, offset, len(data)), must_land=True)
+        more = len(self._half_covered(file, offset, len(data))) * self.block_bytes
+        async with self.room.admit(file, offset, len(data), more=more), file.io:
+            self.parts.touch(file, offset, len(data))
+            await self._bring(file, self._half_covered(file, offset, len(data)))
             done = await self._pwrite(file, offset, data)
             self._note_written(file, offset, done)
             return done
+
+    async def fetch(self, file: OpenFile, blocks: list[int]) -> dict[int, bytes]:
+        """Brings blocks of a dirty file here, as far as there is room; those that found none. `file.io` is held."""
+        return await self._fetch(file, blocks)
+
+    async def _bring(self, file: OpenFile, blocks: list[int]) -> None:
+        """The blocks are here; room was made for them before. `file.io` is held."""
+        for block, page in (await self._fetch(file, blocks)).items():
+            start = block * self.block_bytes
+            await self._pwrite(file, start, page[: max(0, file.base_len - start)])
+            file.source.take_over(block)
+            self.parts.tell(file, block, 1)
 
     def _half_covered(self, file: OpenFile, offset: int, length: int) -> list[int]:
         """The absent blocks of which a write leaves something standing."""
@@ -501,9 +528,9 @@ class Files:
             file.written.add(block)
             if not base.is_ready(block):
                 base.take_over(block)
-                self.kernel.blocks(file.ino, block, 1)
+                self.parts.tell(file, block, 1)
         if last >= base.block_count:
-            self.kernel.blocks(file.ino, max(first, base.block_count), last + 1 - max(first, base.block_count))
+            self.parts.tell(file, max(first, base.block_count), last + 1 - max(first, base.block_count))
 
     # -- size --------------------------------------------------------------------------------------------------
 
@@ -527,17 +554,24 @@ class Files:
         await self.recharge(file)
 
     async def _cut(self, file: OpenFile, size: int) -> None:
-        if file.whole:
+        block = size // self.block_bytes
+        cuts = size % self.block_bytes and file.is_absent(block, self.block_bytes)
+        async with self.room.admit(file, size, 0, more=self.block_bytes if cuts else 0), file.io:
+            self.parts.touch_all_from(file, min(size, file.stat().st_size))
+            if file.whole:
+                os.truncate(file.path, size)
+                return
+            shorter = size < file.base_len
+            if shorter and size % self.block_bytes and file.is_absent(block, self.block_bytes):
+                await self._bring(file, [block])
+            file.base_len = min(file.base_len, size)
             os.truncate(file.path, size)
-            return
-        async with file.io:
-            if size < file.base_len:
-                block = size // self.block_bytes
-                if size % self.block_bytes and file.is_absent(block, self.block_bytes):
-                    await self._fetch(file, [block], must_land=True)
-                file.base_len = size
-            os.truncate(file.path, size)
+            if shorter:
+                self.parts.forget_behind(file)
             self._become_whole_if_so(file)
+            if shorter:  # a crash must not bring back what was cut, behind what is written there from now on
+                await trio.to_thread.run_sync(self._sync_backing, file)
+                await self._note_present(file)
 
     def _become_whole_if_so(self, file: OpenFile) -> None:
         base = file.base
@@ -548,21 +582,33 @@ class Files:
             base.close_file()
             file.base, file.whole, file.base_len = None, True, 0
             file.written = set()
-            if file.registered:
-                # From here on the channel needs no mask.
-                self.kernel.blocks(file.ino, 0, max(1, -(-file.stat().st_size // self.block_bytes)))
+            self.parts.tell(file, 0, max(1, -(-file.stat().st_size // self.block_bytes)))
 
     async def fallocate(self, fh: int, mode: int, offset: int, length: int) -> None:
         """Space for a range, or holes and zeros in it, on a ranged file. Reserves before a byte is taken."""
         file = self.handle(fh).file
         if not file.dirty:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
-        if not file.whole:
-            await self.fill(file)
+        takes_only = not mode & ~FALLOC_KEEP_SIZE
+        if not file.whole and not takes_only:
+            await self._fill_or_refuse(file)
         taken = 0 if mode & FALLOC_PUNCH_HOLE else length
-        async with self.room.admit(file, offset, taken):
+        async with self.room.admit(file, offset, taken), file.io:
+            if not takes_only:
+                if not file.whole:
+                    raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+                self.parts.touch_all_from(file, offset)  # some modes move what is behind the range
             await trio.to_thread.run_sync(fallocate, file.open_fd(), mode, offset, length)
         await self.recharge(file)
+
+    async def _fill_or_refuse(self, file: OpenFile) -> None:
+        """Holes and zeros are made in files that are here whole; one that cannot be has none."""
+        try:
+            await self.fill(file)
+        except OSError as e:
+            if e.errno in NO_ROOM:
+                raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP)) from None
+            raise
 
     async def seek(self, fh: int, offset: int, whence: int) -> int:
         """SEEK_DATA and SEEK_HOLE. Of a file that is not all here nothing is known to be a hole but its end."""
@@ -592,11 +638,19 @@ class Files:
             async with file.io:
                 present = None if file.whole or file.base is None else tuple(file.base.masks)
                 await trio.to_thread.run_sync(self._sync_backing, file)
-            if present is not None:
-                work = partial(marks.note_present, ino=ino, base_len=file.base_len, present=present)
-                await result_of(self.volume.writer.submit(stream_of(ino), work, sync=True))
-                return
+                if present is not None:
+                    await self._note_present(file, present, sync=True)
+                    return
         await self.sync_log(stream_of(ino))
+
+    async def _note_present(
+        self, file: OpenFile, present: tuple[int, ...] | None = None, *, sync: bool = False
+    ) -> None:
+        """Records which blocks are here, and up to where the others count. They are synced, and `file.io` is held."""
+        if present is None:
+            present = () if file.base is None else tuple(file.base.masks)
+        work = partial(marks.note_present, ino=file.ino, base_len=file.base_len, present=present)
+        await result_of(self.volume.writer.submit(file.key[0], work, sync=sync))
 
     def _sync_backing(self, file: OpenFile) -> None:
         files = self.volume.env.files
@@ -624,13 +678,19 @@ class Files:
         await self._collect(file)
         self._charge(file)
 
+    async def collect(self, file: OpenFile) -> None:
+        await self._collect(file)
+
     async def _collect(self, file: OpenFile) -> None:
         """What the channel wrote by itself becomes known here."""
         if file.mode is Mode.RANGED and file.registered:
+            granted = file.granted_bytes
             written = await self.kernel.collect(file.ino)
             for first, count in written.ranges:
                 file.written.update(range(first, first + count))
-            file.budget = written.budget_left
+                self.parts.touch_blocks(file, first, count)
+            # The answer knows nothing of what was granted after the question.
+            file.budget = written.budget_left + file.granted_bytes - granted if file.registered else 0
 
     # -- closing -----------------------------------------------------------------------------------------------
 
@@ -714,8 +774,10 @@ class Files:
             tenant = self.volume.tenant_names()[stream_id]
             path = self.volume.hot.path(tenant, row.ino, row.generation)
             if file is None or not file.dirty:
+                held = await trio.to_thread.run_sync(data_bytes, path) if key in self.parts.sealed else None
                 freed = await trio.to_thread.run_sync(self.volume.remove_backing, key)
-                self.volume.evictor.give_back(tenant, freed)
+                self.parts.sealed.discard(key)
+                self.volume.evictor.give_back(tenant, freed if held is None else held)
             else:
                 self.volume.hot.unlink(path)
 
@@ -773,9 +835,13 @@ class Files:
         """Seals what is closed and dirty now; how many files."""
         return await self.sealer.seal_now(inos)
 
-    def sealed(self, file: OpenFile, row: ObjectRow, size_bytes: int) -> None:
-        """The sealer is done with a file: it is clean."""
-        change = objects.on_disk(size_bytes) - file.charged_bytes
+    def sealed(self, file: OpenFile, row: ObjectRow, disk_bytes: int) -> None:
+        """The sealer is done with a file: it is clean, and the catalog counts so much of it."""
+        if file.base is not None:
+            file.base.close_file()
+            self.volume.pages.drop_object(file.ino, file.key[2])
+            self.parts.sealed.add(file.key)
+        change = disk_bytes - file.charged_bytes
         if change > 0:
             self.volume.quota.note_used(file.tenant, change)
         elif change < 0:

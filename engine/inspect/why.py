@@ -70,8 +70,7 @@ def history(view: View, manifest_dir: Path, place: Place, earlier: Earlier | Non
     """What the log says about the chunks of every generation of the file."""
     chunks: dict[int, tuple[int, int]] = {}
     for (_, generation), row in view.scan(place.tenant_id, t.OBJECTS, prefix=place.inode.ino.to_bytes(8, "big")):
-        for index, chunk_id in enumerate(row.chunks):
-            chunks[chunk_id] = (generation, index)
+        chunks |= {chunk_id: (generation, index) for index, chunk_id in enumerate(row.chunks) if chunk_id}
     found = survey(manifest_dir / str(place.tenant_id))
     steps: list[Step] = []
     damage = [f.message for f in found.damage]

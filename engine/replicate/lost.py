@@ -26,7 +26,6 @@ import msgspec
 
 from aof2.engine import namespace, objects
 from aof2.engine.blob.reader import check_identity, read_footer
-from aof2.engine.catalog import ops as o
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.batch import Batch
 from aof2.engine.catalog.fold import StreamFold, load_index
@@ -312,7 +311,7 @@ def _drop_object(b: Batch, *, ino: int, generation: int, names: Sequence[tuple[i
     """Drops a generation whose bytes are nowhere; the inode's size before, and what became of the file."""
     row = b.get(t.OBJECTS, (ino, generation))
     for chunk_id in row.chunks if row else ():
-        b.apply(o.DeleteChunk(chunk_id))
+        objects.release_chunk(b, chunk_id)
     b.delete(t.OBJECTS, (ino, generation))
     b.delete(t.UNPUBLISHED, (ino, generation))
     inode = b.get(t.INODES, ino)

@@ -36,16 +36,17 @@ def digest_file(fd: int, size: int, *, chunk_bytes: int, block_bytes: int, path:
     single = size <= chunk_bytes
     for start in range(0, size, chunk_bytes):
         length = min(chunk_bytes, size - start)
-        chunk = _digest_chunk(fd, start, length, block_bytes, None if single else whole, path)
+        chunk = digest_range(fd, start, length, block_bytes, None if single else whole, path)
         chunks.append(chunk)
     # A one-chunk object is its chunk: hashing it once is enough.
     sha256 = chunks[0].sha256 if single and chunks else whole.digest()
     return ObjectDigest(size, sha256, tuple(chunks))
 
 
-def _digest_chunk(
+def digest_range(
     fd: int, start: int, length: int, block_bytes: int, whole: hashlib._Hash | None, path: str
 ) -> ChunkDigest:
+    """Of a chunk in a file; `whole` goes on with its bytes."""
     sha = hashlib.sha256()
     crc64 = 0
     crcs = bytearray()
@@ -61,6 +62,18 @@ def _digest_chunk(
             crcs += crc.to_bytes(CRC_LEN, "little")
             crc64 = native.crc64_combine(crc64, crc, len(block)) if at + pos > start else crc
     return ChunkDigest(length, sha.digest(), crc64, bytes(crcs))
+
+
+def digest_chunk(data: memoryview, *, block_bytes: int) -> ChunkDigest:
+    """Of a chunk in memory."""
+    crc64 = 0
+    crcs = bytearray()
+    for at in range(0, len(data), block_bytes):
+        block = data[at : at + block_bytes]
+        crc = native.crc64(block)
+        crcs += crc.to_bytes(CRC_LEN, "little")
+        crc64 = native.crc64_combine(crc64, crc, len(block)) if at else crc
+    return ChunkDigest(len(data), hashlib.sha256(data).digest(), crc64, bytes(crcs))
 
 
 def block_crc(block_crcs: bytes, index: int) -> int:

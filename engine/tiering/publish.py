@@ -19,11 +19,12 @@ janitor's) and blobs that no row names (garbage collection's).
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -59,12 +60,13 @@ REBUILD_CRASH_POINTS: Final = ("publish.rebuild_deleted",)
 
 
 class Target(NamedTuple):
-    """One object to publish."""
+    """One object to publish. `data`: the bytes of the one chunk that is, where they are not (all) in the file."""
 
     stream_id: int
     tenant: str
     row: ObjectRow
     compression: str
+    data: memoryview | None = None
 
 
 class Tally:
@@ -104,6 +106,9 @@ class _Put(NamedTuple):
     staged_bytes: int
     staged_s: float
     uploaded_s: float
+
+
+_Opened = Callable[[], contextlib.AbstractContextManager[Callable[[int, int], bytes]]]
 
 
 class _Blob(NamedTuple):
@@ -185,6 +190,27 @@ class Publisher:
         await result_of(self.writer.submit(target.stream_id, work, sync=True))
         self.hot.env.failpoint("publish.recorded")
         for chunk in chunks:
+            self._begun.get(target.stream_id, {}).pop(chunk.sha256, None)
+        return done
+
+    async def put_part(
+        self,
+        target: Target,
+        chunk: ChunkRow,
+        checkpoint_id: int,
+        record: Callable[[Uploaded], Awaitable[bool]],
+    ) -> bool:
+        """One chunk of an object that is still written, from memory; `record` is to commit that it is there, before
+        anybody else may take its content for uploaded. What that said."""
+        mine: list[tuple[int, bytes]] = []
+        try:
+            scratch = self.scratch / f"part-{chunk.chunk_id}"
+            up = await self._upload_once(target, chunk, checkpoint_id, "", scratch, Tally(), mine)
+            done = await record(up)
+        finally:
+            for flight in mine:
+                self._flights.pop(flight, None)
+        if done:
             self._begun.get(target.stream_id, {}).pop(chunk.sha256, None)
         return done
 
@@ -283,7 +309,7 @@ class Publisher:
     ) -> Uploaded:
         compression = _stored_as(target)
         reservation = None
-        if compression and chunk.length > PIECE_BYTES:
+        if compression and chunk.length > PIECE_BYTES and target.data is None:
             reservation = await self._reserve(target.tenant, chunk.length, job)
             compression = compression if reservation is not None else ""
         try:
@@ -315,7 +341,8 @@ class Publisher:
         path = self.hot.path(target.tenant, target.row.ino, target.row.generation)
         offset = chunk.index * target.row.chunk_bytes
         began_s = env.monotonic_s()
-        blob = self._stage(path, offset, chunk, scratch) if compression else self._in_place(path, offset, chunk)
+        read = partial(_open_reader, path, offset, target.data)
+        blob = self._stage(read, chunk, scratch, target) if compression else self._in_place(read, chunk)
         staged_s = env.monotonic_s()
         env.failpoint("publish.staged")
         etag = self.remote.put_blob(key, blob.source, blob.size, crc64=blob.crc64, sha256=chunk.sha256)
@@ -350,7 +377,7 @@ class Publisher:
         finally:
             os.close(fd)
 
-    def _in_place(self, path: Path, offset: int, chunk: ChunkRow) -> _Blob:
+    def _in_place(self, opened: _Opened, chunk: ChunkRow) -> _Blob:
         """The chunk where it lies, and a footer behind it."""
         frames = tuple(
             Frame(
@@ -370,20 +397,17 @@ class Publisher:
         )
 
         def pieces() -> Iterator[bytes]:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
+            with opened() as read:
                 for at in range(0, chunk.length, PIECE_BYTES):
-                    yield read_exactly(fd, offset + at, min(PIECE_BYTES, chunk.length - at), path=str(path))
-            finally:
-                os.close(fd)
+                    yield read(at, min(PIECE_BYTES, chunk.length - at))
             yield footer
 
         crc64 = native.crc64_combine(chunk.crc64, native.crc64(footer), len(footer))
         return _Blob(ChunksSource(pieces), chunk.length + len(footer), crc64, "")
 
-    def _stage(self, path: Path, offset: int, chunk: ChunkRow, scratch: Path) -> _Blob:
+    def _stage(self, opened: _Opened, chunk: ChunkRow, scratch: Path, target: Target) -> _Blob:
         """A compressed blob: small ones in memory, others in scratch; validated against the seal as it is made."""
-        small = chunk.length <= PIECE_BYTES
+        small = chunk.length <= PIECE_BYTES or target.data is not None
         parts: list[bytes] = []
         crc64 = 0
         out_fd = -1
@@ -410,21 +434,33 @@ class Publisher:
             block_bytes=self._block_bytes,
             sha256=chunk.sha256,
         )
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            for index, at in enumerate(range(0, chunk.length, self._block_bytes)):
-                block = read_exactly(fd, offset + at, min(self._block_bytes, chunk.length - at), path=str(path))
-                sha.update(block)
-                writer.add_block(block, block_crc(chunk.block_crcs, index))
+            with opened() as read:
+                for index, at in enumerate(range(0, chunk.length, self._block_bytes)):
+                    block = read(at, min(self._block_bytes, chunk.length - at))
+                    sha.update(block)
+                    writer.add_block(block, block_crc(chunk.block_crcs, index))
             footer = writer.finish()
         finally:
-            os.close(fd)
             if out_fd >= 0:
                 os.close(out_fd)
         if sha.digest() != chunk.sha256:
-            raise CorruptError(f"chunk {chunk.chunk_id} changed since it was sealed", path=str(path))
+            raise CorruptError(f"chunk {chunk.chunk_id} changed since it was sealed")
         source: Source = b"".join(parts) if small else FileSource(staged)
         return _Blob(source, footer.blob_len, crc64, "zstd")
+
+
+@contextlib.contextmanager
+def _open_reader(path: Path, offset: int, data: memoryview | None) -> Iterator[Callable[[int, int], bytes]]:
+    """Reads of a chunk, by (offset in it, length)."""
+    if data is not None:
+        yield lambda at, length: bytes(data[at : at + length])
+        return
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        yield lambda at, length: read_exactly(fd, offset + at, length, path=str(path))
+    finally:
+        os.close(fd)
 
 
 def _stored_as(target: Target) -> str:

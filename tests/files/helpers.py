@@ -61,7 +61,7 @@ class FakeKernel:
     async def collect(self, nodeid: int) -> Written:
         await trio.lowlevel.checkpoint()
         ranges = tuple((block, 1) for block in sorted(self.written.pop(nodeid, ())))
-        return Written(self.written_bytes.pop(nodeid, 0), self.budget[nodeid], ranges)
+        return Written(self.written_bytes.pop(nodeid, 0), self.budget.get(nodeid, 0), ranges)
 
     def drop(self, nodeid: int) -> None:
         os.close(self.fds.pop(nodeid))

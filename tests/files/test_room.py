@@ -6,17 +6,23 @@ import errno
 import os
 import random
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import pytest
 import trio
 
+from aof2.engine import namespace
+from aof2.engine.aio import result_of
 from aof2.engine.catalog.rows import ObjectState
 from aof2.engine.files import Files, Mode, stream_of
+from aof2.engine.files.parts import data_bytes
+from aof2.engine.files.recover import set_immutable
 from aof2.engine.files.room import WATCH_S
 from aof2.engine.settings import Settings
 from aof2.engine.settings.model import FilesTenant
+from aof2.engine.volume import Volume
 from tests.engine.helpers import KIB, MIB, small_settings
 from tests.files.helpers import FakeKernel, content, make, on_disk, publish, row_of, run_files, scribble, top, write
 
@@ -75,7 +81,13 @@ def accounts_add_up(files: Files) -> None:
     """Nothing is promised to anybody, and what counts is what is there."""
     assert not any(file.budget or file.pending_bytes for file in files.open_files())
     assert files.volume.quota.usage.reserved_bytes == 0
-    assert files.volume.quota.usage.used_bytes == on_disk(files.volume)
+    used = files.volume.quota.usage.used_bytes
+    # A file in many pieces takes a block for its map, too, which is counted only while it is written.
+    assert used == on_disk(files.volume) or used == data_on_disk(files.volume)
+
+
+def data_on_disk(volume: Volume) -> int:
+    return sum(data_bytes(path) for path in volume.hot.root.rglob("*") if path.is_file())
 
 
 def test_a_budget_is_written_without_asking(tmp_path: Path) -> None:
@@ -101,7 +113,7 @@ def test_overwriting_takes_no_room(tmp_path: Path) -> None:
         ino, fh = await create(files, b"a")
         for n in range(20):
             await write_all(files, kernel, fh, data_of(MIB, n))
-        assert files.volume.quota.usage.used_bytes <= MIB + LIMIT // 8 + BLOCK
+        assert files.volume.quota.usage.used_bytes <= MIB + LIMIT // 8 + 4 * BLOCK
         await files.release(fh)
         accounts_add_up(files)
         await publish(files)
@@ -219,7 +231,7 @@ def test_no_room_and_no_remote_is_enospc_in_time(tmp_path: Path) -> None:
 
 def test_what_can_never_fit_is_refused_at_once(tmp_path: Path) -> None:
     async def body(files: Files, kernel: FakeKernel) -> None:
-        _, fh = await create(files, b"a")
+        ino, fh = await create(files, b"a")
         with pytest.raises(OSError) as error, trio.fail_after(1):
             await files.fallocate(fh, 0, 0, 2 * LIMIT)
         assert error.value.errno == errno.ENOSPC
@@ -227,7 +239,8 @@ def test_what_can_never_fit_is_refused_at_once(tmp_path: Path) -> None:
             await files.fallocate(fh, 0, 0, LIMIT // 2 + 4096)
         assert error.value.errno == errno.EDQUOT
         await files.fallocate(fh, 0, 0, MIB)
-        assert files.volume.quota.usage.used_bytes == on_disk(files.volume)
+        budget = kernel.budget[ino]
+        assert files.volume.quota.usage.used_bytes == on_disk(files.volume) + budget
         await files.release(fh)
         accounts_add_up(files)
 
@@ -265,16 +278,17 @@ def test_small_strides_take_what_they_take(tmp_path: Path) -> None:
 
     async def body(files: Files, kernel: FakeKernel) -> None:
         ino, fh = await create(files, b"a")
-        with pytest.raises(OSError) as error:
+
+        async def stride() -> None:
             for n in range(2 * LIMIT // 4096):
                 await write(files, kernel, fh, n * 4096, b"x")
                 if not n % 16:
                     await trio.sleep(0.02)
-        assert error.value.errno == errno.ENOSPC
-        assert on_disk(files.volume) <= LIMIT + 16 * 4096 * WATCH_S / 0.02 + 4096
+
+        await watched(files, LIMIT + int(16 * 4096 * WATCH_S / 0.02) + 4096, stride)
         await files.release(fh)
         accounts_add_up(files)
-        assert await content(files, ino) == (b"x" + bytes(4095)) * (n - 1) + b"x"
+        assert await content(files, ino) == (b"x" + bytes(4095)) * (2 * LIMIT // 4096 - 1) + b"x"
 
     run_files(settings_of(tmp_path, "budget"), body)
 
@@ -371,6 +385,7 @@ def test_a_passthrough_writer_that_outruns_everything_is_stopped(tmp_path: Path)
 def test_a_stopped_file_is_let_go(tmp_path: Path, end: str) -> None:
     settings = settings_of(tmp_path, "passthrough")
     inos: list[int] = []
+    paths: list[Path] = []
 
     async def body(files: Files, kernel: FakeKernel) -> None:
         ino, fh = await create(files, b"a")
@@ -382,14 +397,10 @@ def test_a_stopped_file_is_let_go(tmp_path: Path, end: str) -> None:
             while not file.frozen:
                 await trio.sleep(WATCH_S)
         if end == "crash":
+            paths.append(file.path)
             return
         file.unlinked = end == "unlink"
         if end == "unlink":
-            from functools import partial
-
-            from aof2.engine import namespace
-            from aof2.engine.aio import result_of
-
             work = partial(namespace.unlink, parent=top(files.volume), name=b"a", is_open=files.is_open)
             await files.removed(await result_of(files.volume.writer.submit(stream_of(ino), work)))
         await files.release(fh)
@@ -407,4 +418,5 @@ def test_a_stopped_file_is_let_go(tmp_path: Path, end: str) -> None:
 
     run_files(settings, body)
     if end == "crash":
+        set_immutable(paths[0], on=True)  # a crash undoes nothing
         run_files(settings, after)

@@ -1,0 +1,304 @@
+"""Files larger than the cache: written, read back, written over, cut, sealed, unlinked, crashed."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+from functools import partial
+from pathlib import Path
+
+import pytest
+import trio
+
+from aof2.engine import namespace
+from aof2.engine.aio import result_of
+from aof2.engine.catalog import tables as t
+from aof2.engine.catalog.rows import ObjectState
+from aof2.engine.files import Files, stream_of
+from aof2.engine.objects import HOT_BYTES
+from aof2.engine.settings import Settings
+from aof2.engine.verify.findings import Severity
+from aof2.engine.verify.run import verify
+from tests.engine.helpers import MIB
+from tests.files.helpers import FakeKernel, content, on_disk, publish, read, row_of, run_files, top, write
+from tests.files.test_room import BLOCK, CHUNK, LIMIT, accounts_add_up, create, data_of, settings_of, watched, write_all
+
+SIZE = 5 * LIMIT + 3 * BLOCK + 7
+
+
+def verified(settings: Settings) -> None:
+    """The checker finds nothing wrong."""
+    report = verify(settings, deep_remote=True)
+    assert [f.message for f in report.findings if f.severity != Severity.NOTE] == []
+
+
+async def read_all(files: Files, kernel: FakeKernel, fh: int, size: int, step: int = 100_000) -> bytes:
+    out = bytearray()
+    while len(out) < size:
+        part = await read(files, kernel, fh, len(out), min(step, size - len(out)))
+        assert part
+        out += part
+    return bytes(out)
+
+
+async def evict(files: Files, ino: int) -> None:
+    row = row_of(files, ino)
+    _, skipped = await files.volume.evict([(stream_of(ino), ino, row.generation)])
+    assert not skipped
+
+
+def parts_of(files: Files, ino: int) -> int:
+    return sum(1 for chunk_id in row_of(files, ino).chunks if chunk_id)
+
+
+def test_a_file_larger_than_the_cache(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path, "budget", timeout_s=10.0)
+
+    async def body(files: Files, kernel: FakeKernel) -> None:
+        data = data_of(SIZE)
+        ino, fh = await create(files, b"a")
+        await watched(files, LIMIT + BLOCK, partial(write_all, files, kernel, fh, data))
+        assert kernel.answered > SIZE / 40_000 / 2
+        assert parts_of(files, ino) >= (SIZE - LIMIT) // CHUNK
+
+        async def look() -> None:
+            assert await read_all(files, kernel, fh, SIZE) == data
+
+        await watched(files, LIMIT + BLOCK, look)
+        await files.release(fh)
+        await publish(files)
+        row = row_of(files, ino)
+        assert (row.state, row.size) == (ObjectState.PUBLISHED, SIZE)
+        assert row.sha256 == hashlib.sha256(data).digest()
+        accounts_add_up(files)
+        await evict(files, ino)
+        assert await content(files, ino) == data
+        await files.volume.hydrator.quiesce()
+        accounts_add_up(files)
+
+    run_files(settings, body)
+    verified(settings)
+
+
+def test_verify_is_clean_while_it_is_written(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path, "budget", timeout_s=10.0)
+    inos: list[int] = []
+
+    async def body(files: Files, kernel: FakeKernel) -> None:
+        ino, fh = await create(files, b"a")
+        inos.append(ino)
+        await write_all(files, kernel, fh, data_of(3 * LIMIT))
+
+    async def after(files: Files, kernel: FakeKernel) -> None:
+        """The process ended with the file open: it goes on."""
+        fh = await files.open(inos[0], os.O_RDWR)
+        assert await read_all(files, kernel, fh, 3 * LIMIT) == data_of(3 * LIMIT)
+        await write(files, kernel, fh, 3 * LIMIT, b"and more")
+        await files.release(fh)
+        await publish(files)
+        row = row_of(files, inos[0])
+        assert row.sha256 == hashlib.sha256(data_of(3 * LIMIT) + b"and more").digest()
+        await evict(files, inos[0])
+        assert await content(files, inos[0]) == data_of(3 * LIMIT) + b"and more"
+        await files.volume.hydrator.quiesce()
+        accounts_add_up(files)
+
+    run_files(settings, body)
+    verified(settings)
+    run_files(settings, after)
+    verified(settings)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_writes_reads_and_cuts(tmp_path: Path, seed: int) -> None:
+    """Against bytes in memory; several times the cache, with a restart now and then."""
+    settings = settings_of(tmp_path, "budget", hot_bytes=2 * MIB, timeout_s=10.0)
+    rng = random.Random(seed)
+    model = bytearray()
+    inos: list[int] = []
+
+    async def body(files: Files, kernel: FakeKernel) -> None:
+        if inos:
+            fh = await files.open(inos[0], os.O_RDWR)
+        else:
+            ino, fh = await create(files, b"a")
+            inos.append(ino)
+        for _ in range(120):
+            match rng.choice(["append"] * 6 + ["over"] * 3 + ["read"] * 3 + ["cut", "extend", "fsync"]):
+                case "append":
+                    data = rng.randbytes(rng.choice([100, BLOCK, 3 * BLOCK, CHUNK]))
+                    await write(files, kernel, fh, len(model), data)
+                    model.extend(data)
+                case "over" if model:
+                    at = rng.randrange(len(model))
+                    data = rng.randbytes(rng.choice([1, 1000, BLOCK, 2 * BLOCK + 5]))
+                    await write(files, kernel, fh, at, data)
+                    model[at : at + len(data)] = data
+                case "read" if model:
+                    at = rng.randrange(len(model))
+                    got = await read(files, kernel, fh, at, 2 * BLOCK)
+                    assert got == model[at : at + 2 * BLOCK]
+                case "cut" if model:
+                    size = rng.randrange(len(model) // 2, len(model))
+                    await files.truncate(inos[0], size)
+                    del model[size:]
+                case "extend":
+                    size = len(model) + rng.choice([1, BLOCK, CHUNK + 3])
+                    await files.truncate(inos[0], size)
+                    model.extend(bytes(size - len(model)))
+                case "fsync":
+                    await files.fsync(inos[0])
+            assert on_disk(files.volume) <= 2 * MIB + 2 * BLOCK
+        if rng.random() < 0.5:
+            return  # ends with the file open
+        await files.release(fh)
+        await publish(files)
+        row = row_of(files, inos[0])
+        assert (row.size, row.sha256) == (len(model), hashlib.sha256(model).digest())
+        assert await content(files, inos[0]) == model
+        await files.volume.hydrator.quiesce()
+        with files.volume.catalog.view() as view:  # holes that the writer left count, as they would in an upload
+            assert files.volume.quota.usage.used_bytes == view.get(stream_of(inos[0]), t.COUNTERS, HOT_BYTES)
+
+    async def last(files: Files, kernel: FakeKernel) -> None:
+        await publish(files)
+        assert await content(files, inos[0]) == model
+
+    for _ in range(4):
+        run_files(settings, body)
+        verified(settings)
+    run_files(settings, last)
+    verified(settings)
+
+
+def test_sealed_with_parts_and_opened_again(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path, "budget", timeout_s=10.0)
+
+    async def body(files: Files, kernel: FakeKernel) -> None:
+        data = bytearray(data_of(3 * LIMIT))
+        ino, fh = await create(files, b"a")
+        await write_all(files, kernel, fh, bytes(data))
+        await files.release(fh)
+        await files.seal_closed()
+        assert row_of(files, ino).state == ObjectState.SEALED
+        for n in range(3):
+            fh = await files.open(ino, os.O_RDWR)
+            at = n * LIMIT + 1000
+            await write(files, kernel, fh, at, b"over")
+            data[at : at + 4] = b"over"
+            assert await read_all(files, kernel, fh, len(data)) == data
+            await files.release(fh)
+            if n:
+                await files.seal_closed()
+        await publish(files)
+        assert row_of(files, ino).sha256 == hashlib.sha256(data).digest()
+        await evict(files, ino)
+        # A cold file that does not fit is written where it is.
+        fh = await files.open(ino, os.O_RDWR)
+        await write(files, kernel, fh, 2 * LIMIT + 5, b"cold")
+        data[2 * LIMIT + 5 : 2 * LIMIT + 9] = b"cold"
+        await files.release(fh)
+        await publish(files)
+        row = row_of(files, ino)
+        assert (row.generation, row.sha256) == (2, hashlib.sha256(data).digest())
+        await evict(files, ino)
+        assert await content(files, ino) == data
+        await files.volume.hydrator.quiesce()
+        accounts_add_up(files)
+
+    run_files(settings, body)
+    verified(settings)
+
+
+@pytest.mark.parametrize("when", ["open", "closed", "sealed", "truncated"])
+def test_unlink_releases_the_parts(tmp_path: Path, when: str) -> None:
+    settings = settings_of(tmp_path, "budget", timeout_s=10.0)
+
+    async def body(files: Files, kernel: FakeKernel) -> None:
+        ino, fh = await create(files, b"a")
+        await write_all(files, kernel, fh, data_of(2 * LIMIT))
+        assert parts_of(files, ino)
+        if when == "truncated":
+            await files.truncate(ino, 0)
+            assert not parts_of(files, ino)
+        if when in ("closed", "sealed"):
+            await files.release(fh)
+        if when == "sealed":
+            await files.seal_closed()
+        work = partial(namespace.unlink, parent=top(files.volume), name=b"a", is_open=files.is_open)
+        await files.removed(await result_of(files.volume.writer.submit(stream_of(ino), work)))
+        if when not in ("closed", "sealed"):
+            await files.release(fh)
+        assert on_disk(files.volume) == 0
+        assert files.volume.quota.usage.used_bytes == 0
+        with files.volume.catalog.view() as view:
+            assert not [c for c, _ in view.scan(stream_of(ino), t.CHUNKS)]
+            assert all(not blob.refs for _, blob in view.scan(stream_of(ino), t.BLOBS))
+
+    run_files(settings, body)
+    verified(settings)
+
+
+@pytest.mark.expects_warnings
+def test_a_large_file_outlives_the_remote(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path, "budget")
+    remote = tmp_path / "remote"
+
+    async def body(files: Files, kernel: FakeKernel) -> None:
+        data = data_of(3 * LIMIT)
+        ino, fh = await create(files, b"a")
+        await write_all(files, kernel, fh, data[: 2 * LIMIT])
+        await files.volume.replicator.drain()
+        remote.rename(tmp_path / "away")
+        at = 2 * LIMIT
+        began_s = trio.current_time()
+        with pytest.raises(OSError):
+            while True:
+                began_s = trio.current_time()
+                await write(files, kernel, fh, at, data[at : at + BLOCK])
+                at += BLOCK
+        assert trio.current_time() - began_s < 5.0
+        assert on_disk(files.volume) <= LIMIT + BLOCK
+        (tmp_path / "away").rename(remote)
+        while at < len(data):
+            await write(files, kernel, fh, at, data[at : at + BLOCK])
+            at += BLOCK
+        await files.release(fh)
+        await publish(files)
+        await evict(files, ino)
+        assert await content(files, ino) == data
+        await files.volume.hydrator.quiesce()
+        accounts_add_up(files)
+
+    run_files(settings, body)
+    verified(settings)
+
+
+def test_a_chunk_that_is_written_while_it_is_taken_stays(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path, "budget", timeout_s=10.0)
+
+    async def body(files: Files, kernel: FakeKernel) -> None:
+        data = bytearray(data_of(4 * CHUNK))
+        ino, fh = await create(files, b"a")
+        await write_all(files, kernel, fh, bytes(data))
+        file = files.file(ino)
+        assert file is not None
+        read_it = await files.parts._read(file, 1)
+        assert read_it is not None
+        assert not kernel.write(ino, CHUNK, b"x")
+        await write(files, kernel, fh, CHUNK + 5, b"late")
+        data[CHUNK + 5 : CHUNK + 9] = b"late"
+        assert not await files.parts._upload(read_it)
+        assert not parts_of(files, ino)
+        assert kernel.write(ino, CHUNK, bytes(data[CHUNK : CHUNK + 1]))
+        assert await files.parts.make_room(CHUNK) == CHUNK
+        assert parts_of(files, ino) == 1
+        assert await read_all(files, kernel, fh, len(data)) == data
+        await files.release(fh)
+        await publish(files)
+        assert await content(files, ino) == data
+        accounts_add_up(files)
+
+    run_files(settings, body)
+    verified(settings)
