@@ -282,7 +282,8 @@ class Parts:
         self._volume.env.failpoint("part.recorded")
         # To the end of a block: of a page that is punched in part, zeros would stay, and look like data.
         length = -(-chunk.length // self._block_bytes) * self._block_bytes
-        await trio.to_thread.run_sync(self._volume.hot.punch, file.path, chunk.index * self._chunk_bytes, length)
+        with file.keeping_times():
+            await trio.to_thread.run_sync(self._volume.hot.punch, file.path, chunk.index * self._chunk_bytes, length)
         self._volume.env.failpoint("part.punched")
         self._adopt(file, chunk)
         file.taking.discard(chunk.index)

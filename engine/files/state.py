@@ -10,9 +10,10 @@ Owner: the trio thread. A crash leaves nothing of this: the catalog's DIRTY rows
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from enum import IntEnum
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -169,6 +170,16 @@ class OpenFile:
         if self.fd < 0:
             self.fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
         return self.fd
+
+    @contextlib.contextmanager
+    def keeping_times(self) -> Iterator[None]:
+        """What happens inside is nobody's write. (While somebody writes, the times move anyway.)"""
+        before = self.stat()
+        try:
+            yield
+        finally:
+            if not self.writers and self.stat().st_mtime_ns != before.st_mtime_ns:
+                os.utime(self.path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
     def open_base(self) -> None:
         """Fetched blocks of a dirty file land in its own backing file."""

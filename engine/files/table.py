@@ -472,7 +472,8 @@ class Files:
         if not blocks or file.base is None:
             return {}
         file.open_base()
-        pages, _ = await self.volume.hydrator.obtain(file.base, blocks)
+        with file.keeping_times():
+            pages, _ = await self.volume.hydrator.obtain(file.base, blocks)
         if must_land and pages:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return pages
