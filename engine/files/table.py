@@ -297,10 +297,10 @@ class Files:
         old_key = file.key
         await hydrator.quiesce_object(old_key)
         await hydrator.attach(base)
-        if keep:
-            await hydrator.prove(base)
+        await hydrator.prove(base)
         hydrator.ensure_backing(base)
-        file.whole = base.fully_resident or not keep
+        # Also where the file is about to be cut: a crash before that leaves the old bytes.
+        file.whole = base.fully_resident
         if not file.whole:
             await trio.to_thread.run_sync(self.parts.punch_absent, base)
         present = None if file.whole else tuple(base.masks)
@@ -310,8 +310,6 @@ class Files:
         self._become(file, reopened.row.generation)
         base.path = file.path
         file.state = ObjectState.DIRTY
-        if not keep:
-            base.clear()
         if file.whole:
             base.close_file()
             file.base = None

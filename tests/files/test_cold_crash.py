@@ -1,0 +1,115 @@
+"""A cold file that was cut, filled or written, and a crash before it was sealed: no old byte comes back."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from aof2.engine.catalog.rows import ObjectState
+from aof2.engine.files import Files, stream_of
+from tests.engine.helpers import KIB, small_settings
+from tests.files.helpers import FakeKernel, content, make, publish, row_of, run_files, scribble
+from tests.files.test_table import data_of
+
+BLOCK = 16 * KIB
+
+
+async def cut_all(files: Files, ino: int, fh: int, expected: bytearray) -> None:
+    await files.truncate(ino, 0)
+    expected.clear()
+
+
+async def cut_and_extend(files: Files, ino: int, fh: int, expected: bytearray) -> None:
+    await files.truncate(ino, BLOCK + 5)
+    await files.truncate(ino, 200 * KIB)
+    expected[:] = expected[: BLOCK + 5].ljust(200 * KIB, b"\0")
+
+
+async def cut_and_write(files: Files, ino: int, fh: int, expected: bytearray) -> None:
+    await files.truncate(ino, 10)
+    await files.write(fh, 3 * BLOCK, b"behind a hole")
+    expected[:] = expected[:10].ljust(3 * BLOCK, b"\0") + b"behind a hole"
+
+
+async def fill_and_scribble(files: Files, ino: int, fh: int, expected: bytearray) -> None:
+    file = files.file(ino)
+    assert file is not None
+    await files.fill(file)
+    scribble(files, ino, b"past everybody", 2 * BLOCK)
+    expected[2 * BLOCK : 2 * BLOCK + 14] = b"past everybody"
+
+
+@pytest.mark.parametrize("synced", [False, True])
+@pytest.mark.parametrize("change", [cut_all, cut_and_extend, cut_and_write, fill_and_scribble])
+def test_a_cold_file_that_was_changed_survives_a_crash(
+    tmp_path: Path, synced: bool, change: Callable[[Files, int, int, bytearray], Awaitable[None]]
+) -> None:
+    settings = small_settings(tmp_path)
+    expected = bytearray(data_of(300 * KIB))
+    inos: list[int] = []
+
+    async def first(files: Files, kernel: FakeKernel) -> None:
+        ino = await make(files, b"a", bytes(expected))
+        inos.append(ino)
+        await publish(files)
+        await files.volume.evict([(stream_of(ino), ino, 1)])
+        fh = await files.open(ino, os.O_RDWR)
+        await change(files, ino, fh, expected)
+        if synced:
+            await files.fsync(ino)
+        file = files.file(ino)
+        assert file is not None
+        file.close_fd()  # all that a dead process closes: nothing is sealed
+        if file.base is not None:
+            file.base.close_file()
+
+    async def second(files: Files, kernel: FakeKernel) -> None:
+        assert await content(files, inos[0]) == expected
+        await publish(files)
+        assert row_of(files, inos[0]).state == ObjectState.PUBLISHED
+        assert await content(files, inos[0]) == expected
+
+    run_files(settings, first)
+    run_files(settings, second)
+
+
+class DiedError(Exception):
+    """The process, as far as the test goes."""
+
+
+@pytest.mark.parametrize("resident_blocks", [0, 3])
+def test_a_crash_between_opening_and_cutting_leaves_the_old_bytes(tmp_path: Path, resident_blocks: int) -> None:
+    """O_TRUNC of a file that is not here: the old file or an empty one, never zeros."""
+    settings = small_settings(tmp_path)
+    data = data_of(300 * KIB)
+    inos: list[int] = []
+
+    async def first(files: Files, kernel: FakeKernel) -> None:
+        async def die(file: object, size: int) -> None:
+            raise DiedError
+
+        ino = await make(files, b"a", data)
+        inos.append(ino)
+        await publish(files)
+        await files.volume.evict([(stream_of(ino), ino, 1)])
+        if resident_blocks:
+            await files.volume.read((stream_of(ino), ino, 1), 0, resident_blocks * BLOCK)
+        files._truncate = die  # type: ignore[method-assign]
+        with pytest.raises(DiedError):
+            await files.open(ino, os.O_RDWR | os.O_TRUNC)
+        file = files.file(ino)
+        assert file is not None
+        file.close_fd()
+        if file.base is not None:
+            file.base.close_file()
+
+    async def second(files: Files, kernel: FakeKernel) -> None:
+        assert await content(files, inos[0]) in (data, b"")
+        await publish(files)
+        assert await content(files, inos[0]) in (data, b"")
+
+    run_files(settings, first)
+    run_files(settings, second)
