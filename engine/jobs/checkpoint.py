@@ -180,6 +180,7 @@ class CreateCheckpoint:
             raise
         finally:
             self._count(work.tally)
+            self._publisher.clean_up(job.name)
             released = work.tally.released_bytes + self._publisher.quota.release_job(job.name)
             events.checkpoint_cleaned_up(log, job_id=job.name, quota_released_bytes=released)
         self._env.failpoint("checkpoint.cleaned_up")

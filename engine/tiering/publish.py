@@ -161,6 +161,10 @@ class Publisher:
             for flight in mine:
                 self._flights.pop(flight, None)
 
+    def clean_up(self, job: str) -> None:
+        """The job is over: nothing of it stays in scratch, its folder included."""
+        shutil.rmtree(self.scratch / job, ignore_errors=True)
+
     async def _publish(
         self, target: Target, checkpoint_id: int, job: str, tally: Tally, mine: list[tuple[int, bytes]]
     ) -> list[Uploaded]:
