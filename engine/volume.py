@@ -38,6 +38,7 @@ from aof2.engine.env import Env
 from aof2.engine.errors import FatalIOError, ReadOnlyError
 from aof2.engine.files.birthlog import recover_births
 from aof2.engine.files.recover import recover
+from aof2.engine.foreground import Foreground
 from aof2.engine.jobs.prune import Retention
 from aof2.engine.jobs.service import Jobs
 from aof2.engine.local import orphans
@@ -137,6 +138,7 @@ class Volume:
             on_exhausted=self.metrics.storage_quota_exhausted_total.inc,
         )
         self.handles = HandleTable()
+        self.foreground = Foreground()
         self.warm = WarmStore(env, state_dir / "warm", cache.warm_bytes, block_bytes=engine.block_bytes)
         self.evictor = Evictor(
             self.catalog,
@@ -210,6 +212,7 @@ class Volume:
             ),
             blocked=self.cold.holds,
             metrics=self.metrics,
+            foreground=self.foreground,
             prune_every_s=PRUNE_EVERY_S,
         )
         self.scrubber = Scrubber(

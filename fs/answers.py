@@ -52,6 +52,7 @@ def answered(operation: F) -> F:
     @functools.wraps(operation)
     async def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
         try:
+            self.volume.foreground.asked()
             if self.births is not None and self.births.behind():
                 await self.births.catch_up()
             return await operation(self, *args, **kwargs)

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 WATCH_S: Final = 0.25
+MANY_FILES: Final = 256
 PER_WRITER_BYTES: Final = 1 << 30
 GRANT_BYTES: Final = 16 << 20
 # Of all budgets together, the share of hot_bytes: idle writers sit on theirs.
@@ -91,12 +92,24 @@ class WriteRoom:
         self._pushing = trio.Lock()
         self._evicting = False
         self._draining = False
+        self._passing: dict[str, tuple[float, bool]] = {}
+        files.volume.foreground.hurry = lambda: self._is_tight(0)
         self._pending: tuple[float, dict[int, int]] = (float("-inf"), {})
 
     # -- how a file is opened ----------------------------------------------------------------------------------
 
     def lets_pass(self, tenant: str) -> bool:
-        """Whether a new writer of this tenant may write past us."""
+        """Whether a new writer of this tenant may write past us. With many dirty files it is looked at now and then:
+        the thresholds are wide, and what passes is watched."""
+        if self._files.unsealed_count() < MANY_FILES:
+            return self._lets_pass(tenant)
+        now_s = trio.current_time()
+        looked_s, answer = self._passing.get(tenant, (float("-inf"), False))
+        if now_s - looked_s >= WATCH_S:
+            looked_s, answer = self._passing[tenant] = (now_s, self._lets_pass(tenant))
+        return answer
+
+    def _lets_pass(self, tenant: str) -> bool:
         settings = self._volume.settings.tenants.get(tenant)
         mode = settings.write_mode if isinstance(settings, FilesTenant) else "auto"
         if mode != "auto":

@@ -45,6 +45,7 @@ RETRY_S: Final = 2.0
 BATCH_FILES: Final = 256
 BATCH_BYTES: Final = 256 << 20
 PARALLEL: Final = 2
+LET_PASS_S: Final = 2.0  # what closed files wait for requests to be answered first
 CRASH_POINTS: Final = ("seal.hashed", "seal.synced", "seal.recorded")
 
 
@@ -89,6 +90,7 @@ class Sealer:
                 self._wake = trio.Event()
                 await self._wake.wait()
             await trio.sleep_until(min(self._due.values(), default=0.0))
+            await self._files.volume.foreground.let_pass(LET_PASS_S)
             now_s = trio.current_time()
             ready = [ino for ino, due_s in self._due.items() if due_s <= now_s and ino not in self._busy]
             await self._seal_all(ready)

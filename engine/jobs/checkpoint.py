@@ -28,6 +28,7 @@ from aof2.engine.catalog.rows import JobRow, JobState, JobType, ObjectRow, Objec
 from aof2.engine.catalog.store import View
 from aof2.engine.env import Env
 from aof2.engine.errors import CorruptError
+from aof2.engine.foreground import Foreground
 from aof2.engine.jobs import queue
 from aof2.engine.jobs.errors import JobCancelledError, judge
 from aof2.engine.jobs.worker import JobContext
@@ -42,6 +43,7 @@ PLAN_BYTES_MAX: Final = 1 << 30
 PLAN_OBJECTS_MAX: Final = 256
 PLANS_LIVE_MAX: Final = 4
 OBJECTS_PARALLEL: Final = 8
+LET_PASS_S: Final = 0.1  # what an object waits for requests to be answered first
 SAVES_PER_JOB: Final = 16  # of progress; a save is a row in the log
 CRASH_POINTS: Final = ("checkpoint.object_published", "checkpoint.cleaned_up")
 
@@ -151,6 +153,7 @@ class CreateCheckpoint:
         *,
         metrics: StorageMetrics | None = None,
         on_published: Callable[[], object] | None = None,
+        foreground: Foreground | None = None,
         parallel: int = OBJECTS_PARALLEL,
     ) -> None:
         self._env = env
@@ -158,6 +161,7 @@ class CreateCheckpoint:
         self._compression_of = compression_of
         self._metrics = metrics
         self._on_published = on_published
+        self._foreground = foreground or Foreground()
         self._parallel = parallel
 
     async def run(self, job: JobContext) -> None:
@@ -222,6 +226,7 @@ class CreateCheckpoint:
             if work.error is not None or job.cancel_requested:
                 return
             await trio.lowlevel.checkpoint()
+            await self._foreground.let_pass(LET_PASS_S)
             try:
                 await self._publish_one(job, plan, work, row)
             except CorruptError as e:

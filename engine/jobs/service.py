@@ -23,6 +23,7 @@ from aof2.engine.catalog.rows import JobRow, JobState, JobType, ObjectState
 from aof2.engine.catalog.store import Catalog
 from aof2.engine.catalog.writer import CatalogWriter
 from aof2.engine.env import Env
+from aof2.engine.foreground import Foreground
 from aof2.engine.jobs import checkpoint, download, prune, verify
 from aof2.engine.jobs.errors import JobFailedError
 from aof2.engine.jobs.worker import LEASE_S, REFUSALS, REFUSED_S, Executor, JobContext, JobRunner, RefuseTruncation
@@ -53,6 +54,7 @@ class Jobs:
         retention: prune.Retention,
         blocked: Callable[[str], bool] = lambda _: False,
         metrics: StorageMetrics | None = None,
+        foreground: Foreground | None = None,
         lease_s: float = LEASE_S,
         prune_every_s: float | None = None,
         plan_bytes_max: int = checkpoint.PLAN_BYTES_MAX,
@@ -65,7 +67,12 @@ class Jobs:
         self.retention = retention
         executors: dict[JobType, Executor] = {
             JobType.CREATE_CHECKPOINT: checkpoint.CreateCheckpoint(
-                env, publisher, compression_of, metrics=metrics, on_published=self._on_published
+                env,
+                publisher,
+                compression_of,
+                metrics=metrics,
+                on_published=self._on_published,
+                foreground=foreground,
             ),
             JobType.VERIFY_MANIFEST: verify.VerifyManifest(catalog, remote, publisher, hydrator, compression_of),
             JobType.DOWNLOAD_CHECKPOINT: download.DownloadCheckpoint(catalog, hydrator, quota),

@@ -1,0 +1,38 @@
+"""Who is waiting goes first: background work lets requests pass while there are any, for a while.
+
+Hashing and uploading thousands of small files takes the same interpreter that answers look-ups. They are not in a
+hurry; somebody who lists the directory is. So before each piece of work the background asks here, and waits until no
+request came for a moment, or until it has waited long enough.
+
+Owner: the trio thread. A crash leaves nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import trio
+
+QUIET_S: Final = 0.02
+
+
+class Foreground:
+    """When somebody last asked for something."""
+
+    def __init__(self) -> None:
+        self._last_s = float("-inf")
+        self.hurry: Callable[[], bool] = lambda: False  # whether the background's work is what somebody waits for
+
+    def asked(self) -> None:
+        self._last_s = trio.current_time()
+
+    async def let_pass(self, longest_s: float) -> None:
+        """Returns when nobody asked for a moment; at once in a hurry, and after `longest_s` in any case."""
+        until_s = trio.current_time() + longest_s
+        while not self.hurry():
+            now_s = trio.current_time()
+            quiet_at_s = min(self._last_s + QUIET_S, until_s)
+            if quiet_at_s <= now_s:
+                return
+            await trio.sleep_until(quiet_at_s)
