@@ -14,7 +14,7 @@ from typing import Final
 
 import trio
 
-QUIET_S: Final = 0.02
+QUIET_S: Final = 0.1
 
 
 class Foreground:
