@@ -27,9 +27,24 @@ missing_packages() {
   command -v pkg-config >/dev/null 2>&1 && pkg-config --exists fuse3 && command -v fusermount3 >/dev/null 2>&1 || printf 'libfuse3-dev fuse3 pkg-config '
 }
 
+# What only tests use; those that need it are skipped where it is missing.
+missing_test_packages() {
+  local java
+  java=$(java -version 2>&1 | sed -n 's/.* version "\([0-9]*\).*/\1/p' || true)
+  [ "${java:-0}" -ge 17 ] || printf 'default-jre-headless '
+  command -v rsync >/dev/null 2>&1 || printf 'rsync '
+  command -v make >/dev/null 2>&1 || printf 'make '
+}
+
 install_system() {
-  local packages
+  local packages for_tests=''
   packages=$(missing_packages)
+  [ "$1" = dev ] && for_tests=$(missing_test_packages)
+  if [ -z "$packages" ] && [ -n "$for_tests" ] && [ "$(id -u)" -ne 0 ]; then
+    say "some tests will be skipped; for all of them run:  sudo apt-get install -y $for_tests"
+    return 0
+  fi
+  packages="$packages$for_tests"
   [ -z "$packages" ] && return 0
   if [ "$(id -u)" -ne 0 ]; then
     say "system packages are missing; run:  sudo apt-get install -y $packages"
@@ -55,7 +70,7 @@ install_project() {
 }
 
 setup() {
-  install_system
+  install_system "$1"
   # Two scripts started together must not set up over each other.
   exec 9>"$AOF2_TOP/.setup.lock"
   flock 9

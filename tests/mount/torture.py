@@ -1,0 +1,129 @@
+"""`scripts/torture`: the long versions of what tests/mount does in short, by hand."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from tests.mount.outage import BlinkingLoad, everything_is_there, s3_world
+from tests.mount.rounds import KINDS, Rounds
+from tests.mount.world import kill as kill_process
+from tests.mount.world import rss_bytes, world
+from tests.support.seaweed import running_seaweed
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def main() -> None:
+    """Be rough with a mounted volume, and say what came of it."""
+
+
+@main.command()
+@click.option("--times", default=50, show_default=True)
+@click.option("--seed", default=None, type=int, help="Of the run before, to do the same again.")
+@click.option("--kind", type=click.Choice(sorted(set(KINDS))), multiple=True, help="What is killed; by default each.")
+@click.option("--keep", is_flag=True, help="Leave the folder, also when all went well.")
+def kill(times: int, seed: int | None, kind: tuple[str, ...], keep: bool) -> None:
+    """Kill daemon, channel or both while files are written; mount; compare with what was acknowledged."""
+    seed = int(time.time()) if seed is None else seed
+    root = Path(tempfile.mkdtemp(prefix="aof2-torture-"))
+    click.echo(f"seed {seed}, in {root}")
+    with world(root) as w:
+        rounds = Rounds(w, seed, click.echo)
+        rounds.run(times, kind or KINDS)
+        for line in w.complaints():
+            click.echo(f"log: {line[:400]}")
+    click.echo(f"{times} kills: {rounds.acknowledged} operations acknowledged, all there")
+    if not keep:
+        shutil.rmtree(root)
+
+
+@main.command()
+@click.option("--seconds", default=60, show_default=True, help="How long the load goes on.")
+@click.option("--seed", default=None, type=int)
+def outage(seconds: int, seed: int | None) -> None:
+    """Stop and start a real S3 server again and again under writers, readers and evictions; then compare."""
+    seed = int(time.time()) if seed is None else seed
+    root = Path(tempfile.mkdtemp(prefix="aof2-torture-"))
+    click.echo(f"seed {seed}, in {root}")
+    (root / "weed").mkdir()
+    with running_seaweed(root / "weed") as server, s3_world(root / "w", server, "torture") as w:
+        w.mount()
+        load = BlinkingLoad(w)
+        rng, until_s, blinks = random.Random(seed), time.monotonic() + seconds, 0
+        with load.running():
+            while time.monotonic() < until_s:
+                time.sleep(rng.uniform(0, 5))
+                w.run("evict", w.files)
+                server.stop()
+                blinks += 1
+                time.sleep(rng.uniform(0, 8))
+                if rng.random() < 0.5:
+                    w.run("evict", w.files)
+                server.start()
+        assert load.wrong == [], load.wrong[:5]
+        click.echo(f"{blinks} outages: {len(load.files)} files written, {load.reads} reads right, {load.refused} EIO")
+        everything_is_there(w, load.files)
+    click.echo("everything is in the remote, verify is clean")
+    shutil.rmtree(root)
+
+
+@main.command()
+@click.option("--files", default=100_000, show_default=True)
+@click.option("--per-directory", default=1000, show_default=True)
+def many(files: int, per_directory: int) -> None:
+    """A tree of many empty files: time to make, list and mount it again, and the daemon's memory."""
+    root = Path(tempfile.mkdtemp(prefix="aof2-torture-"))
+    click.echo(f"in {root}")
+    with world(root) as w:
+
+        @contextlib.contextmanager
+        def step(what: str) -> Iterator[None]:
+            began_s = time.monotonic()
+            yield
+            took_s, rss = time.monotonic() - began_s, rss_bytes(w.daemon_pid()) >> 20
+            click.echo(f"{what}: {took_s:.1f} s ({files / took_s:,.0f}/s); daemon {rss} MiB")
+
+        w.mount()
+        click.echo(f"an empty volume: daemon {rss_bytes(w.daemon_pid()) >> 20} MiB")
+        with step("made"):
+            for n in range(files):
+                if n % per_directory == 0:
+                    folder = w.files / f"d{n // per_directory}"
+                    folder.mkdir()
+                os.close(os.open(folder / f"f{n}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
+        with step("durable"):
+            w.ok("wait", w.files, hang_s=3600)
+        for again in ("", ", again"):
+            with step(f"find{again}"):
+                found = subprocess.run(["find", w.files, "-type", "f", "-size", "0"], capture_output=True, check=True)
+                assert found.stdout.count(b"\n") == files
+        with step("unmounted"):
+            w.ok("umount", hang_s=3600)
+            w.ok("mount", hang_s=3600)
+        with step("mounted again after a clean end, find"):
+            found = subprocess.run(["find", w.files, "-type", "f"], capture_output=True, check=True)
+            assert found.stdout.count(b"\n") == files
+        with step("killed and mounted"):
+            kill_process(w.daemon_pid())
+            w.ok("mount", hang_s=3600)
+        with step("one directory listed"):
+            assert len(os.listdir(w.files / "d0")) == min(files, per_directory)
+        with step("removed"):
+            shutil.rmtree(w.files / "d0") if files > 200_000 else [shutil.rmtree(p) for p in w.files.iterdir()]
+        w.ok("umount", hang_s=3600)
+        with step("verified"):
+            w.verify()
+    shutil.rmtree(root)
+
+
+if __name__ == "__main__":
+    main()
