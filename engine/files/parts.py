@@ -216,6 +216,7 @@ class Parts:
                 if not file.dirty or self._files.file(file.ino) is not file or length <= 0:
                     self._let_be(file, index)
                     return None
+                self._prepare(file, index, length)
                 file.taking.add(index)
                 data = await trio.to_thread.run_sync(self._read_range, file, index * self._chunk_bytes, length)
             digest = await trio.to_thread.run_sync(self._digest, file, index, data)
@@ -271,6 +272,7 @@ class Parts:
         async with file.io:
             if index not in file.taking or file.key != read.key or self._files.file(file.ino) is not file:
                 return False
+            file.seal_attempt += 1  # a seal under way speaks of another file
             with trio.CancelScope(shield=True):
                 await self._swap(file, chunk, up)
         return True
@@ -291,22 +293,26 @@ class Parts:
         self.taken_bytes += chunk.length
         await self._files.recharge(file)
 
-    def _adopt(self, file: OpenFile, chunk: ChunkRow) -> None:
-        """From here on the part is where the chunk's blocks come from."""
+    def _prepare(self, file: OpenFile, index: int, length: int) -> None:
+        """From here on blocks of the chunk may become absent: whoever opens the file asks for each."""
         base = file.base
         if base is None:
             row = ObjectRow(file.ino, file.key[2], ObjectState.DIRTY, chunk_bytes=self._chunk_bytes)
             base = file.base = ObjectHandle(file.key, file.tenant, file.path, row, [], [], self._block_bytes)
         base.key = file.key  # its pages are no longer another generation's
-        while len(base.chunks) <= chunk.index:
+        while len(base.chunks) <= index:
             self._append(base, ChunkRow(0, file.ino, file.key[2], len(base.chunks), self._chunk_bytes))
-        base.chunks[chunk.index] = chunk
-        end = chunk.index * self._chunk_bytes + chunk.length
+        end = index * self._chunk_bytes + length
         base.row = msgspec.structs.replace(base.row, size=max(base.row.size, end))
         self.forget_behind(file)
+        file.whole, file.base_len = False, max(file.base_len, end)
+
+    def _adopt(self, file: OpenFile, chunk: ChunkRow) -> None:
+        """From here on the part is where the chunk's blocks come from."""
+        base = file.source
+        base.chunks[chunk.index] = chunk
         base.masks[chunk.index] = base.trusted[chunk.index] = self._behind(chunk)
         base.added.pop(chunk.index, None)
-        file.whole, file.base_len = False, max(file.base_len, end)
         self._volume.pages.drop_object(file.ino, file.key[2])
 
     def _behind(self, chunk: ChunkRow) -> int:
@@ -379,9 +385,11 @@ class Parts:
             for index in range(-(-file.stat().st_size // self._chunk_bytes)):
                 await self._settle_chunk(file, index)
         finally:
-            file.close_fd()
-            if file.base is not None:
-                file.base.close_file()
+            with trio.CancelScope(shield=True):
+                async with file.io:  # nobody fetches into it
+                    if not file.handles:
+                        file.close_fd()
+                        file.source.close_file()
 
     async def _settle_chunk(self, file: OpenFile, index: int) -> None:
         async with file.io:

@@ -114,6 +114,9 @@ class Sealer:
                 self._due.pop(ino, None)
                 if file is None or not file.dirty or file.handles or ino in self._busy:
                     continue
+                if file.clearing:  # parts of it are being taken
+                    self._again([file])
+                    continue
                 self._busy[ino] = trio.Event()
                 if not file.whole:  # it may wait for the remote: nobody waits with it
                     await self._start_batch(nursery, [file])
@@ -233,7 +236,8 @@ class Sealer:
         files, file = self._files, one.file
         async with files.holding(file.ino):
             if file.handles or file.seal_attempt != one.attempt or files.file(file.ino) is not file:
-                return  # opened again: the next close brings it back
+                self._again([file])  # opened again: then the next close brings it back
+                return
             work = partial(
                 marks.seal,
                 ino=file.ino,

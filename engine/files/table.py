@@ -398,7 +398,7 @@ class Files:
             if block < base.block_count and base.is_ready(block):
                 continue
             if block > first:
-                self.kernel.blocks(file.ino, first, block - first)
+                self.parts.tell(file, first, block - first)
             first = block + 1
 
     def _landed(self, key: tuple[int, int, int], first: int, count: int) -> None:
@@ -578,7 +578,7 @@ class Files:
 
     def _become_whole_if_so(self, file: OpenFile) -> None:
         base = file.base
-        if base is None:
+        if base is None or file.clearing:  # parts of it are being taken
             return
         count = -(-min(file.base_len, base.size) // self.block_bytes)
         if all(base.is_ready(block) for block in range(count)):

@@ -223,6 +223,31 @@ def test_sealed_with_parts_and_opened_again(tmp_path: Path) -> None:
     verified(settings)
 
 
+def test_a_file_is_opened_while_a_chunk_of_it_is_taken(tmp_path: Path) -> None:
+    """Nobody had it open when it was read: the channel is not to answer for it all the same."""
+
+    async def body(files: Files, kernel: FakeKernel) -> None:
+        data = data_of(4 * CHUNK)
+        ino, fh = await create(files, b"a")
+        await write_all(files, kernel, fh, data)
+        file = files.file(ino)
+        assert file is not None
+        assert await files.parts.make_room(CHUNK) == CHUNK
+        await files.release(fh)
+        read_it = await files.parts._read(file, 2)
+        assert read_it is not None
+        fh = await files.open(ino, os.O_RDONLY)
+        assert kernel.read(ino, CHUNK, 100) == data[CHUNK : CHUNK + 100]
+        assert kernel.read(ino, 2 * CHUNK, 100) is None
+        assert await files.parts._upload(read_it)
+        assert await read_all(files, kernel, fh, len(data)) == data
+        await files.release(fh)
+        await publish(files)
+        assert await content(files, ino) == data
+
+    run_files(settings_of(tmp_path, "budget", timeout_s=10.0), body)
+
+
 def test_taking_parts_is_no_write(tmp_path: Path) -> None:
     """What a program says of the times after its last write stands, whatever is fetched and punched for the seal."""
 
