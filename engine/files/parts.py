@@ -82,6 +82,7 @@ class Parts:
         self._per_chunk = self._chunk_bytes // self._block_bytes
         self._lock = trio.Lock()
         self._uploads = trio.Semaphore(UPLOADS)
+        self._over = trio.Event()  # a chunk was taken, or let be
         self._can_punch: bool | None = None
         self.taken_bytes = 0
         self.sealed: set[Key] = self._sealed_before()  # with parts, and perhaps not yet published
@@ -228,13 +229,18 @@ class Parts:
 
     def _let_be(self, file: OpenFile, index: int) -> None:
         """The chunk stays where it is."""
-        file.taking.discard(index)
-        file.clearing.discard(index)
+        self._end(file, index)
         first = index * self._per_chunk
         if file.registered and file.masked and first < file.told:
             for block in range(first, first + self._per_chunk):
                 if not file.is_absent(block, self._block_bytes):
                     self.tell(file, block, 1)
+
+    def _end(self, file: OpenFile, index: int) -> None:
+        file.taking.discard(index)
+        file.clearing.discard(index)
+        self._over.set()
+        self._over = trio.Event()
 
     def _digest(self, file: OpenFile, index: int, data: memoryview) -> ChunkDigest:
         digest = digest_chunk(data, block_bytes=self._block_bytes)
@@ -288,8 +294,7 @@ class Parts:
             await trio.to_thread.run_sync(self._volume.hot.punch, file.path, chunk.index * self._chunk_bytes, length)
         self._volume.env.failpoint("part.punched")
         self._adopt(file, chunk)
-        file.taking.discard(chunk.index)
-        file.clearing.discard(chunk.index)
+        self._end(file, chunk.index)
         self.taken_bytes += chunk.length
         await self._files.recharge(file)
 
@@ -375,6 +380,10 @@ class Parts:
 
     async def settle(self, file: OpenFile) -> None:
         """Before a seal: each chunk of a closed file is here whole, or a part that is as it was uploaded."""
+        while file.clearing:
+            await self._over.wait()
+        if file.whole:
+            return None
         if not any(self._is_part(file, index) for index in range(len(file.source.chunks))):
             try:
                 return await self._files.fill(file)

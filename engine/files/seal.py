@@ -114,9 +114,6 @@ class Sealer:
                 self._due.pop(ino, None)
                 if file is None or not file.dirty or file.handles or ino in self._busy:
                     continue
-                if file.clearing:  # parts of it are being taken
-                    self._again([file])
-                    continue
                 self._busy[ino] = trio.Event()
                 if not file.whole:  # it may wait for the remote: nobody waits with it
                     await self._start_batch(nursery, [file])
