@@ -28,6 +28,7 @@ typedef struct {
   uint64_t dir, key; /* `key` marks its names: never used again */
   bool serving, has_gid, attr_known;
   uint32_t gid;
+  uint64_t attr_moves; /* of `moves` when `attr` was learned */
   wire_attr attr;
 } nest;
 
@@ -284,6 +285,19 @@ bool births_minds(const request *r) {
   return is_nest;
 }
 
+/* Requests that change directories which they name by their names only: what is known of any of them is old then. */
+static uint64_t moves;
+
+static bool moves_unnamed(uint32_t opcode) {
+  return opcode == WIRE_RMDIR || opcode == WIRE_RENAME || opcode == WIRE_RENAME2;
+}
+
+static void learn_attr(nest *n, const wire_attr *attr) {
+  n->attr = *attr;
+  n->attr_known = true;
+  n->attr_moves = moves;
+}
+
 static void forget_attr(uint64_t dir) {
   nest *n = nest_find(dir);
   if (n) n->attr_known = false;
@@ -299,12 +313,16 @@ uint64_t births_forwarded(const request *r) {
   } else if (changes_names(r->header.opcode)) {
     names_pending++;
     changes++;
+    if (moves_unnamed(r->header.opcode)) moves++;
     forget_attr(r->header.nodeid);
     nest *n = target_of(r, &dir, &name, &len) ? nest_find(dir) : NULL;
     if (n) {
       n->attr_known = false;
       add_name(n, hash_of(name, len));
     }
+  } else if (r->header.opcode == WIRE_SETXATTR || r->header.opcode == WIRE_REMOVEXATTR) {
+    changes++;
+    forget_attr(r->header.nodeid);
   }
   uint64_t tag = changes;
   pthread_mutex_unlock(&births_lock);
@@ -331,16 +349,14 @@ void births_answered(const pending *asked, const uint8_t *reply, size_t len) {
       memcpy(&entry, reply + sizeof header, sizeof entry);
       if (page && stream_of(entry.nodeid)) {
         nest *n = nest_add(entry.nodeid, true, entry.attr.mode & S_ISGID, entry.attr.gid);
-        n->attr = entry.attr;
-        n->attr_known = true;
+        learn_attr(n, &entry.attr);
       }
     }
   } else if (asked->opcode == WIRE_GETATTR && !header.error && len == sizeof header + sizeof attr) {
     nest *n = nest_find(asked->nodeid);
     memcpy(&attr, reply + sizeof header, sizeof attr);
     if (n && !names_pending && changes == asked->tag) {
-      n->attr = attr.attr;
-      n->attr_known = true;
+      learn_attr(n, &attr.attr);
     }
   }
   pthread_mutex_unlock(&births_lock);
@@ -366,7 +382,7 @@ bool births_getattr(const request *r) {
   wire_attr_out out = {.attr_valid = ENTRY_VALID_S};
   pthread_mutex_lock(&births_lock);
   const nest *n = nest_find(r->header.nodeid);
-  bool known = n && n->serving && n->attr_known;
+  bool known = n && n->serving && n->attr_known && n->attr_moves == moves;
   if (known) out.attr = n->attr;
   pthread_mutex_unlock(&births_lock);
   if (known) device_reply(r->header.unique, 0, &out, sizeof out);
