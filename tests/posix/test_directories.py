@@ -179,3 +179,12 @@ def test_listing_and_removing(folder: Path) -> None:
             os.unlink(entry.path)
     assert names(folder) == []
     os.rmdir(folder)
+
+
+def test_sizes(each_here: Path) -> None:
+    """Nobody has to count a million names to answer a stat."""
+    before = each_here.stat()
+    for i in range(100):
+        os.symlink("x", each_here / str(i))
+    assert each_here.stat().st_size == before.st_size == 4096
+    assert each_here.stat().st_blocks == 8

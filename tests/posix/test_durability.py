@@ -16,11 +16,21 @@ from tests.support.mount import MountedVolume, mounted_volume, until
 BLOCK = 1 << 20
 
 
+SOON = {"timeout": "1s", "retries": 1}
+
+
 @pytest.fixture(params=["passthrough", "ranged"])
 def own(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MountedVolume]:
     """A mount to kill."""
     options = ["nopassthrough"] if request.param == "ranged" else []
-    with mounted_volume(tmp_path, options=options, remote={"timeout": "1s", "retries": 1}) as volume:
+    with mounted_volume(tmp_path, options=options, remote=SOON) as volume:
+        yield volume
+
+
+@pytest.fixture
+def one(tmp_path: Path) -> Iterator[MountedVolume]:
+    """The same where the mode does not matter."""
+    with mounted_volume(tmp_path, remote=SOON) as volume:
         yield volume
 
 
@@ -99,49 +109,49 @@ def test_a_partly_fetched_file_survives_the_daemon(own: MountedVolume) -> None:
     verify(own)
 
 
-def test_an_unlinked_open_file_is_gone_after_the_daemon(own: MountedVolume) -> None:
-    fd = os.open(own.path / "f", os.O_RDWR | os.O_CREAT)
+def test_an_unlinked_open_file_is_gone_after_the_daemon(one: MountedVolume) -> None:
+    fd = os.open(one.path / "f", os.O_RDWR | os.O_CREAT)
     os.write(fd, b"x" * 1_000_000)
-    os.unlink(own.path / "f")
-    own.kill()
+    os.unlink(one.path / "f")
+    one.kill()
     code(os.close, fd)
-    own.remount()
-    assert names(own.path) == []
-    own.umount()
-    verify(own)
-    left = [p for p in (own.state_dir / "hot_cache").rglob("*") if p.is_file() and p.stat().st_size]
+    one.remount()
+    assert names(one.path) == []
+    one.umount()
+    verify(one)
+    left = [p for p in (one.state_dir / "hot_cache").rglob("*") if p.is_file() and p.stat().st_size]
     assert not left
 
 
-def test_close_does_not_wait_for_the_remote_and_the_remote_gets_it(own: MountedVolume) -> None:
-    path = own.path / "f"
+def test_close_does_not_wait_for_the_remote_and_the_remote_gets_it(one: MountedVolume) -> None:
+    path = one.path / "f"
     path.write_bytes(b"soon" * 1000)
     until(lambda: os.getxattr(path, "user.aof2.durable") == b"1")
-    assert any(own.remote.rglob("*.blob"))
+    assert any(one.remote.rglob("*.blob"))
 
 
-def test_umount_uploads_what_is_left(own: MountedVolume) -> None:
+def test_umount_uploads_what_is_left(one: MountedVolume) -> None:
     for i in range(20):
-        (own.path / str(i)).write_bytes(b"%d" % i * 1000)
-    (own.path / "large").write_bytes(os.urandom(9 * BLOCK))
-    own.umount()
-    verify(own)
-    own.remount()
+        (one.path / str(i)).write_bytes(b"%d" % i * 1000)
+    (one.path / "large").write_bytes(os.urandom(9 * BLOCK))
+    one.umount()
+    verify(one)
+    one.remount()
     for i in range(20):
-        assert os.getxattr(own.path / str(i), "user.aof2.durable") == b"1"
-    own.evict(own.path)
-    assert [(own.path / str(i)).read_bytes() for i in range(20)] == [b"%d" % i * 1000 for i in range(20)]
+        assert os.getxattr(one.path / str(i), "user.aof2.durable") == b"1"
+    one.evict(one.path)
+    assert [(one.path / str(i)).read_bytes() for i in range(20)] == [b"%d" % i * 1000 for i in range(20)]
 
 
-def test_an_empty_machine_gets_everything_back(own: MountedVolume, tmp_path: Path) -> None:
-    (own.path / "d").mkdir()
-    (own.path / "d" / "f").write_bytes(b"from the remote" * 1000)
-    os.symlink("d/f", own.path / "l")
-    own.umount()
-    own.state_dir.rename(tmp_path / "lost")
-    own.done("restore", "--from", f"file://{own.remote}")
-    own.remount()
-    assert (own.path / "l").read_bytes() == b"from the remote" * 1000
+def test_an_empty_machine_gets_everything_back(one: MountedVolume, tmp_path: Path) -> None:
+    (one.path / "d").mkdir()
+    (one.path / "d" / "f").write_bytes(b"from the remote" * 1000)
+    os.symlink("d/f", one.path / "l")
+    one.umount()
+    one.state_dir.rename(tmp_path / "lost")
+    one.done("restore", "--from", f"file://{one.remote}")
+    one.remount()
+    assert (one.path / "l").read_bytes() == b"from the remote" * 1000
 
 
 # -- the remote is away --------------------------------------------------------------------------------------------
@@ -174,22 +184,22 @@ def test_without_the_remote(own: MountedVolume) -> None:
 # -- deleted and replaced ------------------------------------------------------------------------------------------
 
 
-def test_undelete(own: MountedVolume) -> None:
-    path = own.path / "f"
+def test_undelete(one: MountedVolume) -> None:
+    path = one.path / "f"
     path.write_bytes(b"precious" * 1000)
-    own.done("wait", path)
+    one.done("wait", path)
     os.unlink(path)
     assert not path.exists()
-    own.done("undelete", path)
+    one.done("undelete", path)
     assert path.read_bytes() == b"precious" * 1000
 
 
-def test_what_was_never_uploaded_cannot_be_undeleted(own: MountedVolume) -> None:
-    path = own.path / "f"
+def test_what_was_never_uploaded_cannot_be_undeleted(one: MountedVolume) -> None:
+    path = one.path / "f"
     with opened(path) as fd:
         os.write(fd, b"too soon")
         os.unlink(path)
-    assert own.aof2("undelete", path).returncode == 1
+    assert one.aof2("undelete", path).returncode == 1
 
 
 # -- eviction ------------------------------------------------------------------------------------------------------

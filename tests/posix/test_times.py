@@ -183,3 +183,32 @@ def test_set_times_stay_after_close_and_evict(each_volume: MountedVolume, each_h
     os.utime(path, ns=(1, 2))
     each_volume.evict(path)
     assert (path.stat().st_atime_ns, path.stat().st_mtime_ns) == (1, 2)
+
+
+def test_reading_is_not_recorded(each_volume: MountedVolume, each_here: Path) -> None:
+    path = each_here / "f"
+    path.write_bytes(b"data")
+    os.utime(path, ns=(OLD_NS, OLD_NS + 10**9))
+    each_volume.done("wait", path)
+    assert path.read_bytes() == b"data"
+    assert path.stat().st_atime_ns == OLD_NS
+    each_volume.evict(path)
+    assert path.read_bytes() == b"data"
+    assert path.stat().st_atime_ns == OLD_NS
+
+
+def test_a_directory_that_others_look_at_is_up_to_date(folder: Path) -> None:
+    """Its own attributes change though only its name, or an xattr, is spoken of."""
+    (folder / "d").mkdir()
+    with opened(folder / "d", os.O_RDONLY | os.O_DIRECTORY) as fd:
+        before = settle(folder / "d")
+        os.setxattr(fd, "user.x", b"x")
+        assert os.fstat(fd).st_ctime_ns > before.st_ctime_ns
+        before = settle(folder / "d")
+        os.rename(folder / "d", folder / "e")
+        assert os.fstat(fd).st_ctime_ns > before.st_ctime_ns
+        before = settle(folder / "e")
+        (folder / "f").mkdir()
+        os.rename(folder / "f", folder / "e")
+        assert os.fstat(fd).st_nlink == 0
+        assert os.fstat(fd).st_ctime_ns > before.st_ctime_ns

@@ -73,7 +73,7 @@ class Machine:
         path, data = self.path(), self.random.randbytes(self.random.randint(0, 9000))
 
         def work(top: Path) -> int:
-            fd = os.open(top / path, os.O_WRONLY | os.O_APPEND)
+            fd = os.open(top / path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK)
             try:
                 return os.write(fd, data)
             finally:
