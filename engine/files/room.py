@@ -326,7 +326,10 @@ class WriteRoom:
                     self._wake = trio.Event()
                     await self._wake.wait()
                 await trio.sleep(WATCH_S)
-                await self._look()
+                try:
+                    await self._look()
+                except (ReadOnlyError, FatalIOError, OSError) as e:  # said where it happened
+                    log.info("writers are looked after again soon", extra={"error": str(e)})
 
     async def _look(self) -> None:
         grown = 0

@@ -63,11 +63,12 @@ def parts_of(files: Files, ino: int) -> int:
     return sum(1 for chunk_id in row_of(files, ino).chunks if chunk_id)
 
 
-def test_a_file_larger_than_the_cache(tmp_path: Path) -> None:
-    settings = settings_of(tmp_path, "budget", timeout_s=10.0)
+@pytest.mark.parametrize("compression", ["none", "zstd"])
+def test_a_file_larger_than_the_cache(tmp_path: Path, compression: str) -> None:
+    settings = settings_of(tmp_path, "budget", timeout_s=10.0, compression=compression)
 
     async def body(files: Files, kernel: FakeKernel) -> None:
-        data = data_of(SIZE)
+        data = data_of(SIZE // 2) + (b"again and again " * SIZE)[: SIZE - SIZE // 2]
         ino, fh = await create(files, b"a")
         await watched(files, LIMIT + BLOCK, partial(write_all, files, kernel, fh, data))
         assert kernel.answered > SIZE / 40_000 / 2

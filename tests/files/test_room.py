@@ -36,10 +36,16 @@ def data_of(size: int, seed: int = 1) -> bytes:
 
 
 def settings_of(
-    root: Path, mode: str = "auto", *, hot_bytes: int = LIMIT, quota: int | None = None, timeout_s: float = 1.0
+    root: Path,
+    mode: str = "auto",
+    *,
+    hot_bytes: int = LIMIT,
+    quota: int | None = None,
+    timeout_s: float = 1.0,
+    compression: str = "none",
 ) -> Settings:
     settings = small_settings(root, hot_bytes=hot_bytes, timeout_s=timeout_s)
-    tenant = FilesTenant(compression="none", write_mode=mode, quota_bytes=quota)
+    tenant = FilesTenant(compression=compression, write_mode=mode, quota_bytes=quota)
     return msgspec.structs.replace(settings, tenants={"default": tenant})
 
 
