@@ -24,6 +24,7 @@ from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.batch import Batch
 from aof2.engine.catalog.rows import DirtyRow, InodeRow, ObjectRow, ObjectState, ResidencyRow
 from aof2.engine.catalog.store import View
+from aof2.engine.manifest import payloads as p
 from aof2.engine.tiering.hashing import ObjectDigest
 
 
@@ -33,6 +34,17 @@ class Times(NamedTuple):
     mtime_ns: int
     ctime_ns: int
     atime_ns: int
+
+
+class Seal(NamedTuple):
+    """A file that was hashed and synced."""
+
+    ino: int
+    generation: int
+    digest: ObjectDigest
+    backing: tuple[int, int, int]
+    times: Times
+    parts: Mapping[int, int]
 
 
 class Reopened(NamedTuple):
@@ -96,8 +108,8 @@ def _write_on(b: Batch, old: ObjectRow, *, block_bytes: int, present: Sequence[i
     return Reopened(row, dirty, freed)
 
 
-def unwritten(b: Batch, ino: int, backing: tuple[int, int, int], *, block_bytes: int) -> ObjectRow | None:
-    """The writer closed without a change: the published generation is the file's again, its bytes are here.
+def unwritten(b: Batch, ino: int, backing: tuple[int, int, int], times: Times, *, block_bytes: int) -> ObjectRow | None:
+    """The writer closed without a change: the published generation is the file's again, its bytes are all here.
 
     None where there is nothing to go back to: the object was never published.
     """
@@ -109,19 +121,19 @@ def unwritten(b: Batch, ino: int, backing: tuple[int, int, int], *, block_bytes:
         return None
     b.delete(t.OBJECTS, (ino, dirty.generation))
     b.delete(t.DIRTY, ino)
-    for index, chunk_id in enumerate(old.chunks):
+    for chunk_id in old.chunks:
         chunk = b.get(t.CHUNKS, chunk_id)
         if chunk is None:
             raise objects.ObjectGoneError(f"chunk {chunk_id} of object {ino}.{old.generation} is gone")
+        b.record(p.HydrationDone(chunk.length), segment_id=chunk_id, logical_offset=chunk.length)
         mask = objects.full_mask(chunk.length, block_bytes)
-        mask &= dirty.present[index] if dirty.present else mask
         here = b.get(t.RESIDENCY, chunk_id) or ResidencyRow()
         before = objects.disk_bytes(here.mask, chunk.length, block_bytes)
         b.put(t.RESIDENCY, chunk_id, msgspec.structs.replace(here, mask=mask))
         objects.account(b, objects.disk_bytes(mask, chunk.length, block_bytes) - before)
     old = msgspec.structs.replace(old, backing=backing)
     b.put(t.OBJECTS, (ino, old.generation), old)
-    b.put(t.INODES, ino, msgspec.structs.replace(inode, generation=old.generation))
+    b.put(t.INODES, ino, msgspec.structs.replace(_timed(inode, times), generation=old.generation, size=old.size))
     return old
 
 
@@ -156,18 +168,36 @@ def seal(
     """The bytes are hashed and synced: the object has chunks, the inode the size and times it was left with."""
     inode = _inode(b, ino)
     row = objects.seal(b, ino, generation, digest, backing, block_bytes=block_bytes, parts=parts)
-    b.put(
-        t.INODES,
-        ino,
-        msgspec.structs.replace(
-            inode,
-            size=digest.size,
-            mtime_ns=times.mtime_ns,
-            atime_ns=times.atime_ns,
-            ctime_ns=max(inode.ctime_ns, times.ctime_ns),
-        ),
-    )
+    b.put(t.INODES, ino, msgspec.structs.replace(_timed(inode, times), size=digest.size))
     return row
+
+
+def _timed(inode: InodeRow, times: Times) -> InodeRow:
+    return msgspec.structs.replace(
+        inode, mtime_ns=times.mtime_ns, atime_ns=times.atime_ns, ctime_ns=max(inode.ctime_ns, times.ctime_ns)
+    )
+
+
+def seal_all(b: Batch, seals: Sequence[Seal], *, block_bytes: int) -> list[ObjectRow | None]:
+    """Many seals, one commit; None for a file that was unlinked meanwhile."""
+    rows: list[ObjectRow | None] = []
+    for one in seals:
+        try:
+            rows.append(
+                seal(
+                    b,
+                    one.ino,
+                    one.generation,
+                    one.digest,
+                    one.backing,
+                    one.times,
+                    block_bytes=block_bytes,
+                    parts=one.parts,
+                )
+            )
+        except objects.ObjectGoneError:  # raised before anything of it changed
+            rows.append(None)
+    return rows
 
 
 def dirty_rows(view: View, stream_id: int) -> list[tuple[int, DirtyRow]]:

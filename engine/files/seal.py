@@ -27,11 +27,12 @@ import trio
 
 from aof2.engine import objects
 from aof2.engine.aio import result_of
+from aof2.engine.catalog import tables as t
+from aof2.engine.catalog.rows import ObjectRow, ObjectState
 from aof2.engine.errors import Aof2Error, CorruptError, FatalIOError, ReadOnlyError, TransientError
 from aof2.engine.files import marks
 from aof2.engine.files.state import OpenFile, Stamp
 from aof2.engine.local.hot import Identity
-from aof2.engine.objects import ObjectGoneError
 from aof2.engine.tiering.hashing import ObjectDigest, digest_file
 
 if TYPE_CHECKING:
@@ -225,37 +226,70 @@ class Sealer:
     # -- recording ---------------------------------------------------------------------------------------------
 
     async def _record_all(self, hashed: Sequence[Hashed]) -> None:
-        async with trio.open_nursery() as nursery:
+        """One commit a tenant for all that nobody opened meanwhile. Whoever opens one now waits for that commit."""
+        files = self._files
+        async with contextlib.AsyncExitStack() as held:
+            by_stream: dict[int, list[Hashed]] = {}
             for one in hashed:
-                nursery.start_soon(self._record, one)
+                file = one.file
+                if files.is_held(file.ino):
+                    self._again([file])  # somebody opens it: nobody else waits for that here
+                    continue
+                await held.enter_async_context(files.holding(file.ino))
+                if file.handles or file.seal_attempt != one.attempt or files.file(file.ino) is not file:
+                    self._again([file])  # opened again: then the next close brings it back
+                elif not await self._was_unchanged(one):
+                    by_stream.setdefault(file.key[0], []).append(one)
+            for stream_id, group in by_stream.items():
+                await self._record(stream_id, group)
 
-    async def _record(self, one: Hashed) -> None:
+    async def _record(self, stream_id: int, group: Sequence[Hashed]) -> None:
+        seals = [
+            marks.Seal(one.file.ino, one.file.key[2], one.digest, one.identity, one.times, one.parts) for one in group
+        ]
+        work = partial(marks.seal_all, seals=seals, block_bytes=self._files.block_bytes)
+        rows = await result_of(self._files.volume.writer.submit(stream_id, work))
+        self._files.volume.env.failpoint("seal.recorded")
+        for one, row in zip(group, rows, strict=True):
+            if row is not None:
+                self._sealed(one, row)
+                self._files.volume.jobs.sealed(stream_id, one.digest.size)
+
+    def _sealed(self, one: Hashed, row: ObjectRow) -> None:
         files, file = self._files, one.file
-        async with files.holding(file.ino):
-            if file.handles or file.seal_attempt != one.attempt or files.file(file.ino) is not file:
-                self._again([file])  # opened again: then the next close brings it back
-                return
-            work = partial(
-                marks.seal,
-                ino=file.ino,
-                generation=file.key[2],
-                digest=one.digest,
-                backing=one.identity,
-                times=one.times,
-                block_bytes=files.block_bytes,
-                parts=one.parts,
-            )
-            try:
-                row = await result_of(files.volume.writer.submit(file.key[0], work))
-            except ObjectGoneError:
-                return  # unlinked meanwhile
-            files.volume.env.failpoint("seal.recorded")
-            file.state = row.state
-            self.sealed_files += 1
-            if file.told_stamp not in (None, one.stamp):
-                files.kernel.invalidate_attr(file.ino)  # stores through a mapping told nobody
-            files.sealed(file, row, self._disk_bytes(one))
-            files.volume.jobs.sealed(file.key[0], one.digest.size)
+        file.state = row.state
+        self.sealed_files += 1
+        if file.told_stamp not in (None, one.stamp):
+            files.kernel.invalidate_attr(file.ino)  # stores through a mapping told nobody
+        files.sealed(file, row, self._disk_bytes(one))
+
+    async def _was_unchanged(self, one: Hashed) -> bool:
+        """Whether the file is what was published before it was opened to write; if so it is that again."""
+        file, volume = one.file, self._files.volume
+        if file.clean_stamp is None or one.parts:
+            return False
+        with volume.catalog.view() as view:
+            dirty = view.get(file.key[0], t.DIRTY, file.ino)
+            base = dirty.base_generation if dirty is not None else 0
+            old = view.get(file.key[0], t.OBJECTS, (file.ino, base)) if base else None
+        if old is None or old.state != ObjectState.PUBLISHED or old.sha256 != one.digest.sha256:
+            return False
+        path = volume.hot.path(file.tenant, file.ino, base)
+        volume.env.files.rename(file.path, path)  # a crash from here on: recovery names it as the catalog has it
+        work = partial(
+            marks.unwritten, ino=file.ino, backing=one.identity, times=one.times, block_bytes=self._files.block_bytes
+        )
+        try:
+            row = await result_of(volume.writer.submit(file.key[0], work))
+        except BaseException:
+            volume.env.files.rename(path, file.path)
+            raise
+        if row is None:
+            volume.env.files.rename(path, file.path)
+            return False
+        volume.handles.forget((file.key[0], file.ino, base))
+        self._sealed(one, row)
+        return True
 
     def _disk_bytes(self, one: Hashed) -> int:
         """What the catalog counts of it: what is here."""

@@ -120,6 +120,10 @@ class Files:
         except KeyError:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF)) from None
 
+    def is_held(self, ino: int) -> bool:
+        """Whether somebody changes the file's state, or waits to."""
+        return ino in self._locks
+
     @asynccontextmanager
     async def holding(self, ino: int) -> AsyncIterator[None]:
         """One at a time for what changes a file's state. Locks exist only while somebody wants them."""

@@ -179,3 +179,25 @@ def test_accounting_adds_up(tmp_path: Path) -> None:
         assert files.volume.quota.usage.used_bytes == on_disk
 
     run_files(small_settings(tmp_path), body)
+
+
+def test_a_file_opened_to_write_and_left_as_it_was_keeps_its_generation(tmp_path: Path) -> None:
+    async def body(files: Files, kernel: FakeKernel) -> None:
+        data = data_of(300 * KIB)
+        ino = await make(files, b"a", data)
+        await publish(files)
+        before = files.volume.quota.usage.used_bytes
+        for mode in (os.O_RDWR, os.O_WRONLY):
+            fh = await files.open(ino, mode)
+            assert row_of(files, ino).generation == 2
+            await files.release(fh)
+            await files.seal_closed()
+            row = row_of(files, ino)
+            assert (row.generation, row.state) == (1, ObjectState.PUBLISHED)
+            assert files.file(ino) is None
+            assert files.volume.quota.usage.used_bytes == before
+        assert await content(files, ino) == data
+        assert await files.volume.evict([(stream_of(ino), ino, 1)]) == (before, [])
+        assert await content(files, ino) == data
+
+    run_files(small_settings(tmp_path), body)
