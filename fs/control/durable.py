@@ -8,6 +8,7 @@ Owner: the trio thread. A crash leaves what the jobs leave: they go on at the ne
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Awaitable, Callable, Collection
 from typing import Final
 
@@ -22,6 +23,8 @@ from aof2.engine.volume import Volume
 from aof2.fs.control.protocol import ControlError, Progress
 
 LOOK_EVERY_S: Final = 0.25
+LOOK_AT_MOST_S: Final = 0.05  # between two looks, however often something changes
+LOOK_AT_FILES: Final = 1000
 Tell = Callable[[Progress], Awaitable[None]]
 
 
@@ -57,36 +60,43 @@ async def uploaded(volume: Volume, wanted: dict[Key, int], tell: Tell, *, hint: 
     if not wanted:
         return Uploaded(0, 0)
     total, files = sum(wanted.values()), len(wanted)
-    left = dict(wanted)
+    left = deque(wanted.items())
+    done = 0
     watch = _Watch(volume)
     while True:
         change = volume.jobs.runner.changes.next()
-        _drop_settled(volume, left)
+        done += _drop_settled(volume, left)
         if not left:
             await tell(Progress("upload", total, total))
             return Uploaded(files, total)
         _raise_failed(volume, left)
-        done = total - sum(left.values())
-        await tell(Progress("upload", min(total, done + watch.sent_since(done)), total))
+        await tell(Progress("upload", min(total, done + watch.sent_since(done, len(left))), total))
         watch.check(hint)
+        await trio.sleep(LOOK_AT_MOST_S)
         with trio.move_on_after(LOOK_EVERY_S):
             await change.wait()
 
 
-def _drop_settled(volume: Volume, left: dict[Key, int]) -> None:
+def _drop_settled(volume: Volume, left: deque[tuple[Key, int]]) -> int:
+    """Some are looked at, the others next time: everybody else waits meanwhile. The bytes of those that are over."""
+    bytes_done = 0
     with volume.catalog.view() as view:
-        for key in list(left):
+        for _ in range(min(len(left), LOOK_AT_FILES)):
+            key, size = left.popleft()
             row = view.get(key[0], t.OBJECTS, (key[1], key[2]))
             if row is None or row.state != ObjectState.SEALED:
-                del left[key]
+                bytes_done += size
+            else:
+                left.append((key, size))
+    return bytes_done
 
 
-def _raise_failed(volume: Volume, left: Collection[Key]) -> None:
-    for tenant_id in {key[0] for key in left}:
+def _raise_failed(volume: Volume, left: Collection[tuple[Key, int]]) -> None:
+    for tenant_id in volume.tenant_names():
         for row in volume.jobs.runner.jobs(tenant_id):
             if row.type == JobType.CREATE_CHECKPOINT and row.state == JobState.FAILED:
                 planned = set(plans.plan_of(row).objects)
-                if any((key[1], key[2]) in planned for key in left if key[0] == tenant_id):
+                if any((key[1], key[2]) in planned for key, _ in left if key[0] == tenant_id):
                     raise ControlError(f"the upload failed: {row.reason}; what is not uploaded stays here")
 
 
@@ -98,11 +108,14 @@ class _Watch:
         self._patience_s = volume.settings.remote.timeout_s
         self._sent = self._at_done = volume.remote.stats().bytes_sent
         self._done = 0
+        self._left = 0
         self._moved_s = trio.current_time()
 
-    def sent_since(self, done: int) -> int:
+    def sent_since(self, done: int, left: int) -> int:
         """Bytes sent for what is not done yet: a guess, for a bar that moves within a large file."""
         sent = self._volume.remote.stats().bytes_sent
+        if left != self._left:  # files without a byte count, too
+            self._left, self._moved_s = left, trio.current_time()
         if done != self._done:
             self._done, self._at_done = done, sent
             self._moved_s = trio.current_time()

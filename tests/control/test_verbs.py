@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
+from collections import deque
 from pathlib import Path
 
 import msgspec
@@ -15,8 +16,11 @@ from aof2.engine import namespace
 from aof2.engine.aio import result_of
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.rows import ObjectState
+from aof2.engine.local.handles import Key
 from aof2.engine.remote.errors import RemoteUnavailableError
 from aof2.engine.settings import Settings
+from aof2.engine.volume import Volume
+from aof2.fs.control import durable
 from aof2.fs.control.client import NotMountedError, control_client
 from aof2.fs.control.protocol import ControlError, Progress
 from tests.control.helpers import FakeMounted, run_mounted
@@ -338,3 +342,29 @@ def test_a_read_only_volume_says_so(tmp_path: Path) -> None:
 
 async def _nothing(_: FakeMounted) -> None:
     pass
+
+
+def test_many_files_are_waited_for_a_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waits does not stop the others: each look takes some of the files, empty ones too, until all are over."""
+    monkeypatch.setattr(durable, "LOOK_AT_FILES", 2)
+    looks: list[int] = []
+    real = durable._drop_settled
+
+    def counted(volume: Volume, left: deque[tuple[Key, int]]) -> int:
+        before = len(left)
+        try:
+            return real(volume, left)
+        finally:
+            looks.append(before - len(left))
+
+    monkeypatch.setattr(durable, "_drop_settled", counted)
+
+    async def body(mounted: FakeMounted) -> None:
+        for n in range(9):
+            await mounted.files.write("default", b"%d" % n, b"x" * n if n % 2 else b"")
+        done = await mounted.call("wait", paths=["default"])
+        assert done["files"] == 9
+        assert all(state(mounted, b"%d" % n) == ObjectState.PUBLISHED for n in range(9))
+        assert sum(looks) == 9 and max(looks) <= 2
+
+    run_mounted(small_settings(tmp_path), body)
