@@ -120,6 +120,7 @@ async def _run(mounted: MountedVolume, operations: Operations, ready: Callable[[
             if births is not None:
                 await births.catch_up()
                 births.close()
+            await operations.drop_all_lingering()
             await _seal_the_rest(files)
         background.cancel_scope.cancel()
 

@@ -16,6 +16,7 @@ Owner: the trio thread.
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import stat
 from collections.abc import Sequence
@@ -31,6 +32,7 @@ from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.batch import Batch
 from aof2.engine.catalog.rows import InodeRow, TenantKind
 from aof2.engine.catalog.store import View
+from aof2.engine.errors import Aof2Error
 from aof2.engine.files import Files, stream_of
 from aof2.engine.files.state import Stamp
 from aof2.engine.volume import Volume
@@ -41,6 +43,8 @@ from aof2.fs.births import Births
 from aof2.fs.facts import FACTS, fact
 from aof2.fs.listing import DOTS, Listing
 from aof2.fs.options import Options
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 NAME_MAX: Final = 255
@@ -70,6 +74,7 @@ class Operations(pyfuse3.Operations):
         self.options = options
         self.births: Births | None = None
         self._ghosts: dict[int, InodeRow] = {}
+        self._lingering: set[int] = set()
         self._listings: dict[int, Listing | list[tuple[bytes, int]]] = {}
         self._special_handles: dict[int, int] = {}
         self._next_id = 1 << 62  # of handles that are not files', apart from theirs
@@ -138,6 +143,20 @@ class Operations(pyfuse3.Operations):
     async def forget(self, inode_list: Sequence[tuple[int, int]]) -> None:
         for ino, _ in inode_list:
             self._ghosts.pop(ino, None)
+            if ino in self._lingering:
+                await self._drop_lingering(ino)
+
+    async def _drop_lingering(self, ino: int) -> None:
+        self._lingering.discard(ino)
+        try:
+            await self.files.drop_nameless(ino)
+        except (Aof2Error, OSError) as e:
+            log.warning("a replaced file is dropped at the next start", extra={"ino": ino, "error": str(e)})
+
+    async def drop_all_lingering(self) -> None:
+        """The mount is gone: nobody can open what has no name."""
+        for ino in list(self._lingering):
+            await self._drop_lingering(ino)
 
     def _bury(self, row: InodeRow | None) -> None:
         """An inode lost its last name; the kernel may still ask about it."""
@@ -353,14 +372,18 @@ class Operations(pyfuse3.Operations):
             new_name=name_new,
             replace=not flags & pyfuse3.RENAME_NOREPLACE,
             exchange=bool(flags & pyfuse3.RENAME_EXCHANGE),
-            is_open=self.files.is_open,
+            # Whoever looked the name up a moment ago finds the old file whole: it stays until the kernel forgets it.
+            is_open=lambda _: True,
         )
-        renamed = await self._change(parent_inode_old, work)
-        replaced = renamed.replaced
-        if replaced is not None and stat.S_ISDIR(replaced.mode):
-            self._bury(replaced)
+        replaced = (await self._change(parent_inode_old, work)).replaced
+        if replaced is None or (replaced.nlink and not stat.S_ISDIR(replaced.mode)):
+            return
+        if stat.S_ISREG(replaced.mode):
+            self._lingering.add(replaced.ino)
+            self.files.nameless(replaced.ino)
         else:
-            await self._removed(replaced)
+            self._bury(replaced)
+            await self._change(parent_inode_old, partial(namespace.drop_orphan, ino=replaced.ino))
 
     # -- files -------------------------------------------------------------------------------------------------
 

@@ -5,7 +5,6 @@ Owner: plain data. A crash leaves nothing.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
@@ -50,7 +49,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """How the mount behaves. Permissions are always checked by the kernel (default_permissions).
 
     `ro` stops changes through the mount only; the engine goes on with what it has to do. `allow_other`: everybody may
-    come in, as far as the permissions of files let them; where root mounts, that is so unless it says noallow_other.
+    come in, as far as the permissions of files let them; otherwise the one who mounted, alone.
     `uid`, `gid` and `umask` say how everything looks, whoever owns it; None: as it is.
     """
 
@@ -69,7 +68,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 def parse_options(given: Iterable[str]) -> Options:
     """The options of every `-o`, in order: later ones win. OptionsError for one that does not exist."""
-    fields: dict[str, Any] = {"allow_other": os.geteuid() == 0}
+    fields: dict[str, Any] = {}
     for option in (part.strip() for text in given for part in text.split(",")):
         if option and option not in _IGNORED and not option.startswith(_IGNORED_PREFIXES):
             name, value = _parse(option)

@@ -262,6 +262,7 @@ class Files:
         if file is None:
             file = await self._make_file(row, obj, dirty)
             self._files[ino] = file
+        file.unlinked = row.nlink == 0
         return row, file
 
     async def _make_file(self, row: InodeRow, obj: ObjectRow, dirty: DirtyRow | None) -> OpenFile:
@@ -829,6 +830,29 @@ class Files:
             _, file = await self._load(ino)
             if not file.handles:
                 self.sealer.closed(file)
+
+    def nameless(self, ino: int) -> None:
+        """Another file took its last name. Whoever looked that up a moment ago may still open this one."""
+        file = self._files.get(ino)
+        if file is not None:
+            file.unlinked = True
+            if not file.handles:
+                file.seal_attempt += 1
+                self.sealer.wait(file)
+
+    async def drop_nameless(self, ino: int) -> None:
+        """The kernel forgot a file without a name: its bytes go, unless it is open after all."""
+        async with self.holding(ino):
+            if self.is_open(ino):
+                return
+            file = self._files.get(ino)
+            if file is not None:
+                await self._drop_orphan(file)
+                return
+            work = partial(namespace.drop_orphan, ino=ino)
+            row = await result_of(self.volume.writer.submit(stream_of(ino), work))
+            if row is not None:
+                await self.removed(row)
 
     def linked(self, ino: int) -> None:
         """A file without a name got one again (O_TMPFILE, then link)."""

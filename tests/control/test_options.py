@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from aof2.fs.options import Options, OptionsError, parse_options
 
 
 def test_defaults() -> None:
-    assert parse_options([]) == Options(allow_other=os.geteuid() == 0)
+    assert parse_options([]) == Options()
     assert Options() == Options(
         ro=False, allow_other=False, suid=False, dev=False, exec=True, passthrough=True, fsname="aof2", conf=None
     )

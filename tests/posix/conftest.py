@@ -28,7 +28,7 @@ def volumes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Moun
     root.chmod(0o755)
 
     def mounted(mode: str) -> AbstractContextManager[MountedVolume]:
-        return mounted_volume(root / mode, options=["suid,dev", *MODES[mode]], timeout_s=0)
+        return mounted_volume(root / mode, options=["allow_other,suid,dev", *MODES[mode]], timeout_s=0)
 
     with mounted("passthrough") as passthrough, mounted("ranged") as ranged:
         yield {"passthrough": passthrough, "ranged": ranged}

@@ -150,7 +150,6 @@ def test_an_open_file_is_still_it(folder: Path) -> None:
     assert (folder / "b").read_bytes() == b"changed"
 
 
-@pytest.mark.xfail(raises=OSError, strict=False, reason="ESTALE when the name is replaced twice during one open")
 def test_never_a_moment_without_the_name(each_here: Path) -> None:
     """Who reads a name that is replaced over and over finds the old file or the new one, whole."""
     path = each_here / "current"
