@@ -53,9 +53,7 @@ class BlobFetcher:
                 out.append(decode_frame(footer, index, piece, path=blob.key))
         return out
 
-    def _plain_blocks(
-        self, chunk: ChunkRow, blob: BlobRow, first: int, count: int
-    ) -> list[bytes | memoryview] | None:
+    def _plain_blocks(self, chunk: ChunkRow, blob: BlobRow, first: int, count: int) -> list[bytes | memoryview] | None:
         """The same from a blob as long as the chunk and a footer: nothing in it is compressed, so a block is where it
         is in the chunk, and the seal's checksums say whether it is right. One request less; None when it is not."""
         blocks = len(chunk.block_crcs) // 8
