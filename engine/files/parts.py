@@ -26,6 +26,7 @@ import errno
 import hashlib
 import logging
 import os
+import tempfile
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
@@ -57,7 +58,6 @@ UPLOADS: Final = 2  # each holds a chunk in memory
 FETCH_BYTES: Final = 8 << 20
 WORTH_SHARE: Final = 4  # of hot_bytes: with less in open files, what is closed frees more
 NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
-PROBE_NAME: Final = ".hole"
 CRASH_POINTS: Final = ("part.read", "part.begun", "part.uploaded", "part.recorded", "part.punched")
 
 
@@ -599,19 +599,14 @@ def data_bytes(path: Path) -> int:
 
 
 def _probe(folder: Path, block_bytes: int) -> bool:
-    """Whether a hole can be punched into a file in this folder, and is found as one."""
-    path = folder / PROBE_NAME
+    """Whether a hole can be punched into a file in this folder, and is found as one. In a file of its own: several
+    threads may ask at once."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with tempfile.TemporaryFile(dir=folder) as f:
+            fd = f.fileno()
+            os.pwrite(fd, b"x" * 2 * block_bytes, 0)
+            fallocate(fd, FALLOC_PUNCH_HOLE | FALLOC_KEEP_SIZE, 0, block_bytes)
+            return not _is_data(fd, 0, block_bytes) and _is_data(fd, block_bytes, 2 * block_bytes)
     except OSError:
         return False
-    try:
-        os.pwrite(fd, b"x" * 2 * block_bytes, 0)
-        fallocate(fd, FALLOC_PUNCH_HOLE | FALLOC_KEEP_SIZE, 0, block_bytes)
-        return not _is_data(fd, 0, block_bytes) and _is_data(fd, block_bytes, 2 * block_bytes)
-    except OSError:
-        return False
-    finally:
-        os.close(fd)
-        path.unlink(missing_ok=True)

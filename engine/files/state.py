@@ -122,6 +122,7 @@ class OpenFile:
         self.base: ObjectHandle | None = None  # where blocks that are not here come from
         self.base_len = 0  # up to where the base counts; beyond it everything is here
         self.whole = True  # every block is in the backing file
+        self.noted_partial = False  # the catalog knows it as a dirty file that lacks blocks
         self.written: set[int] = set()  # blocks of the base that were overwritten
         self.wrote: dict[int, float] = {}  # chunk → when it was last seen written, by the trio clock
         self.clearing: set[int] = set()  # chunks that the channel is not to answer for: they are being taken as parts

@@ -282,6 +282,7 @@ class Files:
         """A dirty file from before a restart."""
         file.new_name = True
         file.whole = not dirty.present
+        file.noted_partial = not file.whole
         if dirty.present:
             base = None
             if dirty.base_generation:
@@ -319,6 +320,7 @@ class Files:
         self._become(file, reopened.row.generation)
         base.path = file.path
         file.state = ObjectState.DIRTY
+        file.noted_partial = not file.whole
         if file.whole:
             base.close_file()
             file.base = None
@@ -644,9 +646,9 @@ class Files:
         if file is not None and file.dirty:
             await self._collect(file)
             async with file.io:
-                present = None if file.whole or file.base is None else tuple(file.base.masks)
+                present = () if file.base is None else tuple(file.base.masks)
                 await trio.to_thread.run_sync(self._sync_backing, file)
-                if present is not None:
+                if present or file.noted_partial:
                     await self._note_present(file, present, sync=True)
                     return
         await self.sync_log(stream_of(ino))
@@ -659,6 +661,7 @@ class Files:
             present = () if file.base is None else tuple(file.base.masks)
         work = partial(marks.note_present, ino=file.ino, base_len=file.base_len, present=present)
         await result_of(self.volume.writer.submit(file.key[0], work, sync=sync))
+        file.noted_partial = bool(present)
 
     def _sync_backing(self, file: OpenFile) -> None:
         files = self.volume.env.files

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from aof2.engine.catalog.rows import ObjectState
-from aof2.engine.files import Files, stream_of
+from aof2.engine.files import Files, parts, stream_of
 from tests.engine.helpers import KIB, small_settings
 from tests.files.helpers import FakeKernel, content, make, publish, row_of, run_files, scribble
 from tests.files.test_table import data_of
@@ -42,11 +43,18 @@ async def fill_and_scribble(files: Files, ino: int, fh: int, expected: bytearray
     expected[2 * BLOCK : 2 * BLOCK + 14] = b"past everybody"
 
 
-@pytest.mark.parametrize("synced", [False, True])
+@pytest.mark.parametrize(("synced", "holes"), [(False, True), (True, True), (True, False)])
 @pytest.mark.parametrize("change", [cut_all, cut_and_extend, cut_and_write, fill_and_scribble])
 def test_a_cold_file_that_was_changed_survives_a_crash(
-    tmp_path: Path, synced: bool, change: Callable[[Files, int, int, bytearray], Awaitable[None]]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    synced: bool,
+    holes: bool,
+    change: Callable[[Files, int, int, bytearray], Awaitable[None]],
 ) -> None:
+    """Where the filesystem cannot tell what was written by its holes, only fsync can."""
+    if not holes:
+        monkeypatch.setattr(parts, "_probe", lambda folder, block_bytes: False)
     settings = small_settings(tmp_path)
     expected = bytearray(data_of(300 * KIB))
     inos: list[int] = []
@@ -74,6 +82,13 @@ def test_a_cold_file_that_was_changed_survives_a_crash(
 
     run_files(settings, first)
     run_files(settings, second)
+
+
+def test_many_ask_at_once_whether_holes_can_be_made(tmp_path: Path) -> None:
+    """Recovery does, one thread a dirty file; a wrong no would fetch old bytes over new ones."""
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(lambda _: parts._probe(tmp_path, BLOCK), range(200)))
+    assert list(tmp_path.iterdir()) == []
 
 
 class DiedError(Exception):
