@@ -128,7 +128,7 @@ class Parts:
 
     def tell(self, file: OpenFile, first: int, count: int) -> None:
         """The channel may answer for these blocks, but for those of chunks that are being taken."""
-        if not file.registered or file.mode is not Mode.RANGED:
+        if count <= 0 or not file.registered or file.mode is not Mode.RANGED:
             return
         stop = first + count
         for index in sorted(file.clearing):

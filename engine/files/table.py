@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 # Larger requests may wait for the disk: not on the loop.
 INLINE_BYTES: Final = 128 << 10
+MILESTONE_BLOCKS: Final = 16
 SPECIAL_BITS: Final = 0o6000
 CAPABILITY: Final = b"security.capability"
 
@@ -416,7 +417,14 @@ class Files:
         if file.dirty:  # the quota counts them already, and now they are this file's
             lengths = (file.base.block_len(block) for block in range(first, first + count))
             file.charged_bytes += sum(map(objects.on_disk, lengths))
-        self.parts.tell(file, first, count)
+            self.parts.tell(file, first, count)
+            return
+        # Every so many blocks one is kept back: reading it comes here, and so the read-ahead hears how far a reader is.
+        stop = first + count
+        while first < stop:
+            milestone = -(-first // MILESTONE_BLOCKS) * MILESTONE_BLOCKS
+            self.parts.tell(file, first, min(milestone, stop) - first)
+            first = min(milestone, stop) + 1
 
     def refused(self, ino: int) -> None:
         """The kernel would not pass this file through after all: the channel serves it as a ranged one."""
@@ -441,10 +449,22 @@ class Files:
     async def read(self, fh: int, offset: int, length: int) -> bytes:
         file = self.handle(fh).file
         if not file.dirty and file.base is not None:
-            return await self.volume.hydrator.read(file.base, offset, length)
+            data = await self.volume.hydrator.read(file.base, offset, length)
+            self._passed(file, offset, length)
+            return data
         if not file.whole:
             return await self._read_partly(file, offset, length)
         return await self._pread(file, offset, length)
+
+    def _passed(self, file: OpenFile, offset: int, length: int) -> None:
+        """Blocks that were kept back and are read now need not come here again."""
+        base = file.base
+        if base is None or not length:
+            return
+        first, last = offset // self.block_bytes, (offset + length - 1) // self.block_bytes
+        for block in range(-(-first // MILESTONE_BLOCKS) * MILESTONE_BLOCKS, last + 1, MILESTONE_BLOCKS):
+            if block < base.block_count and base.is_ready(block):
+                self.parts.tell(file, block, 1)
 
     async def _pread(self, file: OpenFile, offset: int, length: int) -> bytes:
         fd = file.open_fd()

@@ -58,6 +58,7 @@ class ObjectHandle:
         self.fd = -1
         self.users = 0
         self.pins = 0
+        self.filling = 0  # how many want all of it here, and durable
         self.next_offset = 0  # where a sequential reader would go on
         self.run_start = 0  # … and where it began
         self.window_blocks = 1

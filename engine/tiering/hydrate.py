@@ -55,6 +55,7 @@ REQUESTS_MAX: Final = 4
 SETTLE_PERIOD_S: Final = 1.0
 SETTLE_AGE_MAX_S: Final = 5.0
 WRITEBACK_BYTES_MIN: Final = 1 << 20
+BEHIND_BLOCKS: Final = 4
 ATTEMPTS: Final = 2
 NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 
@@ -159,15 +160,14 @@ class Hydrator:
         await self.attach(handle)
         tier = FetchTier.LOCAL
         first, last = offset // self.block_bytes, (end - 1) // self.block_bytes
+        self._read_ahead(handle, offset, end)
         for _ in range(8):
             absent = handle.not_ready(first, last)
             if not absent:
-                self._read_ahead(handle, offset, end)
                 data = await self._read_local(handle, offset, end - offset)
                 if data is not None:
                     return tier, data
                 continue
-            self._read_ahead(handle, offset, end)
             pages, from_remote = await self.obtain(handle, absent)
             if from_remote:
                 tier = FetchTier.REMOTE
@@ -180,10 +180,14 @@ class Hydrator:
         """Brings the whole object to this disk, as far as there is room, and records it: `warm`."""
         await self.attach(handle)
         step = 4 * handle.blocks_per_chunk
-        for first in range(0, handle.block_count, step):
-            absent = handle.not_ready(first, min(first + step, handle.block_count) - 1)
-            if absent:
-                await self.obtain(handle, absent)
+        handle.filling += 1
+        try:
+            for first in range(0, handle.block_count, step):
+                absent = handle.not_ready(first, min(first + step, handle.block_count) - 1)
+                if absent:
+                    await self.obtain(handle, absent)
+        finally:
+            handle.filling -= 1
         await self.settle()
 
     async def attach(self, handle: ObjectHandle) -> None:
@@ -235,8 +239,11 @@ class Hydrator:
 
     def _read_ahead(self, handle: ObjectHandle, offset: int, end: int) -> None:
         """Keeps a sequential reader supplied: fetches on, in the background, before it gets there."""
-        near = abs(offset - handle.next_offset) <= self.block_bytes
-        handle.next_offset = end
+        # Not every read comes here: what has landed may be read without asking (`files`), up to the frontier.
+        reach = max(handle.next_offset + self.block_bytes, handle.frontier * self.block_bytes)
+        # And several are on their way at once, in any order.
+        near = handle.next_offset - BEHIND_BLOCKS * self.block_bytes <= offset <= reach
+        handle.next_offset = max(handle.next_offset, end) if near else end
         last = (end - 1) // self.block_bytes
         if not near:
             handle.window_blocks, handle.frontier, handle.run_start = 1, last + 1, offset
@@ -297,21 +304,28 @@ class Hydrator:
                 missing.append(block)
         waiting = [event for b in missing if (event := self._in_flight.get((handle.key, b))) is not None]
         mine = [b for b in missing if (handle.key, b) not in self._in_flight]
-        done = trio.Event()
         said: _Said = set()
-        for block in mine:
-            self._in_flight[handle.key, block] = done
-        try:
-            async with open_nursery() as nursery:
-                for run in self._runs(mine, handle):
-                    nursery.start_soon(self._fetch_run, handle, run, pages, said)
-        finally:
-            for block in mine:
-                del self._in_flight[handle.key, block]
-            done.set()
+        flights = [(run, trio.Event()) for run in self._runs(mine, handle)]
+        for run, landed in flights:
+            for block in range(run.first, run.first + run.length):
+                self._in_flight[handle.key, block] = landed
+        async with open_nursery() as nursery:
+            for run, landed in flights:
+                nursery.start_soon(self._fly, handle, run, landed, pages, said)
         for event in waiting:
             await event.wait()
         return pages, bool(mine or waiting)
+
+    async def _fly(
+        self, handle: ObjectHandle, run: _Run, landed: trio.Event, pages: dict[int, bytes], said: _Said
+    ) -> None:
+        """One run; whoever waits for a block of it goes on when it is here, whatever else is fetched with it."""
+        try:
+            await self._fetch_run(handle, run, pages, said)
+        finally:
+            for block in range(run.first, run.first + run.length):
+                del self._in_flight[handle.key, block]
+            landed.set()
 
     async def _recheck(self, handle: ObjectHandle, blocks: list[int]) -> list[int]:
         """Resident but untrusted blocks prove themselves; those that fail are given up."""
@@ -364,7 +378,7 @@ class Hydrator:
         """The run is in the backing file; False when the disk is full, whatever the quota thinks."""
         try:
             self.ensure_backing(handle)
-            await self._fetch(handle, run, partial(self._write_blocks, handle.fd, run.first), said)
+            await self._fetch(handle, run, partial(self._write_blocks, handle, run.first), said)
         except OSError as e:
             if e.errno not in NO_ROOM:
                 raise
@@ -378,13 +392,14 @@ class Hydrator:
             self.on_landed(handle.key, run.first, run.length)
         return True
 
-    def _write_blocks(self, fd: int, first: int, blocks: Sequence[bytes | memoryview]) -> None:
+    def _write_blocks(self, handle: ObjectHandle, first: int, blocks: Sequence[bytes | memoryview]) -> None:
         files, offset = self.hot.env.files, first * self.block_bytes
-        files.pwritev(fd, blocks, offset)
+        files.pwritev(handle.fd, blocks, offset)
         size = sum(map(len, blocks))
-        if size >= WRITEBACK_BYTES_MIN:
-            # The disk works while the next run comes in; otherwise all of it waits for the fsync.
-            files.start_writeback(fd, offset, size)
+        if handle.filling and size >= WRITEBACK_BYTES_MIN:
+            # The disk works while the next run comes in; otherwise all of it waits for the fsync. Not while somebody
+            # waits for the bytes alone: writing them out takes processors, too.
+            files.start_writeback(handle.fd, offset, size)
         self.hot.env.failpoint("hydrate.written")
 
     async def _fetch(self, handle: ObjectHandle, run: _Run, land: Land | None, said: _Said) -> list[bytes]:
