@@ -17,7 +17,7 @@ import click
 from tests.mount.outage import BlinkingLoad, everything_is_there, s3_world
 from tests.mount.rounds import KINDS, Rounds
 from tests.mount.world import kill as kill_process
-from tests.mount.world import rss_bytes, world
+from tests.mount.world import rss_bytes, wait_for, world
 from tests.support.seaweed import running_seaweed
 
 
@@ -101,7 +101,7 @@ def many(files: int, per_directory: int) -> None:
                     folder.mkdir()
                 os.close(os.open(folder / f"f{n}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
         with step("durable"):
-            w.ok("wait", w.files, hang_s=3600)
+            wait_for(lambda: w.run("wait", w.files, hang_s=3600).code == 0, "all of them to be durable", 3600)
         for again in ("", ", again"):
             with step(f"find{again}"):
                 found = subprocess.run(["find", w.files, "-type", "f", "-size", "0"], capture_output=True, check=True)
