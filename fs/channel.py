@@ -179,8 +179,10 @@ class Channel:
         return found
 
     async def settled(self) -> None:
-        """Returns when all that was told before has had effect: after `drop`, the channel's descriptor is closed."""
-        await self._ask(Kind.CLEAR, wire.RANGE.pack(0, 0, 0))
+        """Returns when all that was told before has had effect: after `drop`, the channel's descriptor is closed. So
+        are all of them when the channel is gone."""
+        with contextlib.suppress(ChannelError):
+            await self._ask(Kind.CLEAR, wire.RANGE.pack(0, 0, 0))
 
     async def probe(self, fd: int) -> int:
         """0 when the kernel would pass this file through, else the errno."""

@@ -99,6 +99,7 @@ class Sealer:
     async def seal_now(self, inos: Collection[int] | None = None) -> int:
         """Seals at once what is closed and dirty, and waits for what is being sealed; how many files."""
         before = self.sealed_files
+        await self._files.kernel.settled()
         wanted = [ino for ino in self._due if inos is None or ino in inos]
         busy = [over for ino, over in self._busy.items() if inos is None or ino in inos]
         await self._seal_all(wanted)

@@ -77,6 +77,9 @@ class Kernel(Protocol):
     def drop(self, nodeid: int) -> None:
         """Nobody has it open any more."""
 
+    async def settled(self) -> None:
+        """Returns when what was dropped before is let go of: a lease can be asked for."""
+
     def caps(self, nodeid: int, on: bool) -> None:
         """Whether the inode has file capabilities: without any, the channel answers for all."""
 

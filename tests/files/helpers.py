@@ -89,6 +89,9 @@ class FakeKernel:
         """The bytes where every block is, else None: to be asked for."""
         return os.pread(self.fds[nodeid], length, offset) if self._has(nodeid, offset, length) else None
 
+    async def settled(self) -> None:
+        pass
+
     def caps(self, nodeid: int, on: bool) -> None:
         pass
 
