@@ -48,6 +48,7 @@ log = logging.getLogger(__name__)
 
 WATCH_S: Final = 0.25
 MANY_FILES: Final = 256
+UNSEALED_FILES: Final = 16384
 PER_WRITER_BYTES: Final = 1 << 30
 GRANT_BYTES: Final = 16 << 20
 # Of all budgets together, the share of hot_bytes: idle writers sit on theirs.
@@ -93,10 +94,19 @@ class WriteRoom:
         self._evicting = False
         self._draining = False
         self._passing: dict[str, tuple[float, bool]] = {}
-        files.volume.foreground.hurry = lambda: self._is_tight(0)
+        files.volume.foreground.hurry = self._hurries
         self._pending: tuple[float, dict[int, int]] = (float("-inf"), {})
 
     # -- how a file is opened ----------------------------------------------------------------------------------
+
+    def _hurries(self) -> bool:
+        """Whether sealing and uploading are what somebody waits for, or will: each unsealed file takes memory."""
+        return self._files.unsealed_count() > UNSEALED_FILES or self._is_tight(0)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether files are closed faster than they are sealed, for long: new ones had better come one by one."""
+        return self._files.unsealed_count() > 4 * UNSEALED_FILES
 
     def lets_pass(self, tenant: str) -> bool:
         """Whether a new writer of this tenant may write past us. With many dirty files it is looked at now and then:
