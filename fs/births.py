@@ -227,7 +227,9 @@ class Births:
 
     def _may_pass(self) -> bool:
         names = self._files.volume.tenant_names()
-        return not self._files.room.is_behind and all(self._files.room.lets_pass(names[one.stream_id]) for one in self._logs)
+        if self._files.room.is_behind:
+            return False
+        return all(self._files.room.lets_pass(names[one.stream_id]) for one in self._logs)
 
     def _arm(self) -> None:
         if self._page is not None:
