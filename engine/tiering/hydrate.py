@@ -266,7 +266,7 @@ class Hydrator:
     async def _prefetch(self, handle: ObjectHandle, blocks: list[int]) -> None:
         handle.users += 1
         try:
-            await self.obtain(handle, blocks)
+            await self.obtain(handle, blocks, wanted=False)
         except (Aof2Error, OSError) as e:
             # Whoever really reads there meets the error again, and is told.
             log.debug("read-ahead failed", extra={"path": str(handle.path), "error": str(e)})
@@ -291,8 +291,13 @@ class Hydrator:
 
     # -- fetching ----------------------------------------------------------------------------------------------
 
-    async def obtain(self, handle: ObjectHandle, blocks: list[int]) -> tuple[dict[int, bytes], bool]:
-        """Makes the blocks ready: those that found no room on disk, and whether the remote had to be waited for."""
+    async def obtain(
+        self, handle: ObjectHandle, blocks: list[int], *, wanted: bool = True
+    ) -> tuple[dict[int, bytes], bool]:
+        """Makes the blocks ready: those that found no room on disk, and whether the remote had to be waited for.
+
+        Not `wanted`: for later. What finds no room is in the PageCache then, as long as that keeps it.
+        """
         blocks = await self._recheck(handle, blocks)
         pages: dict[int, bytes] = {}
         missing: list[int] = []
@@ -311,13 +316,13 @@ class Hydrator:
                 self._in_flight[handle.key, block] = landed
         async with open_nursery() as nursery:
             for run, landed in flights:
-                nursery.start_soon(self._fly, handle, run, landed, pages, said)
+                nursery.start_soon(self._fly, handle, run, landed, pages if wanted else None, said)
         for event in waiting:
             await event.wait()
         return pages, bool(mine or waiting)
 
     async def _fly(
-        self, handle: ObjectHandle, run: _Run, landed: trio.Event, pages: dict[int, bytes], said: _Said
+        self, handle: ObjectHandle, run: _Run, landed: trio.Event, pages: dict[int, bytes] | None, said: _Said
     ) -> None:
         """One run; whoever waits for a block of it goes on when it is here, whatever else is fetched with it."""
         try:
@@ -360,7 +365,7 @@ class Hydrator:
             work = partial(objects.lost, chunk_id=chunk_id, bad=bits, block_bytes=self.block_bytes)
             self.room.give_back(handle.tenant, await result_of(self.writer.submit(handle.key[0], work)))
 
-    async def _fetch_run(self, handle: ObjectHandle, run: _Run, pages: dict[int, bytes], said: _Said) -> None:
+    async def _fetch_run(self, handle: ObjectHandle, run: _Run, pages: dict[int, bytes] | None, said: _Said) -> None:
         size = sum(objects.on_disk(handle.block_len(b)) for b in range(run.first, run.first + run.length))
         reservation = await self.room.take(handle.tenant, size)
         try:
@@ -372,7 +377,8 @@ class Hydrator:
                 reservation.release()
         for i, data in enumerate(await self._fetch(handle, run, None, said)):
             self.pages.put(PageKey(handle.key[1], handle.key[2], run.first + i), data)
-            pages[run.first + i] = data
+            if pages is not None:
+                pages[run.first + i] = data
 
     async def _land_run(self, handle: ObjectHandle, run: _Run, said: _Said) -> bool:
         """The run is in the backing file; False when the disk is full, whatever the quota thinks."""
