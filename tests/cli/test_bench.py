@@ -85,12 +85,12 @@ def test_engine_quick_run_has_every_row_and_leaves_nothing(tmp_path: Path, monke
     assert result.exit_code == 0, result.output
     rows = objects(result)
     assert [(r["what"], r["baseline"], r["target"]) for r in rows] == [
+        ("anonymous memory during a pass of 128 MiB", "page_cache_bytes + 300 MiB", 1),
         ("hydrate 64 MiB from S3, verified, to disk", "boto3, parallel ranges", 0.9),
         ("upload 64 MiB to S3, no compression", "boto3, multipart", 0.9),
         ("resident random 1 MiB reads", "pread", 0.7),
         ("catalog operations under group commit, durable", "", 10_000),
         ("reopening with 2,000 chunks", "with 100", 3),
-        ("anonymous memory during a pass of 128 MiB", "page_cache_bytes + 300 MiB", 1),
     ]
     assert all(row["value"] > 0 for row in rows)
     assert list(tmp_path.iterdir()) == []
