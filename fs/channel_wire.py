@@ -32,6 +32,7 @@ INVAL_ENTRY: Final = struct.Struct("=QII")
 DELETE: Final = struct.Struct("=QQII")
 
 
+SERVE: Final = 600  # as the errno of a READ: its blocks are here now, the channel serves it
 MORE: Final = 1  # flags
 AGAIN: Final = 2
 UNTRACKED: Final = 4

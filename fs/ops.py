@@ -40,6 +40,7 @@ from aof2.fs import special as s
 from aof2.fs.answers import answered
 from aof2.fs.attrs import absent, attributes
 from aof2.fs.births import Births
+from aof2.fs.channel_wire import SERVE
 from aof2.fs.facts import FACTS, fact
 from aof2.fs.listing import DOTS, Listing
 from aof2.fs.options import Options
@@ -48,6 +49,8 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 NAME_MAX: Final = 255
+# Longer answers had better not go through a socket, which wants pages in a row for them.
+LONG_READ: Final = 32 << 10
 GHOSTS_MAX: Final = 65536
 CAPABILITY: Final = b"security.capability"
 FACT_PREFIX: Final = b"user.aof2."
@@ -436,6 +439,8 @@ class Operations(pyfuse3.Operations):
         fd = self._special_handles.get(fh)
         if fd is not None:
             return os.pread(fd, size, off)
+        if size >= LONG_READ and await self.files.make_ready(fh, off, size):
+            raise fail(SERVE)
         return await self.files.read(fh, off, size)
 
     @answered

@@ -456,6 +456,18 @@ class Files:
             return await self._read_partly(file, offset, length)
         return await self._pread(file, offset, length)
 
+    async def make_ready(self, fh: int, offset: int, length: int) -> bool:
+        """Whether the channel can answer this read of a clean file by itself now: its blocks are here, and told."""
+        file = self.handle(fh).file
+        base = file.base
+        if file.dirty or base is None or not file.registered or file.mode is not Mode.RANGED or not file.masked:
+            return False
+        if not length or offset >= base.size or not await self.volume.hydrator.make_ready(base, offset, length):
+            return False
+        last = (min(offset + length, base.size) - 1) // self.block_bytes
+        self.parts.tell(file, offset // self.block_bytes, last + 1 - offset // self.block_bytes)
+        return file.registered and file.base is base
+
     def _passed(self, file: OpenFile, offset: int, length: int) -> None:
         """Blocks that were kept back and are read now need not come here again."""
         base = file.base

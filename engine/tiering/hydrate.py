@@ -176,6 +176,23 @@ class Hydrator:
                 return tier, await self._assemble(handle, offset, end, pages)
         raise CorruptError("local copies keep failing their checksums", path=str(handle.path), offset=offset)
 
+    async def make_ready(self, handle: ObjectHandle, offset: int, length: int) -> bool:
+        """The range is in the backing file, verified, for others to read; False when there is no room for it there."""
+        end = min(offset + length, handle.size)
+        if offset >= end:
+            return True
+        await self.attach(handle)
+        first, last = offset // self.block_bytes, (end - 1) // self.block_bytes
+        self._read_ahead(handle, offset, end)
+        for _ in range(8):
+            absent = handle.not_ready(first, last)
+            if not absent:
+                return True
+            pages, _ = await self.obtain(handle, absent)
+            if pages:
+                return False
+        return False
+
     async def fill(self, handle: ObjectHandle) -> None:
         """Brings the whole object to this disk, as far as there is room, and records it: `warm`."""
         await self.attach(handle)

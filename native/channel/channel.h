@@ -71,6 +71,7 @@ typedef struct {
 } request;
 bool request_parse(const uint8_t *buf, size_t len, request *out);
 bool serve(const request *r, uint8_t *data);
+bool serve_read(const request *r, uint8_t *data);
 void finish(aftermath after);
 
 /* patch.c. Rewrites what libfuse answered, in place; the buffer holds `len` bytes. */

@@ -25,9 +25,18 @@ static uint8_t *buffer_new(void) {
   return p == MAP_FAILED ? NULL : p;
 }
 
+#define NO_MEMORY_TRIES 2000
+#define NO_MEMORY_US 1000
+
+/* A long message takes pages in a row, which the kernel may not find at once. */
 static void forward(const request *r) {
+  int tries = 0;
   while (send(channel.fuse, r->raw, r->raw_len, MSG_NOSIGNAL) < 0) {
     if (errno == EINTR) continue;
+    if ((errno == ENOBUFS || errno == ENOMEM) && tries++ < NO_MEMORY_TRIES) {
+      usleep(NO_MEMORY_US);
+      continue;
+    }
     if (errno == EPIPE || errno == ECONNRESET) daemon_gone("fuse");
     note("request %u of %zu bytes not forwarded: %s", r->header.opcode, r->raw_len, strerror(errno));
     if (r->header.opcode != WIRE_FORGET && r->header.opcode != WIRE_BATCH_FORGET) device_reply(r->header.unique, EIO, NULL, 0);
@@ -53,6 +62,14 @@ static bool before_forward(const request *r) {
       if (r->body_len >= sizeof in) {
         memcpy(&in, r->body, sizeof in);
         handle_released(r->header.nodeid, in.fh);
+      }
+      break;
+    }
+    case WIRE_READ: {
+      wire_read_in in;
+      if (r->body_len >= sizeof in && pending_put(r->header.unique, r->header.nodeid, WIRE_READ, false)) {
+        memcpy(&in, r->body, sizeof in);
+        pending_read(r->header.unique, &in);
       }
       break;
     }
@@ -125,6 +142,18 @@ static void init_answered(const wire_init_out *out) {
   event_send(EV_INIT, 0, 0, body, sizeof body);
 }
 
+/* The daemon brought the blocks of a READ here and leaves the answer to us: so its bytes need not go through the socket.
+ * Where they are gone again, it is asked again. */
+static void serve_after_all(const pending *asked, uint8_t *data) {
+  struct {
+    wire_in_header header;
+    wire_read_in in;
+  } raw = {.header = {.len = sizeof raw, .opcode = WIRE_READ, .unique = asked->unique, .nodeid = asked->nodeid}, .in = asked->read};
+  request r;
+  if (!request_parse((const uint8_t *)&raw, sizeof raw, &r) || serve_read(&r, data)) return;
+  if (before_forward(&r)) forward(&r);
+}
+
 void reply_handle(uint8_t *buf, size_t len) {
   wire_out_header header;
   wire_init_out init;
@@ -142,6 +171,11 @@ void reply_handle(uint8_t *buf, size_t len) {
   pthread_mutex_lock(&tables_lock);
   bool known = pending_find(header.unique, false, &asked) && !asked.upcall && pending_find(header.unique, true, &asked);
   pthread_mutex_unlock(&tables_lock);
+  if (header.error == -PROTO_SERVE) {
+    if (known && asked.opcode == WIRE_READ) serve_after_all(&asked, buf);
+    else device_reply(header.unique, EIO, NULL, 0);
+    return;
+  }
   if (known && asked.opcode == WIRE_INIT) {
     inited = !header.error && init_patch(buf, len, &offer, channel.privileged, channel.data_max, &init);
     if (!inited) note("an answer to INIT of %zu bytes, error %d: passed on as it is", len, header.error);

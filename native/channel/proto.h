@@ -50,6 +50,7 @@ enum proto_event { /* channel to daemon */
   EV_BIRTHS = 141,
 };
 
+#define PROTO_SERVE 600 /* as the error of a READ's answer on F: its blocks are here now, serve it. Never the kernel's */
 #define PROTO_MORE 1u   /* EV_WRITTEN: another message of the same seq follows */
 #define PROTO_AGAIN 2u  /* EV_CLEARED: not waited for, ask again; EV_WRITTEN: ranges were left, collect again */
 #define PROTO_UNTRACKED 4u /* EV_WRITTEN: something was written that no range tells */

@@ -89,7 +89,7 @@ static bool fits_whole(node *n, const void *arg) {
   return n->mode == NODE_PASSTHROUGH || (n->flags & NODE_ALL_PRESENT);
 }
 
-static bool serve_read(const request *r, uint8_t *data) {
+bool serve_read(const request *r, uint8_t *data) {
   wire_read_in in;
   unsigned phase;
   if (!BODY(r, &in) || !in.size || in.size > REQUEST_DATA_MAX) return false;

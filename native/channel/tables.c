@@ -274,6 +274,11 @@ void pending_tag(uint64_t unique, uint64_t tag) {
   if (slot != INDEX_NONE) pendings[slot].tag = tag;
 }
 
+void pending_read(uint64_t unique, const wire_read_in *in) {
+  uint32_t slot = index_get(&pending_index, unique & ~WIRE_UNIQUE_RESEND, 0);
+  if (slot != INDEX_NONE) pendings[slot].read = *in;
+}
+
 bool pending_find(uint64_t unique, bool take, pending *out) {
   uint64_t key = unique & ~WIRE_UNIQUE_RESEND;
   uint32_t slot = index_get(&pending_index, key, 0);

@@ -18,6 +18,7 @@
 
 #include "bitmap.h"
 #include "proto.h"
+#include "wire.h"
 
 #ifndef NODES_MAX /* the fuzzer builds with small ones, which it fills */
 #define NODES_MAX 65536
@@ -59,6 +60,7 @@ typedef struct {
   uint32_t opcode;
   bool upcall;
   uint64_t tag; /* whatever the one who asked wants to know again */
+  wire_read_in read; /* of a READ: the daemon may say that it can be served here now */
   uint32_t next_free;
 } pending;
 
@@ -107,6 +109,7 @@ bool tables_room_for_open(void);
 /* False: the table is full. */
 bool pending_put(uint64_t unique, uint64_t nodeid, uint32_t opcode, bool upcall);
 void pending_tag(uint64_t unique, uint64_t tag);
+void pending_read(uint64_t unique, const wire_read_in *in);
 /* Finds the request, and forgets it when `take`. */
 bool pending_find(uint64_t unique, bool take, pending *out);
 
