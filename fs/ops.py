@@ -29,7 +29,6 @@ import trio
 from aof2.engine import namespace
 from aof2.engine.aio import result_of
 from aof2.engine.catalog import tables as t
-from aof2.engine.catalog.batch import Batch
 from aof2.engine.catalog.rows import InodeRow, TenantKind
 from aof2.engine.catalog.store import View
 from aof2.engine.errors import Aof2Error
@@ -594,7 +593,3 @@ def without_privileges(mode: int) -> int:
     """A mode after somebody else changed the file: no suid; no sgid where it means one."""
     mode &= ~stat.S_ISUID
     return mode & ~stat.S_ISGID if mode & stat.S_IXGRP else mode
-
-
-def no_batch(b: Batch) -> None:
-    """Nothing to change; waits for its turn in the log."""
