@@ -22,7 +22,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from aof2.engine.errors import FatalIOError
+from aof2 import native
+from aof2.engine.errors import FatalIOError, LandingError
 
 _CLOCK_REALTIME_COARSE: Final = 5  # linux/time.h; Python does not name it
 
@@ -68,6 +69,21 @@ class Files:
                 self.pwrite(fd, memoryview(data)[done:], offset + done)
             offset += len(data)
             done = max(0, done - len(data))
+
+    def receive(
+        self, sock: int, fd: int, offset: int, length: int, scratch: bytearray, timeout_s: float, crc64: int
+    ) -> int:
+        """Bytes off a socket into the file; `crc64` carried on over them. OSErrors of the file are LandingErrors."""
+        came = native.receive(sock, fd, offset, length, scratch, timeout_s=timeout_s, crc64=crc64)
+        if came.ending is native.Ending.ALL:
+            return came.crc64
+        if came.ending is native.Ending.FILE:
+            raise LandingError(OSError(came.error, os.strerror(came.error)))
+        if came.ending is native.Ending.SILENT:
+            raise TimeoutError(f"nothing came for {timeout_s:g} s")
+        if came.ending is native.Ending.ENDED:
+            raise ConnectionResetError("the answer ended early")
+        raise OSError(came.error, os.strerror(came.error))
 
     def start_writeback(self, fd: int, offset: int, length: int) -> None:
         """Asks the kernel to begin writing the range out, so that a later fsync finds less to do.

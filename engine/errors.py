@@ -50,6 +50,14 @@ class FatalIOError(Aof2Error):
     """
 
 
+class LandingError(Aof2Error):
+    """Bytes came, and the file they belong in could not take them: `error` says why. It is not the sender's fault."""
+
+    def __init__(self, error: OSError) -> None:
+        self.error = error
+        super().__init__(str(error))
+
+
 class TransientError(Aof2Error):
     """It may work next time: retry with backoff. `reason_code` is what the manifest log records."""
 

@@ -1,4 +1,4 @@
-"""The C core: checksums, record scans and encodes, line framing, page diff.
+"""The C core: checksums, record scans and encodes, line framing, page diff, and bytes from a socket into a file.
 
 Only this module imports the compiled `ffi` and `lib`. Every call works on memory its caller owns, releases the GIL
 while it runs, and has let go of each buffer when it returns, so an mmap can be resized or closed right after it.
@@ -552,3 +552,43 @@ def page_diff(a: Buffer, b: Buffer, page_len: int) -> tuple[bytes, int]:
         with ffi.from_buffer("uint8_t[]", bitmap) as bits:
             changed = lib.aof2_page_diff(view_a, len(view_a), view_b, len(view_b), page_len, bits, len(bitmap))
     return bytes(bitmap), int(changed)
+
+
+# -- moving ------------------------------------------------------------------------------------------------------
+
+
+class Ending(IntEnum):
+    """How receiving ended."""
+
+    ALL = 0
+    """Everything came and is in the file."""
+    ENDED = 1
+    """The peer closed."""
+    SILENT = 2
+    """Nothing came for as long as was allowed."""
+    SOCKET = 3
+    """The socket failed, by `error`."""
+    FILE = 4
+    """The file failed, by `error`."""
+
+
+class Received(NamedTuple):
+    """What came of `receive`: the first `done` bytes are in the file, and in `crc64`."""
+
+    ending: Ending
+    done: int
+    crc64: int
+    error: int
+
+
+def receive(
+    sock: int, file: int, offset: int, length: int, scratch: bytearray, *, timeout_s: float, crc64: int = 0
+) -> Received:
+    """Takes `length` bytes off a socket and writes them to a file, checksummed on the way."""
+    crc, done, error = ffi.new("uint64_t *", crc64), ffi.new("uint64_t *"), ffi.new("int *")
+    with ffi.from_buffer("uint8_t[]", scratch, require_writable=True) as buf:
+        if not len(buf):
+            raise ValueError("scratch: must have room for a byte")
+        timeout_ms = min(max(0, round(timeout_s * 1000)), 2**31 - 1)
+        ending = lib.aof2_receive(sock, file, offset, length, buf, len(buf), timeout_ms, crc, done, error)
+    return Received(Ending(ending), int(done[0]), int(crc[0]), int(error[0]))

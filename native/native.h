@@ -1,7 +1,7 @@
-/* The whole C API of AOF2's core: pure functions over caller-owned memory.
+/* The whole C API of AOF2's core: pure functions over caller-owned memory, and one that moves bytes.
  *
- * Nothing here allocates, blocks, keeps state between calls or trusts a length it read. Every function may be
- * called from any thread. Formats: engine/FORMATS.md. Only native/__init__.py calls these.
+ * Nothing here allocates, keeps state between calls or trusts a length it read, and nothing but aof2_receive blocks.
+ * Every function may be called from any thread. Formats: engine/FORMATS.md. Only native/__init__.py calls these.
  */
 #ifndef AOF2_NATIVE_H
 #define AOF2_NATIVE_H
@@ -110,4 +110,17 @@ size_t aof2_frame_lines(const uint8_t *buf, size_t len, uint32_t max_record, siz
  * differs from a longer one. Returns the number of set bits, or -1 if bitmap_len is too small or page_len is 0. */
 int64_t aof2_page_diff(const uint8_t *a, size_t a_len, const uint8_t *b, size_t b_len, size_t page_len,
                        uint8_t *bitmap, size_t bitmap_len);
+
+/* -- moving ----------------------------------------------------------------------------------------------------
+ * Takes `len` bytes off a connected socket and writes them to `file` at `offset`, by way of `scratch`. *crc64 goes on
+ * over them; *done says how many there are, whatever the answer: 0, the peer ended, nothing came for timeout_ms, or
+ * the socket's or the file's *error (an errno). */
+enum {
+  AOF2_RECEIVE_ENDED = 1,
+  AOF2_RECEIVE_SILENT = 2,
+  AOF2_RECEIVE_SOCKET = 3,
+  AOF2_RECEIVE_FILE = 4
+};
+int aof2_receive(int sock, int file, uint64_t offset, uint64_t len, uint8_t *scratch, size_t scratch_len,
+                 int timeout_ms, uint64_t *crc64, uint64_t *done, int *error);
 #endif

@@ -97,9 +97,13 @@ class HotCache:
         """Gives a range back to the disk; it reads as zeros, which nobody may look at."""
         fd = self.open(path)
         try:
-            fallocate(fd, FALLOC_PUNCH_HOLE | FALLOC_KEEP_SIZE, offset, length)
+            clear_range(fd, offset, length)
         finally:
             self.env.files.close(fd)
+
+
+def clear_range(fd: int, offset: int, length: int) -> None:
+    fallocate(fd, FALLOC_PUNCH_HOLE | FALLOC_KEEP_SIZE, offset, length)
 
 
 def read_exactly(fd: int, offset: int, length: int, *, path: str = "") -> bytes:

@@ -47,7 +47,7 @@ from aof2.engine.remote.errors import FencedError, RemoteCorruptError, RemoteMis
 from aof2.engine.remote.keys import RESERVED_PREFIX, check_key, check_prefix
 from aof2.engine.remote.resilience import Deadline, RemoteStats, Resilience
 from aof2.engine.remote.settings import RemoteSettings, parse_url
-from aof2.engine.remote.source import ChunksSource, Source, Writer, checked_crc64, pieces
+from aof2.engine.remote.source import ChunksSource, FileTarget, Source, Writer, checked_crc64, pieces
 from aof2.engine.remote.store import (
     BlobInfo,
     check_metadata,
@@ -260,6 +260,15 @@ class DirectoryStore:
 
     def get_range(self, key: str, offset: int, length: int, *, timeout_s: float | None = None) -> bytes:
         return self.get_ranges(key, [(offset, length)], timeout_s=timeout_s)[0]
+
+    def receive_range(
+        self, key: str, offset: int, length: int, target: FileTarget, *, timeout_s: float | None = None
+    ) -> None:
+        step = max(target.piece_bytes, PIECE_BYTES // target.piece_bytes * target.piece_bytes)
+        piece = 0
+        for at in range(0, length, step):
+            data = self.get_range(key, offset + at, min(step, length - at), timeout_s=timeout_s)
+            piece = target.put_from(piece, data)
 
     def get_ranges(
         self, key: str, ranges: Sequence[tuple[int, int]], *, timeout_s: float | None = None

@@ -13,7 +13,7 @@ from aof2.engine.observe.metrics import RemoteOp, Result, StorageMetrics
 from aof2.engine.remote.errors import RemoteUnavailableError
 from aof2.engine.remote.fence import Fence
 from aof2.engine.remote.resilience import RemoteStats
-from aof2.engine.remote.source import Source, Writer
+from aof2.engine.remote.source import FileTarget, Source, Writer
 from aof2.engine.remote.store import BlobInfo, RemoteStore
 
 T = TypeVar("T")
@@ -97,6 +97,13 @@ class MeteredStore:
         self, key: str, ranges: Sequence[tuple[int, int]], *, timeout_s: float | None = None
     ) -> Sequence[bytes]:
         return self._measured(RemoteOp.GET, lambda: self._inner.get_ranges(key, ranges, timeout_s=timeout_s))
+
+    def receive_range(
+        self, key: str, offset: int, length: int, target: FileTarget, *, timeout_s: float | None = None
+    ) -> None:
+        self._measured(
+            RemoteOp.GET, lambda: self._inner.receive_range(key, offset, length, target, timeout_s=timeout_s)
+        )
 
     def head_blob(self, key: str, *, timeout_s: float | None = None) -> BlobInfo | None:
         return self._measured(RemoteOp.HEAD, lambda: self._inner.head_blob(key, timeout_s=timeout_s))

@@ -55,7 +55,16 @@ from aof2.engine.remote.s3_upload import (
     as_header,
 )
 from aof2.engine.remote.settings import RemoteSettings, parse_url
-from aof2.engine.remote.source import Buffer, BytesWriter, ChunksSource, Source, Writer, checked_crc64, whole
+from aof2.engine.remote.source import (
+    Buffer,
+    BytesWriter,
+    ChunksSource,
+    FileTarget,
+    Source,
+    Writer,
+    checked_crc64,
+    whole,
+)
 from aof2.engine.remote.store import (
     BlobInfo,
     check_metadata,
@@ -213,6 +222,14 @@ class S3Store:
                 raise ValueError(f"range {offset}+{length}")
         deadline = self._deadline(timeout_s, sum(length for _, length in ranges))
         return self._reader.ranges(key, ranges, deadline)
+
+    def receive_range(
+        self, key: str, offset: int, length: int, target: FileTarget, *, timeout_s: float | None = None
+    ) -> None:
+        self._name(key)
+        if offset < 0 or length < 0:
+            raise ValueError(f"range {offset}+{length}")
+        self._reader.receive(key, offset, length, target, self._deadline(timeout_s, length))
 
     def head_blob(self, key: str, *, timeout_s: float | None = None) -> BlobInfo | None:
         self._name(key)

@@ -18,7 +18,8 @@ from typing import Any, TypeVar
 from aof2.engine.env import Env
 from aof2.engine.remote.errors import RemoteMissingError, RemoteUnavailableError
 from aof2.engine.remote.resilience import Deadline, Resilience, closed
-from aof2.engine.remote.s3_client import SDK_ERRORS, make_client, translate
+from aof2.engine.remote.s3_client import SDK_ERRORS, connect_timeout_s, make_client, read_timeout_s, translate
+from aof2.engine.remote.s3_wire import Wire
 from aof2.engine.remote.settings import RemoteSettings
 
 T = TypeVar("T")
@@ -37,6 +38,17 @@ class S3Calls:
         self.bucket = bucket
         self.client: Any = make_client(settings, connections=settings.parallel + writers)
         self.weather = Resilience(env, f"s3://{bucket}", retries=settings.retries, sleep_s=sleep_s)
+        self.wire = Wire(
+            env,
+            self.client,
+            bucket,
+            connect_timeout_s=connect_timeout_s(settings),
+            read_timeout_s=read_timeout_s(settings),
+            idle_max=settings.parallel,
+            bounded=lambda connect, deadline: self.wait(
+                self._readers.submit(connect), f"connect to {bucket}", deadline
+            ),
+        )
         self._readers = ThreadPoolExecutor(settings.parallel, thread_name_prefix="aof2-remote-read")
         self._writers = ThreadPoolExecutor(writers, thread_name_prefix="aof2-remote-write")
         self._bucket_seen_s: float | None = None
@@ -46,6 +58,10 @@ class S3Calls:
 
     def write(self, what: str, attempt: Callable[[], T], deadline: Deadline, *, under_way: bool = False) -> T:
         return self.wait(self.start_write(what, attempt, deadline, under_way=under_way), what, deadline)
+
+    def here(self, what: str, attempt: Callable[[], T], deadline: Deadline) -> T:
+        """On the caller's own thread: for an attempt that keeps to the deadline by itself."""
+        return self.weather.run(what, lambda: self._translated(what, attempt), deadline)
 
     def start_read(
         self, what: str, attempt: Callable[[], T], deadline: Deadline, *, under_way: bool = False
@@ -101,6 +117,7 @@ class S3Calls:
 
     def close(self) -> None:
         self.weather.close()
+        self.wire.close()
         for pool in (self._readers, self._writers):
             pool.shutdown(wait=False, cancel_futures=True)
         self.client.close()

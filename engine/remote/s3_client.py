@@ -98,15 +98,23 @@ class UploadGoneError(RemoteUnavailableError):
     """The multipart upload was completed or aborted by someone."""
 
 
+def connect_timeout_s(settings: RemoteSettings) -> float:
+    return min(CONNECT_TIMEOUT_S_MAX, settings.timeout_s)
+
+
+def read_timeout_s(settings: RemoteSettings) -> float:
+    """A connection that has gone silent is given up while there is time for another."""
+    return max(READ_TIMEOUT_S_MIN, settings.timeout_s / 3)
+
+
 def make_client(settings: RemoteSettings, *, connections: int) -> Any:
     """Credentials come from the standard chain: environment, profile, container, instance."""
     config = Config(
         region_name=settings.region or None,
         retries={"total_max_attempts": 1},
         max_pool_connections=connections + SPARE_CONNECTIONS,
-        connect_timeout=min(CONNECT_TIMEOUT_S_MAX, settings.timeout_s),
-        # A connection that has gone silent is given up while there is time for another.
-        read_timeout=max(READ_TIMEOUT_S_MIN, settings.timeout_s / 3),
+        connect_timeout=connect_timeout_s(settings),
+        read_timeout=read_timeout_s(settings),
         tcp_keepalive=True,
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from aof2.engine.errors import CorruptError
+from aof2.engine.env import Files
+from aof2.engine.errors import CorruptError, LandingError
 from aof2.native import crc64 as crc64_of_bytes
 
 Buffer = bytes | bytearray | memoryview
@@ -50,6 +51,40 @@ def fd_writer(fd: int, base: int = 0) -> Writer:
             view, at = view[done:], at + done
 
     return write
+
+
+class FileTarget(NamedTuple):
+    """A place in a file for a range, which comes in pieces of `piece_bytes`, the last perhaps shorter.
+
+    `landed(piece, crc64)` is called for each in its turn, when it is there; what it raises ends the transfer. A piece
+    is written before anybody can know whether it is right: until `landed` it is not to be read.
+    """
+
+    files: Files
+    fd: int
+    offset: int
+    piece_bytes: int
+    landed: Callable[[int, int], None]
+
+    def put(self, piece: int, data: Buffer) -> None:
+        """LandingError when the file does not take it."""
+        try:
+            self.files.pwrite(self.fd, data, self.at(piece))
+        except OSError as e:
+            raise LandingError(e) from None
+        self.landed(piece, crc64_of_bytes(data))
+
+    def put_from(self, piece: int, data: Buffer) -> int:
+        """Whole pieces, and a shorter last one; the piece after them."""
+        with memoryview(data) as view:
+            for start in range(0, len(view), self.piece_bytes):
+                with view[start : start + self.piece_bytes] as some:
+                    self.put(piece, some)
+                piece += 1
+        return piece
+
+    def at(self, piece: int) -> int:
+        return self.offset + piece * self.piece_bytes
 
 
 class BytesWriter:

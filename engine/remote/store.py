@@ -23,7 +23,7 @@ from typing import Final, Protocol
 import msgspec
 
 from aof2.engine.remote.resilience import RemoteStats
-from aof2.engine.remote.source import Source, Writer
+from aof2.engine.remote.source import FileTarget, Source, Writer
 from aof2.native import crc64_combine
 
 CRC64_META: Final = "aof2-crc64"
@@ -99,6 +99,14 @@ class RemoteStore(Protocol):
         self, key: str, ranges: Sequence[tuple[int, int]], *, timeout_s: float | None = None
     ) -> Sequence[bytes]:
         """Several (offset, length) at once, in parallel where that helps."""
+
+    def receive_range(
+        self, key: str, offset: int, length: int, target: FileTarget, *, timeout_s: float | None = None
+    ) -> None:
+        """These bytes into a file, piece by piece; it is the target that checks them. LandingError when it is full.
+
+        A lost connection costs no piece that landed: it goes on from there.
+        """
 
     def head_blob(self, key: str, *, timeout_s: float | None = None) -> BlobInfo | None:
         """What there is under the key, or None."""

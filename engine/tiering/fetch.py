@@ -10,17 +10,35 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from typing import Final
+from collections.abc import Callable
+from typing import Final, NamedTuple
 
 from aof2 import native
 from aof2.engine.blob.format import BlobFooter, Codec, footer_len
 from aof2.engine.blob.reader import check_identity, decode_frame, read_footer
 from aof2.engine.catalog.rows import BlobRow, ChunkRow
-from aof2.engine.errors import CorruptError
+from aof2.engine.env import Files
+from aof2.engine.errors import CorruptError, LandingError
+from aof2.engine.remote.source import FileTarget
 from aof2.engine.remote.store import RemoteStore
 from aof2.engine.tiering.hashing import block_crc
 
 FOOTERS_MAX: Final = 1024
+
+
+class Place(NamedTuple):
+    """Where blocks go."""
+
+    files: Files
+    fd: int
+    offset: int
+
+
+def is_plain(chunk: ChunkRow, blob: BlobRow) -> bool:
+    """Whether the blob is as long as the chunk and a footer: nothing in it is compressed, so a block is where it is in
+    the chunk, and the seal's checksums say whether it is right."""
+    blocks = len(chunk.block_crcs) // 8
+    return bool(blocks) and blob.stored_bytes == chunk.length + footer_len(blocks) and blob.raw_bytes == chunk.length
 
 
 class BlobFetcher:
@@ -53,11 +71,29 @@ class BlobFetcher:
                 out.append(decode_frame(footer, index, piece, path=blob.key))
         return out
 
+    def receive(
+        self, chunk: ChunkRow, blob: BlobRow, first: int, count: int, place: Place, landed: Callable[[int], None]
+    ) -> int:
+        """Blocks of a plain blob straight into a file; how many bytes. `landed(block)` for each that is there and
+        right. CorruptError at the first that is not: it is in the file, and whoever gave the place clears it away."""
+        size = self._block_bytes
+        start, end = first * size, min((first + count) * size, chunk.length)
+
+        def check(piece: int, crc64: int) -> None:
+            if crc64 != block_crc(chunk.block_crcs, first + piece):
+                raise CorruptError(f"block {first + piece} is not what was sealed", path=blob.key)
+            landed(first + piece)
+
+        target = FileTarget(place.files, place.fd, place.offset, size, check)
+        try:
+            self.remote.receive_range(blob.key, start, end - start, target)
+        except LandingError as e:
+            raise e.error from None
+        return end - start
+
     def _plain_blocks(self, chunk: ChunkRow, blob: BlobRow, first: int, count: int) -> list[bytes | memoryview] | None:
-        """The same from a blob as long as the chunk and a footer: nothing in it is compressed, so a block is where it
-        is in the chunk, and the seal's checksums say whether it is right. One request less; None when it is not."""
-        blocks = len(chunk.block_crcs) // 8
-        if not blocks or blob.stored_bytes != chunk.length + footer_len(blocks) or blob.raw_bytes != chunk.length:
+        """The same from a plain blob, by the seal's checksums alone: one request less; None when it is not right."""
+        if not is_plain(chunk, blob):
             return None
         size = self._block_bytes
         start, end = first * size, min((first + count) * size, chunk.length)

@@ -20,7 +20,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final, NamedTuple, Protocol
 
@@ -36,7 +36,7 @@ from aof2.engine.catalog.store import Catalog
 from aof2.engine.catalog.writer import CatalogWriter
 from aof2.engine.errors import Aof2Error, CorruptError, FatalIOError, ReadOnlyError, TransientError
 from aof2.engine.local.handles import HandleTable, Key, ObjectHandle, load_handle
-from aof2.engine.local.hot import HotCache, read_cached, read_exactly
+from aof2.engine.local.hot import HotCache, clear_range, read_cached, read_exactly
 from aof2.engine.local.warm import WarmStore
 from aof2.engine.manifest import payloads as p
 from aof2.engine.manifest.format import ReasonCode
@@ -44,7 +44,7 @@ from aof2.engine.observe.metrics import FetchTier, ReadMode, Result, StorageMetr
 from aof2.engine.pagecache import PageCache, PageKey
 from aof2.engine.quota import Reservation
 from aof2.engine.remote.errors import RemoteMissingError
-from aof2.engine.tiering.fetch import BlobFetcher
+from aof2.engine.tiering.fetch import BlobFetcher, Place, is_plain
 from aof2.engine.tiering.hashing import block_crc
 
 log = logging.getLogger(__name__)
@@ -87,6 +87,13 @@ class _Run(NamedTuple):
     first: int  # block of the object
     length: int
 
+    @property
+    def blocks(self) -> range:
+        return range(self.first, self.first + self.length)
+
+    def tail(self, first: int) -> _Run:
+        return self._replace(first=first, length=self.first + self.length - first)
+
 
 class Hydrator:
     """Reads and hydrates."""
@@ -120,8 +127,10 @@ class Hydrator:
         self.on_landed: Callable[[Key, int, int], None] | None = None  # object, first block, how many
         self._metrics = metrics or StorageMetrics()
         self._recently_evicted = recently_evicted
-        # Each request holds its bytes in memory; a handful of 8 MiB ones keeps a link busy.
+        # A request may hold its bytes in memory; a handful of large ones keeps a link busy.
         self._limiter = trio.CapacityLimiter(min(parallel, REQUESTS_MAX))
+        # A reader that waits does not queue behind what is fetched for later.
+        self._urgent = trio.CapacityLimiter(min(parallel, REQUESTS_MAX))
         self._nursery: trio.Nursery | None = None
         self._in_flight: dict[tuple[Key, int], trio.Event] = {}
         self._settle_wanted = trio.Event()
@@ -202,7 +211,7 @@ class Hydrator:
             for first in range(0, handle.block_count, step):
                 absent = handle.not_ready(first, min(first + step, handle.block_count) - 1)
                 if absent:
-                    await self.obtain(handle, absent)
+                    await self.obtain(handle, absent, wanted=False)
         finally:
             handle.filling -= 1
         await self.settle()
@@ -292,19 +301,39 @@ class Hydrator:
 
     def _runs(self, blocks: list[int], handle: ObjectHandle) -> list[_Run]:
         runs: list[_Run] = []
-        most = max(1, REQUEST_BYTES // self.block_bytes)
+        most: dict[int, int] = {}
         for block in blocks:
             chunk = handle.locate(block)[0]
+            if chunk not in most:
+                most[chunk] = self._run_max(handle, handle.chunks[chunk])
             if (
                 runs
                 and runs[-1].chunk == chunk
                 and runs[-1].first + runs[-1].length == block
-                and runs[-1].length < most
+                and runs[-1].length < most[chunk]
             ):
                 runs[-1] = runs[-1]._replace(length=runs[-1].length + 1)
             else:
                 runs.append(_Run(chunk, block, 1))
         return runs
+
+    def _run_max(self, handle: ObjectHandle, chunk: ChunkRow) -> int:
+        """A whole chunk where its blocks land one by one as they come; less where a request is held in memory."""
+        if self._plain_blob(handle, chunk) is not None:
+            return handle.blocks_per_chunk
+        return self._held_max
+
+    @property
+    def _held_max(self) -> int:
+        return max(1, REQUEST_BYTES // self.block_bytes)
+
+    def _plain_blob(self, handle: ObjectHandle, chunk: ChunkRow) -> BlobRow | None:
+        """The remote copy, if that is where the blocks come from and they can go straight into the file."""
+        if self.warm is not None and self.warm.has((handle.key[0], chunk.chunk_id)):
+            return None
+        with self.catalog.view() as view:
+            blob = view.get(handle.key[0], t.BLOBS, chunk.sha256)
+        return blob if blob is not None and is_plain(chunk, blob) else None
 
     # -- fetching ----------------------------------------------------------------------------------------------
 
@@ -327,27 +356,29 @@ class Hydrator:
         waiting = [event for b in missing if (event := self._in_flight.get((handle.key, b))) is not None]
         mine = [b for b in missing if (handle.key, b) not in self._in_flight]
         said: _Said = set()
-        flights = [(run, trio.Event()) for run in self._runs(mine, handle)]
-        for run, landed in flights:
-            for block in range(run.first, run.first + run.length):
-                self._in_flight[handle.key, block] = landed
+        runs = self._runs(mine, handle)
+        for block in mine:
+            self._in_flight[handle.key, block] = trio.Event()
         async with open_nursery() as nursery:
-            for run, landed in flights:
-                nursery.start_soon(self._fly, handle, run, landed, pages if wanted else None, said)
+            for run in runs:
+                nursery.start_soon(self._fly, handle, run, pages if wanted else None, said)
         for event in waiting:
             await event.wait()
         return pages, bool(mine or waiting)
 
-    async def _fly(
-        self, handle: ObjectHandle, run: _Run, landed: trio.Event, pages: dict[int, bytes] | None, said: _Said
-    ) -> None:
-        """One run; whoever waits for a block of it goes on when it is here, whatever else is fetched with it."""
+    async def _fly(self, handle: ObjectHandle, run: _Run, pages: dict[int, bytes] | None, said: _Said) -> None:
+        """One run; whoever waits for a block of it goes on when that is here, whatever else is fetched with it."""
         try:
             await self._fetch_run(handle, run, pages, said)
         finally:
-            for block in range(run.first, run.first + run.length):
-                del self._in_flight[handle.key, block]
-            landed.set()
+            for block in run.blocks:
+                self._arrived(handle.key, block)
+
+    def _arrived(self, key: Key, block: int) -> None:
+        """Here, or given up: who waited looks for himself."""
+        event = self._in_flight.pop((key, block), None)
+        if event is not None:
+            event.set()
 
     async def _recheck(self, handle: ObjectHandle, blocks: list[int]) -> list[int]:
         """Resident but untrusted blocks prove themselves; those that fail are given up."""
@@ -383,59 +414,134 @@ class Hydrator:
             self.room.give_back(handle.tenant, await result_of(self.writer.submit(handle.key[0], work)))
 
     async def _fetch_run(self, handle: ObjectHandle, run: _Run, pages: dict[int, bytes] | None, said: _Said) -> None:
-        size = sum(objects.on_disk(handle.block_len(b)) for b in range(run.first, run.first + run.length))
+        size = sum(objects.on_disk(handle.block_len(b)) for b in run.blocks)
         reservation = await self.room.take(handle.tenant, size)
-        try:
-            if reservation is not None and await self._land_run(handle, run, said):
-                reservation.commit(size)
-                return
-        finally:
-            if reservation is not None:
+        if reservation is None and run.length > self._held_max:
+            for first in range(run.first, run.first + run.length, self._held_max):
+                some = run._replace(first=first, length=min(self._held_max, run.first + run.length - first))
+                await self._fetch_run(handle, some, pages, said)
+            return
+        if reservation is not None:
+            try:
+                if await self._land_run(handle, run, said, urgent=pages is not None):
+                    return
+            finally:
+                here = sum(objects.on_disk(handle.block_len(b)) for b in run.blocks if handle.is_resident(b))
+                reservation.commit(here)
                 reservation.release()
-        for i, data in enumerate(await self._fetch(handle, run, None, said)):
+        rest = run.tail(next(b for b in run.blocks if not handle.is_resident(b)))
+        await self._hold_run(handle, rest, pages, said)
+
+    async def _hold_run(self, handle: ObjectHandle, run: _Run, pages: dict[int, bytes] | None, said: _Said) -> None:
+        """In memory: there is no room on the disk."""
+        for i, data in enumerate(await self._fetch(handle, run, None, said, urgent=pages is not None)):
             self.pages.put(PageKey(handle.key[1], handle.key[2], run.first + i), data)
             if pages is not None:
                 pages[run.first + i] = data
 
-    async def _land_run(self, handle: ObjectHandle, run: _Run, said: _Said) -> bool:
+    async def _land_run(self, handle: ObjectHandle, run: _Run, said: _Said, *, urgent: bool) -> bool:
         """The run is in the backing file; False when the disk is full, whatever the quota thinks."""
         try:
             self.ensure_backing(handle)
-            await self._fetch(handle, run, partial(self._write_blocks, handle, run.first), said)
+            if self._plain_blob(handle, handle.chunks[run.chunk]) is not None:
+                await self._receive(handle, run, said, urgent=urgent)
+            else:
+                await self._fetch(handle, run, partial(self._write_blocks, handle, run.first), said, urgent=urgent)
+                self._landed(handle, run.first, run.length)
         except OSError as e:
             if e.errno not in NO_ROOM:
                 raise
             log.warning("the disk is full: blocks are served from memory", extra={"path": str(handle.path)})
             return False
-        if not handle.added:
-            handle.added_since_s = self.hot.env.monotonic_s()
-        handle.add(range(run.first, run.first + run.length))
-        self._settle_wanted.set()
-        if self.on_landed is not None:
-            self.on_landed(handle.key, run.first, run.length)
         return True
 
+    def _landed(self, handle: ObjectHandle, first: int, count: int) -> None:
+        """Blocks are in the file, and right."""
+        if not handle.added:
+            handle.added_since_s = self.hot.env.monotonic_s()
+        handle.add(range(first, first + count))
+        self._settle_wanted.set()
+        if self.on_landed is not None:
+            self.on_landed(handle.key, first, count)
+        for block in range(first, first + count):
+            self._arrived(handle.key, block)
+
     def _write_blocks(self, handle: ObjectHandle, first: int, blocks: Sequence[bytes | memoryview]) -> None:
-        files, offset = self.hot.env.files, first * self.block_bytes
-        files.pwritev(handle.fd, blocks, offset)
-        size = sum(map(len, blocks))
-        if handle.filling and size >= WRITEBACK_BYTES_MIN:
-            # The disk works while the next run comes in; otherwise all of it waits for the fsync. Not while somebody
-            # waits for the bytes alone: writing them out takes processors, too.
-            files.start_writeback(handle.fd, offset, size)
+        self.hot.env.files.pwritev(handle.fd, blocks, first * self.block_bytes)
+        self._written(handle, first * self.block_bytes, sum(map(len, blocks)))
         self.hot.env.failpoint("hydrate.written")
 
-    async def _fetch(self, handle: ObjectHandle, run: _Run, land: Land | None, said: _Said) -> list[bytes]:
+    def _written(self, handle: ObjectHandle, offset: int, size: int) -> bool:
+        """The disk works while more comes in; otherwise all of it waits for the fsync. Not while somebody waits for the
+        bytes alone: writing them out takes processors, too. On the worker thread; True: it is on its way."""
+        if not handle.filling or size < WRITEBACK_BYTES_MIN:
+            return False
+        self.hot.env.files.start_writeback(handle.fd, offset, size)
+        return True
+
+    async def _receive(self, handle: ObjectHandle, run: _Run, said: _Said, *, urgent: bool) -> None:
+        """Blocks of a plain blob from the connection into the file; each is told as it lands.
+
+        Bytes can be damaged on the way: they are asked for once more before the remote copy is called damaged.
+        """
+        token = trio.lowlevel.current_trio_token()
+        base = run.chunk * handle.blocks_per_chunk
+        kept_back = range(0)  # blocks the disk was not told of yet
+
+        def landed(index: int) -> None:
+            nonlocal kept_back
+            block = base + index
+            kept_back = range(kept_back.start if kept_back.stop == block else block, block + 1)
+            size = (len(kept_back) - 1) * self.block_bytes + handle.block_len(block)
+            if self._written(handle, kept_back.start * self.block_bytes, size):
+                kept_back = range(0)
+            self.hot.env.failpoint("hydrate.written")
+            token.run_sync_soon(self._landed, handle, block, 1)
+
+        async def from_blob(blob: BlobRow) -> int:
+            for attempt in range(1, ATTEMPTS + 1):
+                rest = run.tail(next(b for b in run.blocks if not handle.is_resident(b)))
+                place = Place(self.hot.env.files, handle.fd, rest.first * self.block_bytes)
+                try:
+                    work = partial(self.fetcher.receive, chunk, blob, rest.first - base, rest.length, place, landed)
+                    return await trio.to_thread.run_sync(work, limiter=self._urgent if urgent else self._limiter)
+                except BaseException as e:
+                    self._clear_away(handle, run)
+                    if not isinstance(e, CorruptError) or attempt == ATTEMPTS:
+                        raise
+            raise AssertionError("unreachable: the last attempt returns or raises")
+
+        chunk = handle.chunks[run.chunk]
+        await self._asking_remote(handle, chunk, said, from_blob)
+
+    def _clear_away(self, handle: ObjectHandle, run: _Run) -> None:
+        """What came of a block that is not whole, or not right: it would take room that nobody accounts for."""
+        block = next((b for b in run.blocks if not handle.is_resident(b)), None)
+        if block is not None:
+            with contextlib.suppress(OSError):
+                clear_range(handle.fd, block * self.block_bytes, handle.block_len(block))
+
+    async def _fetch(
+        self, handle: ObjectHandle, run: _Run, land: Land | None, said: _Said, *, urgent: bool
+    ) -> list[bytes]:
         """The run's blocks from the nearest tier that has them: given to `land` on the worker thread, or returned."""
         chunk = handle.chunks[run.chunk]
         first = run.first - run.chunk * handle.blocks_per_chunk
         warm = await self._from_warm(handle, chunk, first, run.length, land, said)
         if warm is not None:
             return warm
-        return await self._from_remote(handle, chunk, first, run.length, land, said)
+        blocks: list[bytes] = []
+
+        async def from_blob(blob: BlobRow) -> int:
+            size, found = await self._verified(chunk, blob, first, run.length, land, urgent=urgent)
+            blocks.extend(found)
+            return size
+
+        await self._asking_remote(handle, chunk, said, from_blob)
+        return blocks
 
     async def _in_thread(
-        self, fetch: Callable[[], Sequence[bytes | memoryview]], land: Land | None
+        self, fetch: Callable[[], Sequence[bytes | memoryview]], land: Land | None, *, urgent: bool
     ) -> tuple[int, list[bytes]]:
         """One hop for fetching and writing: bytes that land are not passed around."""
 
@@ -447,11 +553,12 @@ class Hydrator:
             land(blocks)
             return size, []
 
-        return await trio.to_thread.run_sync(work, limiter=self._limiter)
+        return await trio.to_thread.run_sync(work, limiter=self._urgent if urgent else self._limiter)
 
-    async def _from_remote(
-        self, handle: ObjectHandle, chunk: ChunkRow, first: int, count: int, land: Land | None, said: _Said
-    ) -> list[bytes]:
+    async def _asking_remote(
+        self, handle: ObjectHandle, chunk: ChunkRow, said: _Said, work: Callable[[BlobRow], Awaitable[int]]
+    ) -> None:
+        """`work` gets so many bytes from the chunk's blob. What goes wrong is recorded."""
         stream_id = handle.key[0]
         with self.catalog.view() as view:
             blob = view.get(stream_id, t.BLOBS, chunk.sha256)
@@ -459,7 +566,7 @@ class Hydrator:
             raise NotAvailableError(f"chunk {chunk.chunk_id} has no copy anywhere", path=str(handle.path))
         self._say_started(stream_id, chunk.chunk_id, 2, said)
         try:
-            size, blocks = await self._verified(chunk, blob, first, count, land)
+            size = await work(blob)
         except RemoteMissingError as e:
             await self._failed(stream_id, chunk, ReasonCode.OBJECT_MISSING)
             raise NotAvailableError(f"chunk {chunk.chunk_id} is missing in the remote", path=blob.key) from e
@@ -470,7 +577,6 @@ class Hydrator:
             await self._failed(stream_id, chunk, ReasonCode.TRANSIENT)
             raise
         self._count_fetched((stream_id, chunk.chunk_id), size)
-        return blocks
 
     def _say_started(self, stream_id: int, chunk_id: int, tier: int, said: _Said) -> None:
         """Once a chunk and tier for what is fetched together: a commit for each of its runs would take their time."""
@@ -496,7 +602,7 @@ class Hydrator:
         self._say_started(*slot, 1, said)
         try:
             fetch = partial(self.warm.blocks, handle.tenant, chunk, slot, first, count)
-            return (await self._in_thread(fetch, land))[1]
+            return (await self._in_thread(fetch, land, urgent=True))[1]
         except (CorruptError, FileNotFoundError) as e:
             log.warning("warm copy is damaged and given up", extra={"chunk_id": chunk.chunk_id, "error": str(e)})
             work = partial(objects.cooled, chunk_ids=[chunk.chunk_id])
@@ -505,12 +611,13 @@ class Hydrator:
             return None
 
     async def _verified(
-        self, chunk: ChunkRow, blob: BlobRow, first: int, count: int, land: Land | None
+        self, chunk: ChunkRow, blob: BlobRow, first: int, count: int, land: Land | None, *, urgent: bool
     ) -> tuple[int, list[bytes]]:
         """Bytes can be damaged on the way: they are asked for once more before the remote copy is called damaged."""
         for attempt in range(1, ATTEMPTS + 1):
             try:
-                return await self._in_thread(partial(self.fetcher.blocks, chunk, blob, first, count), land)
+                fetch = partial(self.fetcher.blocks, chunk, blob, first, count)
+                return await self._in_thread(fetch, land, urgent=urgent)
             except CorruptError:
                 self.fetcher.forget(blob.key)
                 if attempt == ATTEMPTS:

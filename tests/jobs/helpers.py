@@ -63,6 +63,11 @@ class Remote:
         self._note("get", key)
         return data
 
+    def receive_range(self, key: str, *args: Any, **kwargs: Any) -> None:
+        self._ask("get", key)
+        self.inner.receive_range(key, *args, **kwargs)
+        self._note("get", key)
+
     def delete(self, keys: Iterable[str], **kwargs: Any) -> None:
         keys = list(keys)
         for key in keys:

@@ -1,0 +1,353 @@
+"""GETs of ranges with nothing between them and the socket: what a cold read is made of.
+
+The SDK spends a millisecond of Python on a request and copies its body twice; here a request is one `send`, and a body
+goes from the socket into the caller's memory or, checksummed in C, into a file. The SDK still does what it is good at:
+it makes the URL (endpoint, addressing, region, session token) and signs it, once for many requests (`presigned`).
+
+Only what is surely understood is taken: HTTP/1.1 200 or 206 with a length. An answer that may be about this way of
+asking (redirects, refused signatures) is None, and the SDK is asked; errors of the object or the server are raised as
+the SDK would raise them. Behind a proxy this is not used at all.
+
+Invariants
+- A connection goes back to the pool only when its answer was read to the end.
+- One that was kept and is found closed is no error: the request is sent again, on a new one.
+- No call outlasts its deadline by more than one silence of the socket, nor `close`.
+- The URL is a credential: it is never in an error or a log.
+
+Owner: any thread; a lock guards the pool and the URLs. A crash leaves nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import socket
+import ssl
+import threading
+import urllib.request
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final, NamedTuple
+from urllib.parse import urlsplit
+
+from botocore import exceptions as sdk
+from botocore.httpsession import get_cert_path
+
+from aof2.engine.env import Env, Files
+from aof2.engine.errors import LandingError
+from aof2.engine.remote.errors import RemoteUnavailableError
+from aof2.engine.remote.resilience import Deadline, closed
+from aof2.native import crc64 as crc64_of_bytes
+
+HEAD_BYTES_MAX: Final = 64 << 10
+HEAD_READ_BYTES: Final = 2 << 10  # most of the body stays in the socket, for C to take
+ERROR_BYTES_MAX: Final = 64 << 10
+SCRATCH_BYTES: Final = 256 << 10
+URL_VALID_S: Final = 3600
+URL_USED_S: Final = 900.0
+URLS_MAX: Final = 1024
+REFUSALS_MAX: Final = 3
+
+_CODE: Final = re.compile(rb"<Code>(\w{1,64})</Code>")
+
+
+# Runs what knows no deadline (resolving a name) so that its caller does.
+Bounded = Callable[[Callable[[], socket.socket], Deadline], socket.socket]
+
+
+class _StaleError(Exception):
+    """A kept connection had been closed meanwhile."""
+
+
+class Head(NamedTuple):
+    """What an answer says of itself."""
+
+    status: int
+    length: int | None
+    total: int | None  # of the whole object
+    keep: bool
+
+
+class Body:
+    """An answer's bytes, read in order."""
+
+    def __init__(self, sock: socket.socket, prefix: bytes, head: Head, timeout_s: float, deadline: Deadline) -> None:
+        self.head = head
+        self.left = head.length or 0
+        self._sock = sock
+        self._prefix = prefix
+        self._timeout_s = timeout_s
+        self._deadline = deadline
+
+    def _patience_s(self) -> float:
+        left_s = self._deadline.left_s()
+        if left_s <= 0:
+            raise TimeoutError
+        return min(self._timeout_s, left_s)
+
+    def read_into(self, view: memoryview) -> None:
+        """The next bytes, as many as fit there."""
+        at = len(self._take_prefix(view))
+        while at < len(view):
+            self._sock.settimeout(self._patience_s())
+            got = self._sock.recv_into(view[at:])
+            if not got:
+                raise ConnectionResetError("the answer ended early")
+            at += got
+        self.left -= len(view)
+
+    def _take_prefix(self, view: memoryview) -> bytes:
+        taken, self._prefix = self._prefix[: len(view)], self._prefix[len(view) :]
+        view[: len(taken)] = taken
+        return taken
+
+    def land(self, files: Files, fd: int, offset: int, length: int, scratch: bytearray) -> int:
+        """The next bytes into a file; their crc64."""
+        if isinstance(self._sock, ssl.SSLSocket):
+            return self._land_decrypted(files, fd, offset, length)
+        taken, self._prefix = self._prefix[:length], self._prefix[length:]
+        crc = crc64_of_bytes(taken)
+        with _landing():
+            files.pwrite(fd, taken, offset)
+        rest = files.receive(
+            self._sock.fileno(), fd, offset + len(taken), length - len(taken), scratch, self._patience_s(), crc
+        )
+        self.left -= length
+        return rest
+
+    def _land_decrypted(self, files: Files, fd: int, offset: int, length: int) -> int:
+        data = memoryview(bytearray(length))
+        self.read_into(data)
+        with _landing():
+            files.pwrite(fd, data, offset)
+        return crc64_of_bytes(data)
+
+
+@contextmanager
+def _landing() -> Iterator[None]:
+    try:
+        yield
+    except OSError as e:
+        raise LandingError(e) from None
+
+
+class Wire:
+    """Connections to one bucket's endpoint."""
+
+    def __init__(
+        self,
+        env: Env,
+        client: Any,
+        bucket: str,
+        *,
+        connect_timeout_s: float,
+        read_timeout_s: float,
+        idle_max: int,
+        bounded: Bounded,
+    ) -> None:
+        self._bounded = bounded
+        self._env = env
+        self._client = client
+        self._bucket = bucket
+        self._connect_timeout_s = connect_timeout_s
+        self._read_timeout_s = read_timeout_s
+        self._idle_max = idle_max
+        self._lock = threading.Lock()
+        self._idle: dict[tuple[str, str], list[socket.socket]] = {}
+        self._busy: set[socket.socket] = set()
+        self._urls: OrderedDict[str, tuple[float, str]] = OrderedDict()
+        self._refusals = 0
+        self._closed = False
+        self._tls: ssl.SSLContext | None = None
+        self._proxied: dict[str, bool] = {}
+
+    @property
+    def usable(self) -> bool:
+        return self._refusals < REFUSALS_MAX and not self._closed
+
+    def outdone(self) -> None:
+        """The SDK got what was refused here. Now and then that is an expired key; again and again, this is no use."""
+        self._refusals += 1
+
+    @contextmanager
+    def get(self, name: str, offset: int, length: int, deadline: Deadline) -> Iterator[Body | None]:
+        """The range's answer; None when the SDK should be asked instead."""
+        url = urlsplit(self._url(name))
+        if self._behind_proxy(url.scheme, url.hostname or ""):
+            self._refusals = REFUSALS_MAX
+            yield None
+            return
+        target = f"{url.path}?{url.query}" if url.query else url.path
+        request = (
+            f"GET {target} HTTP/1.1\r\nHost: {url.netloc}\r\nRange: bytes={offset}-{offset + length - 1}\r\n"
+            "Accept-Encoding: identity\r\nUser-Agent: aof2\r\n\r\n"
+        ).encode("ascii")
+        place = (url.scheme, url.netloc)
+        sock, body = self._ask(place, request, deadline)
+        reusable = False
+        try:
+            if body.head.status in (200, 206) and body.head.length is not None:
+                self._refusals = 0
+                yield body
+                reusable = body.head.keep and body.left == 0
+            else:
+                self._refused(name, body)
+                yield None
+        finally:
+            self._put_back(place, sock, reusable=reusable)
+
+    def _refused(self, name: str, body: Body) -> None:
+        """Returns when the SDK may fare better; else raises what it would."""
+        status = body.head.status
+        if status in (200, 206) or status < 400 or status in (400, 401, 403, 411, 501, 505):
+            with self._lock:
+                self._urls.pop(name, None)
+            return
+        text = bytearray(min(body.left, ERROR_BYTES_MAX))
+        with contextlib.suppress(OSError):
+            body.read_into(memoryview(text))
+        code = _CODE.search(text)
+        said = {
+            "Error": {"Code": code[1].decode() if code else ""},
+            "ResponseMetadata": {"HTTPStatusCode": status},
+        }
+        raise sdk.ClientError(said, "GetObject")
+
+    # -- connections -------------------------------------------------------------------------------------------
+
+    def _ask(self, place: tuple[str, str], request: bytes, deadline: Deadline) -> tuple[socket.socket, Body]:
+        while (kept := self._kept(place)) is not None:
+            with contextlib.suppress(_StaleError):
+                return self._sent(place, kept, request, deadline, kept=True)
+        fresh = self._bounded(lambda: self._connect(place, deadline), deadline)
+        return self._sent(place, fresh, request, deadline, kept=False)
+
+    def _sent(
+        self, place: tuple[str, str], sock: socket.socket, request: bytes, deadline: Deadline, *, kept: bool
+    ) -> tuple[socket.socket, Body]:
+        try:
+            sock.settimeout(min(self._read_timeout_s, max(0.001, deadline.left_s())))
+            sock.sendall(request)
+            head, prefix = _read_head(sock)
+            return sock, Body(sock, prefix, head, self._read_timeout_s, deadline)
+        except (ConnectionError, ssl.SSLEOFError) as e:
+            self._put_back(place, sock, reusable=False)
+            if kept:
+                raise _StaleError from e
+            raise
+        except BaseException:
+            self._put_back(place, sock, reusable=False)
+            raise
+
+    def _kept(self, place: tuple[str, str]) -> socket.socket | None:
+        with self._lock:
+            if self._closed:
+                raise closed("get")
+            idle = self._idle.get(place)
+            if not idle:
+                return None
+            sock = idle.pop()
+            self._busy.add(sock)
+            return sock
+
+    def _connect(self, place: tuple[str, str], deadline: Deadline) -> socket.socket:
+        scheme, netloc = place
+        url = urlsplit(f"{scheme}://{netloc}")
+        host, port = url.hostname or "", url.port or (443 if scheme == "https" else 80)
+        timeout_s = min(self._connect_timeout_s, max(0.001, deadline.left_s()))
+        sock = socket.create_connection((host, port), timeout=timeout_s)
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            if scheme == "https":
+                sock = self._context().wrap_socket(sock, server_hostname=host)
+        except BaseException:
+            sock.close()
+            raise
+        with self._lock:
+            if self._closed:
+                sock.close()
+                raise closed("get")
+            self._busy.add(sock)
+        return sock
+
+    def _context(self) -> ssl.SSLContext:
+        if self._tls is None:
+            self._tls = ssl.create_default_context(cafile=get_cert_path(True))
+        return self._tls
+
+    def _put_back(self, place: tuple[str, str], sock: socket.socket, *, reusable: bool) -> None:
+        with self._lock:
+            self._busy.discard(sock)
+            idle = self._idle.setdefault(place, [])
+            if reusable and not self._closed and len(idle) < self._idle_max:
+                idle.append(sock)
+                return
+        sock.close()
+
+    def _behind_proxy(self, scheme: str, host: str) -> bool:
+        if host not in self._proxied:
+            self._proxied[host] = scheme in urllib.request.getproxies() and not urllib.request.proxy_bypass(host)
+        return self._proxied[host]
+
+    # -- URLs --------------------------------------------------------------------------------------------------
+
+    def _url(self, name: str) -> str:
+        now_s = self._env.monotonic_s()
+        with self._lock:
+            made_s, url = self._urls.get(name, (0.0, ""))
+        if url and now_s - made_s < URL_USED_S:
+            return url
+        params = {"Bucket": self._bucket, "Key": name}
+        url = str(self._client.generate_presigned_url("get_object", Params=params, ExpiresIn=URL_VALID_S))
+        with self._lock:
+            self._urls[name] = (now_s, url)
+            self._urls.move_to_end(name)
+            while len(self._urls) > URLS_MAX:
+                self._urls.popitem(last=False)
+        return url
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            idle = [sock for socks in self._idle.values() for sock in socks]
+            self._idle.clear()
+            for sock in self._busy:  # wakes whoever reads there; they close it
+                with contextlib.suppress(OSError):
+                    socket.socket.shutdown(sock, socket.SHUT_RDWR)
+        for sock in idle:
+            sock.close()
+
+
+def _read_head(sock: socket.socket) -> tuple[Head, bytes]:
+    """The answer's head, and what came of its body with it."""
+    data = b""
+    while (end := data.find(b"\r\n\r\n")) < 0:
+        if len(data) > HEAD_BYTES_MAX:
+            raise RemoteUnavailableError("get: an answer without an end to its head")
+        got = sock.recv(HEAD_READ_BYTES)
+        if not got:
+            raise ConnectionResetError("no answer")
+        data += got
+    return parse_head(data[:end]), data[end + 4 :]
+
+
+def parse_head(data: bytes) -> Head:
+    """Status and the few fields that matter. What makes no sense is an answer nobody can use: status 505."""
+    lines = data.split(b"\r\n")
+    version, _, rest = lines[0].partition(b" ")
+    status = rest[:3]
+    if version not in (b"HTTP/1.1", b"HTTP/1.0") or not status.isdigit():
+        return Head(505, None, None, keep=False)
+    fields: dict[bytes, bytes] = {}
+    for line in lines[1:]:
+        name, _, value = line.partition(b":")
+        fields[name.strip().lower()] = value.strip()
+    length = fields.get(b"content-length", b"")
+    whole = fields.get(b"content-range", b"").rpartition(b"/")[2]
+    encoded = b"transfer-encoding" in fields or fields.get(b"content-encoding", b"identity") != b"identity"
+    known = int(length) if length.isdigit() and not encoded else None
+    total = int(whole) if whole.isdigit() else (known if status == b"200" else None)
+    keep = version == b"HTTP/1.1" and fields.get(b"connection", b"").lower() != b"close"
+    return Head(int(status), known, total, keep)
