@@ -130,8 +130,14 @@ def _seal_chunk(b: Batch, row: ObjectRow, index: int, c: ChunkDigest) -> int:
     chunk_id = b.next_id("chunk_id")
     chunk = ChunkRow(chunk_id, row.ino, row.generation, index, c.length, c.sha256, c.crc64, c.block_crcs)
     b.apply(o.UpsertChunk(chunk))
+    _put_pieces(b, chunk_id, c.piece_crcs)
     _sealed_segment(b, chunk_id, row, index, c)
     return chunk_id
+
+
+def _put_pieces(b: Batch, chunk_id: int, piece_crcs: bytes) -> None:
+    if piece_crcs:
+        b.put(t.PIECES, chunk_id, piece_crcs)
 
 
 def _sealed_segment(b: Batch, chunk_id: int, row: ObjectRow, index: int, c: ChunkDigest) -> None:
@@ -160,12 +166,13 @@ def part_begun(b: Batch, ino: int, generation: int, index: int, digest: ChunkDig
     return PartIds(chunk_id, dirty.checkpoint_id)
 
 
-def part_done(b: Batch, chunk: ChunkRow, up: Uploaded, *, block_bytes: int) -> ChunkRow:
+def part_done(b: Batch, chunk: ChunkRow, up: Uploaded, *, block_bytes: int, piece_crcs: bytes = b"") -> ChunkRow:
     """It is in the remote, and will be punched out of the backing file: from this commit on its bytes are there."""
     row, dirty = _dirty_object(b, chunk.ino, chunk.generation)
     key, etag = _reference(b, chunk, up)
     chunk = msgspec.structs.replace(chunk, key=key, compression=up.compression)
     b.apply(o.UpsertChunk(chunk))
+    _put_pieces(b, chunk.chunk_id, piece_crcs)
     b.record(p.UploadDone(key, etag), segment_id=chunk.chunk_id, logical_offset=chunk.length)
     b.record(p.LocalEvicted(chunk.length), segment_id=chunk.chunk_id, logical_offset=chunk.length)
     chunks = [*row.chunks, *(0 for _ in range(chunk.index + 1 - len(row.chunks)))]

@@ -438,6 +438,9 @@ class Operations(pyfuse3.Operations):
         fd = self._special_handles.get(fh)
         if fd is not None:
             return os.pread(fd, size, off)
+        data = await self.files.glance(fh, off, size)
+        if data is not None:
+            return data
         if size >= LONG_READ and await self.files.make_ready(fh, off, size):
             raise fail(SERVE)
         return await self.files.read(fh, off, size)

@@ -82,6 +82,8 @@ class Batch:
             case o.DeleteChunk(chunk_id):
                 self.delete(t.CHUNKS, chunk_id)
                 self.delete(t.RESIDENCY, chunk_id)
+                if self.get(t.PIECES, chunk_id) is not None:
+                    self.delete(t.PIECES, chunk_id)
             case o.UpsertChunkDelta(db_id, chunk_id, generation, delta):
                 self.put(t.DELTAS, (db_id, chunk_id, generation), delta)
             case o.DeleteChunkDelta(db_id, chunk_id, generation):

@@ -134,6 +134,8 @@ def _un_link(key: bytes) -> tuple[int, int, bytes]:
 CHUNKS: Final = Table("chunk_catalog", b"c", "chunks", rows.ChunkRow, _u64, _un_u64)
 RESIDENCY: Final = Table("chunk_catalog", b"r", "residency", rows.ResidencyRow, _u64, _un_u64)
 WARM: Final = Table("chunk_catalog", b"w", "warm", int, _u64, _un_u64)  # chunks with a warm blob → its length
+# chunks → crc64 of each 64 KiB of theirs, 8 bytes little-endian each: what may be fetched and checked alone
+PIECES: Final = Table("chunk_catalog", b"p", "pieces", bytes, _u64, _un_u64)
 DELTAS: Final = Table("chunk_delta_index", b"d", "deltas", rows.DeltaRow, _triple, _un_triple)
 WALS: Final = Table("wal_catalog", b"w", "wals", rows.WalRow, _pair, _un_pair)
 CHANGES: Final = Table("change_log", b"l", "changes", rows.ChangeRow, _u64, _un_u64)

@@ -280,12 +280,12 @@ class Parts:
                 return False
             file.seal_attempt += 1  # a seal under way speaks of another file
             with trio.CancelScope(shield=True):
-                await self._swap(file, chunk, up)
+                await self._swap(file, chunk, up, read.digest.piece_crcs)
         return True
 
-    async def _swap(self, file: OpenFile, chunk: ChunkRow, up: Uploaded) -> None:
+    async def _swap(self, file: OpenFile, chunk: ChunkRow, up: Uploaded, piece_crcs: bytes) -> None:
         """The remote has it: the disk gives it up. `file.io` is held."""
-        work = partial(objects.part_done, chunk=chunk, up=up, block_bytes=self._block_bytes)
+        work = partial(objects.part_done, chunk=chunk, up=up, block_bytes=self._block_bytes, piece_crcs=piece_crcs)
         chunk = await result_of(self._volume.writer.submit(file.key[0], work, sync=True))
         self._volume.env.failpoint("part.recorded")
         # To the end of a block: of a page that is punched in part, zeros would stay, and look like data.

@@ -456,6 +456,13 @@ class Files:
             return await self._read_partly(file, offset, length)
         return await self._pread(file, offset, length)
 
+    async def glance(self, fh: int, offset: int, length: int) -> bytes | None:
+        """A few bytes of a clean file that is not here, without what is around them; None: read as usual."""
+        file = self.handle(fh).file
+        if file.dirty or file.base is None:
+            return None
+        return await self.volume.hydrator.glance(file.base, offset, length)
+
     async def make_ready(self, fh: int, offset: int, length: int) -> bool:
         """Whether the channel can answer this read of a clean file by itself now: its blocks are here, and told."""
         file = self.handle(fh).file

@@ -63,6 +63,9 @@ class ObjectHandle:
         self.run_start = 0  # … and where it began
         self.window_blocks = 1
         self.frontier = 0  # the first block that nobody asked for yet
+        self.glanced: set[int] = set()  # blocks of which a few bytes were wanted, not long ago
+        self.glanced_since_s = 0.0
+        self.glances_said: set[tuple[int, int]] = set()
 
     @property
     def size(self) -> int:
@@ -125,6 +128,12 @@ class ObjectHandle:
         self.masks = [0] * len(self.chunks)
         self.trusted = [0] * len(self.chunks)
         self.added = {}
+        self.forget_glances(0.0)
+
+    def forget_glances(self, now_s: float) -> None:
+        self.glanced.clear()
+        self.glances_said.clear()
+        self.glanced_since_s = now_s
 
     def close_file(self) -> None:
         if self.fd >= 0:

@@ -21,7 +21,7 @@ from aof2.engine.env import Files
 from aof2.engine.errors import CorruptError, LandingError
 from aof2.engine.remote.source import FileTarget
 from aof2.engine.remote.store import RemoteStore
-from aof2.engine.tiering.hashing import block_crc
+from aof2.engine.tiering.hashing import PIECE_BYTES, block_crc
 
 FOOTERS_MAX: Final = 1024
 
@@ -101,6 +101,17 @@ class BlobFetcher:
         out: list[bytes | memoryview] = [stored[at : at + size] for at in range(0, end - start, size)]
         good = all(native.crc64(piece) == block_crc(chunk.block_crcs, first + i) for i, piece in enumerate(out))
         return out if good else None
+
+    def glance(self, blob: BlobRow, piece_crcs: bytes, offset: int, length: int) -> bytes | None:
+        """A few bytes of a plain blob, with the pieces around them that tell whether they are right; None: not."""
+        first, last = offset // PIECE_BYTES, (offset + length - 1) // PIECE_BYTES
+        start, end = first * PIECE_BYTES, min((last + 1) * PIECE_BYTES, blob.raw_bytes)
+        stored = memoryview(self.remote.get_range(blob.key, start, end - start))
+        for piece in range(first, last + 1):
+            at = piece * PIECE_BYTES - start
+            if native.crc64(stored[at : at + PIECE_BYTES]) != block_crc(piece_crcs, piece):
+                return None
+        return bytes(stored[offset - start : offset - start + length])
 
     def _footer(self, chunk: ChunkRow, blob: BlobRow) -> BlobFooter:
         with self._lock:

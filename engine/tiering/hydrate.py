@@ -56,6 +56,8 @@ SETTLE_PERIOD_S: Final = 1.0
 SETTLE_AGE_MAX_S: Final = 5.0
 WRITEBACK_BYTES_MIN: Final = 1 << 20
 BEHIND_BLOCKS: Final = 4
+GLANCE_BYTES_MAX: Final = 128 << 10
+GLANCES_KEPT_S: Final = 60.0
 ATTEMPTS: Final = 2
 NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 
@@ -185,6 +187,51 @@ class Hydrator:
                 return tier, await self._assemble(handle, offset, end, pages)
         raise CorruptError("local copies keep failing their checksums", path=str(handle.path), offset=offset)
 
+    async def glance(self, handle: ObjectHandle, offset: int, length: int) -> bytes | None:
+        """A few bytes somewhere in a cold file, and nothing around them: fetched by themselves, checked, not kept.
+
+        Who looks at a block again gets all of it. None: read as usual.
+        """
+        end = min(offset + length, handle.size)
+        if length > GLANCE_BYTES_MAX or offset >= end or self._goes_on(handle, offset):
+            return None
+        first, last = offset // self.block_bytes, (end - 1) // self.block_bytes
+        if not all(self._untouched(handle, block) for block in range(first, last + 1)):
+            return None
+        chunk_index, at = divmod(offset, handle.row.chunk_bytes)
+        chunk = handle.chunks[chunk_index]
+        blob = self._plain_blob(handle, chunk)
+        with self.catalog.view() as view:
+            piece_crcs = view.get(handle.key[0], t.PIECES, chunk.chunk_id)
+        if blob is None or piece_crcs is None or at + end - offset > chunk.length:
+            return None
+        self._note_read(handle, offset, end)
+        now_s = self.hot.env.monotonic_s()
+        if now_s - handle.glanced_since_s > GLANCES_KEPT_S:
+            handle.forget_glances(now_s)
+        handle.glanced.update(range(first, last + 1))
+        return await self._glance(handle, chunk, partial(self.fetcher.glance, blob, piece_crcs, at, end - offset))
+
+    def _untouched(self, handle: ObjectHandle, block: int) -> bool:
+        return not (
+            handle.is_resident(block)
+            or block in handle.glanced
+            or (handle.key, block) in self._in_flight
+            or self.pages.peek(PageKey(handle.key[1], handle.key[2], block)) is not None
+        )
+
+    async def _glance(self, handle: ObjectHandle, chunk: ChunkRow, fetch: Callable[[], bytes | None]) -> bytes | None:
+        started_s = self.hot.env.monotonic_s()
+        try:
+            data = await trio.to_thread.run_sync(fetch, limiter=self._urgent)
+        except (CorruptError, TransientError):
+            return None  # met again, and recorded, by reading as usual
+        if data is not None:
+            self._say_started(handle.key[0], chunk.chunk_id, 2, handle.glances_said)
+            self._count_fetched((handle.key[0], chunk.chunk_id), len(data))
+            self._metrics.page_fetch_latency_seconds[FetchTier.REMOTE].observe(self.hot.env.monotonic_s() - started_s)
+        return data
+
     async def make_ready(self, handle: ObjectHandle, offset: int, length: int) -> bool:
         """The range is in the backing file, verified, for others to read; False when there is no room for it there."""
         end = min(offset + length, handle.size)
@@ -265,14 +312,8 @@ class Hydrator:
 
     def _read_ahead(self, handle: ObjectHandle, offset: int, end: int) -> None:
         """Keeps a sequential reader supplied: fetches on, in the background, before it gets there."""
-        # Not every read comes here: what has landed may be read without asking (`files`), up to the frontier.
-        reach = max(handle.next_offset + self.block_bytes, handle.frontier * self.block_bytes)
-        # And several are on their way at once, in any order.
-        near = handle.next_offset - BEHIND_BLOCKS * self.block_bytes <= offset <= reach
-        handle.next_offset = max(handle.next_offset, end) if near else end
+        self._note_read(handle, offset, end)
         last = (end - 1) // self.block_bytes
-        if not near:
-            handle.window_blocks, handle.frontier, handle.run_start = 1, last + 1, offset
         if end - handle.run_start < self.block_bytes:
             return  # a look here and there, in pieces perhaps, is not a reader that goes on
         handle.frontier = max(handle.frontier, last + 1)
@@ -284,6 +325,20 @@ class Hydrator:
         ahead = handle.not_ready(handle.frontier, stop - 1)
         handle.frontier = stop
         self._prefetch_soon(handle, ahead)
+
+    def _goes_on(self, handle: ObjectHandle, offset: int) -> bool:
+        """Whether somebody who reads there goes on from where the last one was."""
+        # Not every read comes here: what has landed may be read without asking (`files`), up to the frontier.
+        reach = max(handle.next_offset + self.block_bytes, handle.frontier * self.block_bytes)
+        # And several are on their way at once, in any order.
+        return handle.next_offset - BEHIND_BLOCKS * self.block_bytes <= offset <= reach
+
+    def _note_read(self, handle: ObjectHandle, offset: int, end: int) -> None:
+        if self._goes_on(handle, offset):
+            handle.next_offset = max(handle.next_offset, end)
+        else:
+            handle.window_blocks, handle.next_offset, handle.run_start = 1, end, offset
+            handle.frontier = (end - 1) // self.block_bytes + 1
 
     def _prefetch_soon(self, handle: ObjectHandle, blocks: list[int]) -> None:
         if blocks and self._nursery is not None:
