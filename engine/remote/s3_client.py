@@ -111,6 +111,7 @@ def make_client(settings: RemoteSettings, *, connections: int) -> Any:
     """Credentials come from the standard chain: environment, profile, container, instance."""
     config = Config(
         region_name=settings.region or None,
+        signature_version="s3v4",  # by default a signed URL still gets version 2 in some regions
         retries={"total_max_attempts": 1},
         max_pool_connections=connections + SPARE_CONNECTIONS,
         connect_timeout=connect_timeout_s(settings),

@@ -152,15 +152,23 @@ class S3Reader:
             return True
 
         asked = bool(length) and self._calls.wire.usable
-        if asked and self._calls.here(f"get of {key}", attempt, deadline):
-            return
+        try:
+            if asked and self._calls.here(f"get of {key}", attempt, deadline):
+                return
+            self._receive_by_sdk(key, offset, length, target, landed, deadline)
+        except RangeError:
+            raise RemoteCorruptError("the object ends before the range starts", path=key) from None
+        if asked:
+            self._calls.wire.outdone()
+
+    def _receive_by_sdk(
+        self, key: str, offset: int, length: int, target: FileTarget, landed: int, deadline: Deadline
+    ) -> None:
         start = landed * target.piece_bytes
         step = max(target.piece_bytes, RANGE_BYTES // target.piece_bytes * target.piece_bytes)
         spans = [Span(key, at, min(step, offset + length - at)) for at in range(offset + start, offset + length, step)]
         for span, fetched in zip(spans, self.fetch_in_order(spans, deadline), strict=True):
             landed = target.put_from(landed, _exact(span, fetched))
-        if asked:
-            self._calls.wire.outdone()
 
     def _over_wire(self, span: Span, deadline: Deadline) -> bytes | None:
         """The span without a thread in between; None when the SDK should be asked."""

@@ -1,0 +1,144 @@
+"""Ranges straight from the connection: heads, kept connections, and going on where one was cut."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from aof2.engine.env import Files
+from aof2.engine.errors import CorruptError, LandingError
+from aof2.engine.remote import RemoteMissingError, RemoteStore, RemoteUnavailableError
+from aof2.engine.remote.s3_wire import REFUSALS_MAX, Head, parse_head
+from aof2.engine.remote.source import FileTarget
+from aof2.native import crc64
+from tests.remote.conftest import OpenStore
+from tests.remote.helpers import MIB, data_of, put
+from tests.support.seaweed import Fault, FaultProxy, of
+
+PIECE = MIB // 4
+
+
+class Landed:
+    """A file that takes a range, and what it was told."""
+
+    def __init__(self, path: Path, files: Files | None = None, offset: int = 100) -> None:
+        self.fd = os.open(path, os.O_RDWR | os.O_CREAT)
+        self.told: list[tuple[int, int]] = []
+        self.target = FileTarget(files or Files(), self.fd, offset, PIECE, lambda *piece: self.told.append(piece))
+
+    def content(self) -> bytes:
+        return os.pread(self.fd, 1 << 30, self.target.offset)
+
+
+def told_of(data: bytes) -> list[tuple[int, int]]:
+    return [(at // PIECE, crc64(data[at : at + PIECE])) for at in range(0, len(data), PIECE)]
+
+
+@pytest.mark.parametrize("length", [0, 1, PIECE, PIECE + 1, 9 * MIB + 7])
+def test_pieces_land_in_order(store: RemoteStore, tmp_path: Path, length: int) -> None:
+    data = data_of(9 * MIB + 20)
+    put(store, "k", data)
+    landed = Landed(tmp_path / "f")
+    store.receive_range("k", 13, length, landed.target)
+    assert landed.content() == data[13 : 13 + length]
+    assert landed.told == told_of(data[13 : 13 + length])
+
+
+def test_what_is_not_there(store: RemoteStore, tmp_path: Path) -> None:
+    landed = Landed(tmp_path / "f")
+    with pytest.raises(RemoteMissingError):
+        store.receive_range("no", 0, 1, landed.target)
+    put(store, "k", b"four")
+    with pytest.raises(CorruptError):
+        store.receive_range("k", 0, 5, landed.target)
+    with pytest.raises(CorruptError):
+        store.receive_range("k", 9, 1, landed.target)
+    assert landed.told == []
+
+
+class FullFiles(Files):
+    def pwrite(self, fd: int, data: bytes | bytearray | memoryview, offset: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    def receive(self, *args: object) -> int:
+        raise LandingError(OSError(28, "No space left on device"))
+
+
+def test_a_full_disk_is_not_the_remotes_fault(store: RemoteStore, tmp_path: Path) -> None:
+    put(store, "k", data_of(MIB))
+    with pytest.raises(LandingError) as e:
+        store.receive_range("k", 0, MIB, Landed(tmp_path / "f", FullFiles()).target)
+    assert e.value.error.errno == 28
+    assert store.stats().unavailable == 0
+    assert store.get_range("k", 0, 5) == data_of(MIB)[:5]
+
+
+def test_a_cut_connection_costs_no_piece_that_landed(open_s3: OpenStore, proxy: FaultProxy, tmp_path: Path) -> None:
+    store = open_s3(endpoint_url=proxy.endpoint_url)
+    data = data_of(3 * MIB)
+    put(store, "k", data)
+    proxy.seen.clear()
+    landed = Landed(tmp_path / "f")
+    proxy.add(Fault(of("GET"), cut_at=MIB + 5))
+    store.receive_range("k", 0, len(data), landed.target)
+    assert landed.content() == data
+    assert landed.told == told_of(data)
+    assert [seen.headers["Range"] for seen in proxy.seen] == ["bytes=0-3145727", "bytes=1048576-3145727"]
+
+
+def test_what_the_target_refuses_ends_it(store: RemoteStore, tmp_path: Path) -> None:
+    put(store, "k", data_of(MIB))
+    landed = Landed(tmp_path / "f")
+
+    def refuse(piece: int, crc: int) -> None:
+        raise CorruptError("not what was sealed")
+
+    with pytest.raises(CorruptError, match="sealed"):
+        store.receive_range("k", 0, MIB, landed.target._replace(landed=refuse))
+    assert store.get_range("k", 3, 4) == data_of(MIB)[3:7]  # its connection is not used again
+
+
+def test_connections_are_kept_and_replaced(open_s3: OpenStore, proxy: FaultProxy) -> None:
+    store = open_s3(endpoint_url=proxy.endpoint_url)
+    put(store, "k", b"0123456789")
+    for at in range(5):
+        assert store.get_range("k", at, 2) == b"0123456789"[at : at + 2]
+    urls = {seen.path for seen in proxy.seen if seen.method == "GET"}
+    assert len(urls) == 1  # signed once
+    proxy.down()
+    with pytest.raises(RemoteUnavailableError):
+        store.get_range("k", 0, 1)
+    proxy.up()
+    assert store.get_range("k", 2, 3) == b"234"
+    assert store.stats().unavailable > 0
+
+
+def test_a_server_that_refuses_signed_urls_is_asked_by_the_sdk(open_s3: OpenStore, proxy: FaultProxy) -> None:
+    store = open_s3(endpoint_url=proxy.endpoint_url)
+    put(store, "k", b"0123456789")
+    proxy.add(Fault(of("GET", "X-Amz-Signature"), times=None, status=403, code="AccessDenied"))
+    for _ in range(REFUSALS_MAX + 3):
+        assert store.get_range("k", 4, 2) == b"45"
+    refused = [seen for seen in proxy.seen if "X-Amz-Signature" in seen.path]
+    assert len(refused) == REFUSALS_MAX
+
+
+@pytest.mark.parametrize(
+    ("text", "head"),
+    [
+        ("HTTP/1.1 206 Partial Content\r\nContent-Length: 5\r\nContent-Range: bytes 0-4/50", Head(206, 5, 50, True)),
+        ("HTTP/1.1 200 OK\r\ncontent-length:7", Head(200, 7, 7, True)),
+        ("HTTP/1.0 200 OK\r\nContent-Length: 7", Head(200, 7, 7, False)),
+        ("HTTP/1.1 206 P\r\nContent-Length: 5\r\nContent-Range: bytes 0-4/*", Head(206, 5, None, True)),
+        ("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked", Head(200, None, None, True)),
+        ("HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 7", Head(200, None, None, True)),
+        ("HTTP/1.1 200 OK\r\nContent-Length: -7\r\nConnection: Close", Head(200, None, None, False)),
+        ("HTTP/2 200", Head(505, None, None, False)),
+        ("", Head(505, None, None, False)),
+        ("HTTP/1.1 abc", Head(505, None, None, False)),
+    ],
+)
+def test_heads(text: str, head: Head) -> None:
+    assert parse_head(text.encode()) == head
