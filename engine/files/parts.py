@@ -45,8 +45,8 @@ from aof2.engine.files.state import Mode, OpenFile
 from aof2.engine.local.handles import Key, ObjectHandle
 from aof2.engine.local.hot import FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, fallocate, read_exactly
 from aof2.engine.objects import ObjectGoneError, Uploaded, full_mask
+from aof2.engine.tiering.flights import NotAvailableError
 from aof2.engine.tiering.hashing import ChunkDigest, ObjectDigest, block_crc, digest_chunk, digest_range
-from aof2.engine.tiering.hydrate import NotAvailableError
 from aof2.engine.tiering.publish import Target
 
 if TYPE_CHECKING:

@@ -135,6 +135,11 @@ class ObjectHandle:
         self.glances_said.clear()
         self.glanced_since_s = now_s
 
+    def ensure_file(self, hot: HotCache) -> None:
+        """The backing file, open; a new, sparse one where nothing of the object is here."""
+        if self.fd < 0:
+            self.fd = hot.create(self.path, self.size)
+
     def close_file(self) -> None:
         if self.fd >= 0:
             os.close(self.fd)

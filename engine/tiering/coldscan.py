@@ -27,7 +27,8 @@ from aof2.engine.local.handles import ObjectHandle
 from aof2.engine.observe.metrics import FetchTier, ReadMode, StorageMetrics
 from aof2.engine.remote.limiter import RemoteReadLimiter
 from aof2.engine.tiering.fetch import BlobFetcher
-from aof2.engine.tiering.hydrate import REQUEST_BYTES, Hydrator, NotAvailableError
+from aof2.engine.tiering.flights import REQUEST_BYTES, NotAvailableError
+from aof2.engine.tiering.hydrate import Hydrator
 
 SPAN_BYTES_DEFAULT: Final = REQUEST_BYTES
 

@@ -48,8 +48,8 @@ from aof2.engine.quota import Reservation, StorageQuota
 from aof2.engine.remote import keys
 from aof2.engine.remote.source import ChunksSource, FileSource, Source
 from aof2.engine.remote.store import BlobInfo, RemoteStore
+from aof2.engine.tiering.flights import Room
 from aof2.engine.tiering.hashing import block_crc
-from aof2.engine.tiering.hydrate import Room
 
 log = logging.getLogger(__name__)
 

@@ -165,7 +165,7 @@ def test_a_reader_gets_its_block_while_the_rest_is_on_its_way(tmp_path: Path, mo
             nursery.start_soon(v.hydrator.fill, handle)
             while not arrived:
                 await trio.sleep(0.001)
-                if (key, 0) in v.hydrator._in_flight or handle.is_resident(0):
+                if v.hydrator._flights.awaits(key, 0) or handle.is_resident(0):
                     assert await v.read(key, 5, 100) == DATA[5:105]
                     arrived.append(0)
             assert not handle.is_resident(1)

@@ -18,7 +18,7 @@ from aof2.engine.errors import ReadOnlyError
 from aof2.engine.local.handles import Key
 from aof2.engine.manifest.reader import Stream
 from aof2.engine.objects import on_disk
-from aof2.engine.tiering import hydrate
+from aof2.engine.tiering import flights
 from aof2.engine.volume import Volume
 
 from .helpers import KIB, MIB, run_volume, small_settings
@@ -269,7 +269,7 @@ def test_files_without_rows_are_swept(tmp_path: Path) -> None:
 def test_a_chunk_is_said_to_be_fetched_once_however_many_requests_that_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hydrate, "REQUEST_BYTES", BLOCK)
+    monkeypatch.setattr(flights, "REQUEST_BYTES", BLOCK)
 
     async def body(v: Volume) -> None:
         data = b"compress" * (CHUNK // 4)

@@ -1,0 +1,423 @@
+"""Blocks on their way here: one request for neighbours, one flight a block, each told to its readers as it lands.
+
+Blocks that find room land in the backing file: those of a raw blob go from the connection into it, a whole chunk by
+one request; those of a compressed one, and of the warm copy, are unpacked in memory first, some 8 MiB at a time. What
+finds no room is in memory alone, so a read never fails for lack of room.
+
+Invariants
+- Nothing unverified is told: a block's bytes match the crc64 of its seal before anybody can read them.
+- A fetch that fails leaves no bit, no reservation, no bytes and nobody waiting.
+
+Owner: the trio thread; downloads and file work on worker threads. A crash leaves bytes in backing files that no bit
+speaks of.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Final, NamedTuple, Protocol
+
+import trio
+
+from aof2.engine import objects
+from aof2.engine.aio import open_nursery, result_of
+from aof2.engine.catalog import tables as t
+from aof2.engine.catalog.rows import BlobRow, ChunkRow
+from aof2.engine.catalog.store import Catalog
+from aof2.engine.catalog.writer import CatalogWriter
+from aof2.engine.errors import CorruptError, FatalIOError, ReadOnlyError, TransientError
+from aof2.engine.local.handles import Key, ObjectHandle
+from aof2.engine.local.hot import HotCache, clear_range
+from aof2.engine.local.warm import WarmStore
+from aof2.engine.manifest import payloads as p
+from aof2.engine.manifest.format import ReasonCode
+from aof2.engine.observe.metrics import ReadMode, Result, StorageMetrics
+from aof2.engine.pagecache import PageCache, PageKey
+from aof2.engine.quota import Reservation
+from aof2.engine.remote.errors import RemoteMissingError
+from aof2.engine.tiering.fetch import BlobFetcher, Place, is_plain
+
+log = logging.getLogger(__name__)
+
+REQUEST_BYTES: Final = 8 << 20  # of what is held in memory
+REQUESTS_MAX: Final = 4
+WRITEBACK_BYTES_MIN: Final = 1 << 20
+ATTEMPTS: Final = 2
+NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
+
+CRASH_POINTS: Final = ("hydrate.written",)
+
+
+class Room(Protocol):
+    """Where fetched blocks may land."""
+
+    async def take(self, tenant: str, size_bytes: int) -> Reservation | None:
+        """Room for so many bytes, made by eviction if need be; None when there is none to be had."""
+
+    def give_back(self, tenant: str, size_bytes: int) -> None:
+        """Bytes that had landed turned out not to be there."""
+
+
+Land = Callable[[Sequence[bytes | memoryview]], None]
+Said = set[tuple[int, int]]  # chunks, and the tiers that the log knows they are being fetched from
+
+
+class NotAvailableError(CorruptError):
+    """The bytes are neither here nor in the remote. `NeedsRepair` in the log; other copies may still have them."""
+
+
+class _Run(NamedTuple):
+    """Neighbouring blocks of one chunk, fetched by one request."""
+
+    chunk: int
+    first: int  # block of the object
+    length: int
+
+    @property
+    def blocks(self) -> range:
+        return range(self.first, self.first + self.length)
+
+    def tail(self, first: int) -> _Run:
+        return self._replace(first=first, length=self.first + self.length - first)
+
+
+class Flights:
+    """What is being fetched. `on_landed(handle, first block, count)` for what is in a backing file now."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        writer: CatalogWriter,
+        hot: HotCache,
+        fetcher: BlobFetcher,
+        room: Room,
+        pages: PageCache,
+        *,
+        block_bytes: int,
+        parallel: int,
+        warm: WarmStore | None,
+        metrics: StorageMetrics,
+        recently_evicted: Callable[[tuple[int, int]], bool],
+        on_landed: Callable[[ObjectHandle, int, int], None],
+    ) -> None:
+        self.fetched_bytes = 0
+        self._catalog = catalog
+        self._writer = writer
+        self._hot = hot
+        self._fetcher = fetcher
+        self._room = room
+        self._pages = pages
+        self._warm = warm
+        self._block_bytes = block_bytes
+        self._metrics = metrics
+        self._recently_evicted = recently_evicted
+        self._on_landed = on_landed
+        # A request may hold its bytes in memory; a handful of large ones keeps a link busy.
+        self._limiter = trio.CapacityLimiter(min(parallel, REQUESTS_MAX))
+        # A reader that waits does not queue behind what is fetched for later.
+        self.urgent = trio.CapacityLimiter(min(parallel, REQUESTS_MAX))
+        self._in_flight: dict[tuple[Key, int], trio.Event] = {}
+
+    # -- who waits for what ------------------------------------------------------------------------------------
+
+    def awaits(self, key: Key, block: int) -> bool:
+        return (key, block) in self._in_flight
+
+    def arriving(self) -> set[Key]:
+        """Objects of which something is on its way."""
+        return {key for key, _ in self._in_flight}
+
+    async def landed_all(self, key: Key | None = None) -> None:
+        """What was on its way, of one object or of all, is here or given up."""
+        while (event := next((e for (k, _), e in self._in_flight.items() if key in (None, k)), None)) is not None:
+            await event.wait()
+            await trio.lowlevel.checkpoint()
+
+    async def bring(self, handle: ObjectHandle, blocks: list[int], pages: dict[int, bytes] | None) -> bool:
+        """The blocks are here, or in `pages`; True when they had to be waited for.
+
+        Without `pages` they are for later: what finds no room is in the PageCache then, as long as that keeps it.
+        """
+        waiting = [event for b in blocks if (event := self._in_flight.get((handle.key, b))) is not None]
+        mine = [b for b in blocks if (handle.key, b) not in self._in_flight]
+        said: Said = set()
+        runs = self._runs(mine, handle)
+        for block in mine:
+            self._in_flight[handle.key, block] = trio.Event()
+        async with open_nursery() as nursery:
+            for run in runs:
+                nursery.start_soon(self._fly, handle, run, pages, said)
+        for event in waiting:
+            await event.wait()
+        return bool(mine or waiting)
+
+    def _runs(self, blocks: list[int], handle: ObjectHandle) -> list[_Run]:
+        runs: list[_Run] = []
+        most: dict[int, int] = {}
+        for block in blocks:
+            chunk = handle.locate(block)[0]
+            if chunk not in most:
+                most[chunk] = self._run_max(handle, handle.chunks[chunk])
+            if (
+                runs
+                and runs[-1].chunk == chunk
+                and runs[-1].first + runs[-1].length == block
+                and runs[-1].length < most[chunk]
+            ):
+                runs[-1] = runs[-1]._replace(length=runs[-1].length + 1)
+            else:
+                runs.append(_Run(chunk, block, 1))
+        return runs
+
+    def _run_max(self, handle: ObjectHandle, chunk: ChunkRow) -> int:
+        """A whole chunk where its blocks land one by one as they come; less where a request is held in memory."""
+        if self.plain_blob(handle, chunk) is not None:
+            return handle.blocks_per_chunk
+        return self._held_max
+
+    @property
+    def _held_max(self) -> int:
+        return max(1, REQUEST_BYTES // self._block_bytes)
+
+    def plain_blob(self, handle: ObjectHandle, chunk: ChunkRow) -> BlobRow | None:
+        """The remote copy, if that is where the blocks come from and they can go straight into the file."""
+        if self._warm is not None and self._warm.has((handle.key[0], chunk.chunk_id)):
+            return None
+        with self._catalog.view() as view:
+            blob = view.get(handle.key[0], t.BLOBS, chunk.sha256)
+        return blob if blob is not None and is_plain(chunk, blob) else None
+
+    async def _fly(self, handle: ObjectHandle, run: _Run, pages: dict[int, bytes] | None, said: Said) -> None:
+        """One run; whoever waits for a block of it goes on when that is here, whatever else is fetched with it."""
+        try:
+            await self._fetch_run(handle, run, pages, said)
+        finally:
+            for block in run.blocks:
+                self._arrived(handle.key, block)
+
+    def _arrived(self, key: Key, block: int) -> None:
+        """Here, or given up: who waited looks for himself."""
+        event = self._in_flight.pop((key, block), None)
+        if event is not None:
+            event.set()
+
+    async def _fetch_run(self, handle: ObjectHandle, run: _Run, pages: dict[int, bytes] | None, said: Said) -> None:
+        size = sum(objects.on_disk(handle.block_len(b)) for b in run.blocks)
+        reservation = await self._room.take(handle.tenant, size)
+        if reservation is None and run.length > self._held_max:
+            for first in range(run.first, run.first + run.length, self._held_max):
+                some = run._replace(first=first, length=min(self._held_max, run.first + run.length - first))
+                await self._fetch_run(handle, some, pages, said)
+            return
+        if reservation is not None:
+            try:
+                if await self._land_run(handle, run, said, urgent=pages is not None):
+                    return
+            finally:
+                here = sum(objects.on_disk(handle.block_len(b)) for b in run.blocks if handle.is_resident(b))
+                reservation.commit(here)
+                reservation.release()
+        rest = run.tail(next(b for b in run.blocks if not handle.is_resident(b)))
+        await self._hold_run(handle, rest, pages, said)
+
+    async def _hold_run(self, handle: ObjectHandle, run: _Run, pages: dict[int, bytes] | None, said: Said) -> None:
+        """In memory: there is no room on the disk."""
+        for i, data in enumerate(await self._fetch(handle, run, None, said, urgent=pages is not None)):
+            self._pages.put(PageKey(handle.key[1], handle.key[2], run.first + i), data)
+            if pages is not None:
+                pages[run.first + i] = data
+
+    async def _land_run(self, handle: ObjectHandle, run: _Run, said: Said, *, urgent: bool) -> bool:
+        """The run is in the backing file; False when the disk is full, whatever the quota thinks."""
+        try:
+            handle.ensure_file(self._hot)
+            if self.plain_blob(handle, handle.chunks[run.chunk]) is not None:
+                await self._receive(handle, run, said, urgent=urgent)
+            else:
+                await self._fetch(handle, run, partial(self._write_blocks, handle, run.first), said, urgent=urgent)
+                self._landed(handle, run.first, run.length)
+        except OSError as e:
+            if e.errno not in NO_ROOM:
+                raise
+            log.warning("the disk is full: blocks are served from memory", extra={"path": str(handle.path)})
+            return False
+        return True
+
+    def _landed(self, handle: ObjectHandle, first: int, count: int) -> None:
+        """Blocks are in the file, and right."""
+        if not handle.added:
+            handle.added_since_s = self._hot.env.monotonic_s()
+        handle.add(range(first, first + count))
+        self._on_landed(handle, first, count)
+        for block in range(first, first + count):
+            self._arrived(handle.key, block)
+
+    def _write_blocks(self, handle: ObjectHandle, first: int, blocks: Sequence[bytes | memoryview]) -> None:
+        self._hot.env.files.pwritev(handle.fd, blocks, first * self._block_bytes)
+        self._written(handle, first * self._block_bytes, sum(map(len, blocks)))
+        self._hot.env.failpoint("hydrate.written")
+
+    def _written(self, handle: ObjectHandle, offset: int, size: int) -> bool:
+        """The disk works while more comes in; otherwise all of it waits for the fsync. Not while somebody waits for the
+        bytes alone: writing them out takes processors, too. On the worker thread; True: it is on its way."""
+        if not handle.filling or size < WRITEBACK_BYTES_MIN:
+            return False
+        self._hot.env.files.start_writeback(handle.fd, offset, size)
+        return True
+
+    async def _receive(self, handle: ObjectHandle, run: _Run, said: Said, *, urgent: bool) -> None:
+        """Blocks of a plain blob from the connection into the file; each is told as it lands.
+
+        Bytes can be damaged on the way: they are asked for once more before the remote copy is called damaged.
+        """
+        token = trio.lowlevel.current_trio_token()
+        base = run.chunk * handle.blocks_per_chunk
+        kept_back = range(0)  # blocks the disk was not told of yet
+
+        def landed(index: int) -> None:
+            nonlocal kept_back
+            block = base + index
+            kept_back = range(kept_back.start if kept_back.stop == block else block, block + 1)
+            size = (len(kept_back) - 1) * self._block_bytes + handle.block_len(block)
+            if self._written(handle, kept_back.start * self._block_bytes, size):
+                kept_back = range(0)
+            self._hot.env.failpoint("hydrate.written")
+            token.run_sync_soon(self._landed, handle, block, 1)
+
+        async def from_blob(blob: BlobRow) -> int:
+            for attempt in range(1, ATTEMPTS + 1):
+                rest = run.tail(next(b for b in run.blocks if not handle.is_resident(b)))
+                place = Place(self._hot.env.files, handle.fd, rest.first * self._block_bytes)
+                try:
+                    work = partial(self._fetcher.receive, chunk, blob, rest.first - base, rest.length, place, landed)
+                    return await trio.to_thread.run_sync(work, limiter=self.urgent if urgent else self._limiter)
+                except BaseException as e:
+                    self._clear_away(handle, run)
+                    if not isinstance(e, CorruptError) or attempt == ATTEMPTS:
+                        raise
+            raise AssertionError("unreachable: the last attempt returns or raises")
+
+        chunk = handle.chunks[run.chunk]
+        await self._asking_remote(handle, chunk, said, from_blob)
+
+    def _clear_away(self, handle: ObjectHandle, run: _Run) -> None:
+        """What came of a block that is not whole, or not right: it would take room that nobody accounts for."""
+        block = next((b for b in run.blocks if not handle.is_resident(b)), None)
+        if block is not None:
+            with contextlib.suppress(OSError):
+                clear_range(handle.fd, block * self._block_bytes, handle.block_len(block))
+
+    async def _fetch(
+        self, handle: ObjectHandle, run: _Run, land: Land | None, said: Said, *, urgent: bool
+    ) -> list[bytes]:
+        """The run's blocks from the nearest tier that has them: given to `land` on the worker thread, or returned."""
+        chunk = handle.chunks[run.chunk]
+        first = run.first - run.chunk * handle.blocks_per_chunk
+        warm = await self._from_warm(handle, chunk, first, run.length, land, said)
+        if warm is not None:
+            return warm
+        blocks: list[bytes] = []
+
+        async def from_blob(blob: BlobRow) -> int:
+            size, found = await self._verified(chunk, blob, first, run.length, land, urgent=urgent)
+            blocks.extend(found)
+            return size
+
+        await self._asking_remote(handle, chunk, said, from_blob)
+        return blocks
+
+    async def _in_thread(
+        self, fetch: Callable[[], Sequence[bytes | memoryview]], land: Land | None, *, urgent: bool
+    ) -> tuple[int, list[bytes]]:
+        """One hop for fetching and writing: bytes that land are not passed around."""
+
+        def work() -> tuple[int, list[bytes]]:
+            blocks = fetch()
+            size = sum(map(len, blocks))
+            if land is None:
+                return size, [bytes(block) for block in blocks]
+            land(blocks)
+            return size, []
+
+        return await trio.to_thread.run_sync(work, limiter=self.urgent if urgent else self._limiter)
+
+    # -- the tiers ---------------------------------------------------------------------------------------------
+
+    async def _asking_remote(
+        self, handle: ObjectHandle, chunk: ChunkRow, said: Said, work: Callable[[BlobRow], Awaitable[int]]
+    ) -> None:
+        """`work` gets so many bytes from the chunk's blob. What goes wrong is recorded."""
+        stream_id = handle.key[0]
+        with self._catalog.view() as view:
+            blob = view.get(stream_id, t.BLOBS, chunk.sha256)
+        if blob is None:
+            raise NotAvailableError(f"chunk {chunk.chunk_id} has no copy anywhere", path=str(handle.path))
+        self.say_started(stream_id, chunk.chunk_id, 2, said)
+        try:
+            size = await work(blob)
+        except RemoteMissingError as e:
+            await self._failed(stream_id, chunk, ReasonCode.OBJECT_MISSING)
+            raise NotAvailableError(f"chunk {chunk.chunk_id} is missing in the remote", path=blob.key) from e
+        except CorruptError:
+            await self._failed(stream_id, chunk, ReasonCode.OBJECT_MISSING)
+            raise
+        except TransientError:
+            await self._failed(stream_id, chunk, ReasonCode.TRANSIENT)
+            raise
+        self.count_fetched((stream_id, chunk.chunk_id), size)
+
+    def say_started(self, stream_id: int, chunk_id: int, tier: int, said: Said) -> None:
+        """Once a chunk and tier for what is fetched together: a commit for each of its runs would take their time."""
+        if (chunk_id, tier) not in said:
+            said.add((chunk_id, tier))
+            self._writer.submit(stream_id, lambda b: b.record(p.HydrationStarted(tier), segment_id=chunk_id))
+
+    def count_fetched(self, slot: tuple[int, int], size: int) -> None:
+        self.fetched_bytes += size
+        self._metrics.remote_bytes_read_total[ReadMode.NORMAL].inc(size)
+        self._metrics.hydrated_bytes_total.inc(size)
+        self._metrics.hydrations_total[Result.OK].inc()
+        if self._recently_evicted(slot):
+            self._metrics.thrash_total.inc()
+
+    async def _from_warm(
+        self, handle: ObjectHandle, chunk: ChunkRow, first: int, count: int, land: Land | None, said: Said
+    ) -> list[bytes] | None:
+        """The blocks from the compressed copy on this disk, if there is one that holds."""
+        slot = (handle.key[0], chunk.chunk_id)
+        if self._warm is None or not self._warm.has(slot):
+            return None
+        self.say_started(*slot, 1, said)
+        try:
+            fetch = partial(self._warm.blocks, handle.tenant, chunk, slot, first, count)
+            return (await self._in_thread(fetch, land, urgent=True))[1]
+        except (CorruptError, FileNotFoundError) as e:
+            log.warning("warm copy is damaged and given up", extra={"chunk_id": chunk.chunk_id, "error": str(e)})
+            work = partial(objects.cooled, chunk_ids=[chunk.chunk_id])
+            await result_of(self._writer.submit(slot[0], work, sync=True))
+            await trio.to_thread.run_sync(self._warm.drop, [slot])
+            return None
+
+    async def _verified(
+        self, chunk: ChunkRow, blob: BlobRow, first: int, count: int, land: Land | None, *, urgent: bool
+    ) -> tuple[int, list[bytes]]:
+        """Bytes can be damaged on the way: they are asked for once more before the remote copy is called damaged."""
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                fetch = partial(self._fetcher.blocks, chunk, blob, first, count)
+                return await self._in_thread(fetch, land, urgent=urgent)
+            except CorruptError:
+                self._fetcher.forget(blob.key)
+                if attempt == ATTEMPTS:
+                    raise
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    async def _failed(self, stream_id: int, chunk: ChunkRow, reason: ReasonCode) -> None:
+        self._metrics.hydrations_total[Result.ERROR].inc()
+        work = partial(objects.hydration_failed, chunk_id=chunk.chunk_id, reason_code=int(reason))
+        with contextlib.suppress(ReadOnlyError, FatalIOError, OSError):  # the reader is told what happened either way
+            await result_of(self._writer.submit(stream_id, work))
