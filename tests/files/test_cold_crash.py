@@ -112,7 +112,7 @@ def test_a_crash_between_opening_and_cutting_leaves_the_old_bytes(tmp_path: Path
         await files.volume.evict([(stream_of(ino), ino, 1)])
         if resident_blocks:
             await files.volume.read((stream_of(ino), ino, 1), 0, resident_blocks * BLOCK)
-        files._truncate = die  # type: ignore[method-assign]
+        files.sizes.truncate = die  # type: ignore[method-assign]
         with pytest.raises(DiedError):
             await files.open(ino, os.O_RDWR | os.O_TRUNC)
         file = files.file(ino)

@@ -1,0 +1,138 @@
+"""From the catalog to a file that can be opened, and from clean to dirty.
+
+Invariants
+- A file is dirty in the catalog, durably, before its first writer may write.
+- The backing file of a dirty file is named after its generation; recovery sees to that after a crash (`recover.py`).
+- What is not here of a file that becomes dirty is a hole before the catalog says which blocks are.
+
+Owner: the trio thread, under `Known.holding`. A crash leaves a dirty file with the bytes it had.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from functools import partial
+from typing import TYPE_CHECKING
+
+import trio
+
+from aof2.engine.aio import result_of
+from aof2.engine.catalog import tables as t
+from aof2.engine.catalog.rows import DirtyRow, InodeRow, ObjectRow, ObjectState
+from aof2.engine.files import marks
+from aof2.engine.files.charges import Charges
+from aof2.engine.files.known import Known
+from aof2.engine.files.parts import Parts
+from aof2.engine.files.state import OpenFile, Stamp, stream_of
+
+if TYPE_CHECKING:
+    from aof2.engine.volume import Volume
+
+
+class Loader:
+    """Brings files to where they can be opened."""
+
+    def __init__(self, volume: Volume, known: Known, parts: Parts, charges: Charges) -> None:
+        self._volume = volume
+        self._known = known
+        self._parts = parts
+        self._charges = charges
+        self._block_bytes = volume.settings.engine.block_bytes
+
+    def new(self, row: InodeRow) -> OpenFile:
+        """A file that was just created. Its backing file's name is not durable yet."""
+        file = self._of(row, ObjectState.DIRTY)
+        file.new_name = True
+        return file
+
+    def _of(self, row: InodeRow, state: ObjectState) -> OpenFile:
+        stream_id = stream_of(row.ino)
+        tenant = self._volume.tenant_names()[stream_id]
+        path = self._volume.hot.path(tenant, row.ino, row.generation)
+        return OpenFile((stream_id, row.ino, row.generation), tenant, path, state)
+
+    async def load(self, ino: int) -> tuple[InodeRow, OpenFile]:
+        """The file as the catalog has it, known from here on; ESTALE where there is none."""
+        stream_id = stream_of(ino)
+        with self._volume.catalog.view() as view:
+            row = view.get(stream_id, t.INODES, ino)
+            obj = view.get(stream_id, t.OBJECTS, (ino, row.generation)) if row is not None else None
+            dirty = view.get(stream_id, t.DIRTY, ino) if obj is not None and obj.state == ObjectState.DIRTY else None
+        if row is None or obj is None:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        file = self._known.get(ino)
+        if file is None:
+            file = await self._make(row, obj, dirty)
+            self._known.add(file)
+        file.unlinked = row.nlink == 0
+        return row, file
+
+    async def _make(self, row: InodeRow, obj: ObjectRow, dirty: DirtyRow | None) -> OpenFile:
+        file = self._of(row, obj.state)
+        if dirty is not None:
+            await self._resume_dirty(file, obj, dirty)
+            return file
+        file.base = await self._volume.hydrator.open(file.key, file.tenant)
+        file.base_len = obj.size
+        file.whole = False
+        return file
+
+    async def _resume_dirty(self, file: OpenFile, obj: ObjectRow, dirty: DirtyRow) -> None:
+        """A dirty file from before a restart."""
+        file.new_name = True
+        file.whole = not dirty.present
+        file.noted_partial = not file.whole
+        if dirty.present:
+            base = None
+            if dirty.base_generation:
+                base = await self._volume.hydrator.open((file.key[0], file.ino, dirty.base_generation), file.tenant)
+                self._volume.handles.detach(base.key)
+                base.close_file()
+            file.base = await trio.to_thread.run_sync(self._parts.resume, file, obj, dirty, base)
+            # A crash may have come between cutting the file and saying so.
+            file.base_len = min(dirty.base_len, file.stat().st_size)
+            self._parts.forget_behind(file)
+        self._charges.charge(file)
+
+    async def make_writable(self, file: OpenFile, row: InodeRow, *, keep: bool) -> None:
+        """Marks a clean file dirty, durably. `keep`: its bytes are still wanted."""
+        file.seal_attempt += 1
+        if file.dirty:
+            return
+        base = file.source
+        hydrator, handles = self._volume.hydrator, self._volume.handles
+        old_key = file.key
+        await hydrator.quiesce_object(old_key)
+        await hydrator.attach(base)
+        await hydrator.prove(base)
+        hydrator.ensure_backing(base)
+        # Also where the file is about to be cut: a crash before that leaves the old bytes.
+        file.whole = base.fully_resident
+        if not file.whole:
+            await trio.to_thread.run_sync(self._parts.punch_absent, base)
+        present = None if file.whole else tuple(base.masks)
+        work = partial(marks.reopen, ino=file.ino, block_bytes=self._block_bytes, present=present)
+        reopened = await result_of(self._volume.writer.submit(file.key[0], work, sync=True))
+        handles.detach(old_key)
+        self._become(file, reopened.row.generation)
+        base.path = file.path
+        file.state = ObjectState.DIRTY
+        file.noted_partial = not file.whole
+        if file.whole:
+            base.close_file()
+            file.base = None
+        file.base_len = 0 if file.whole else base.size
+        file.charged_bytes = reopened.freed_bytes
+        if keep:
+            os.utime(file.path, ns=(row.atime_ns, row.mtime_ns))
+            file.clean_stamp, file.clean_ns = Stamp.of(os.stat(file.path)), time.time_ns()
+
+    def _become(self, file: OpenFile, generation: int) -> None:
+        """The backing file under the name of the generation it is now. Recovery does the same after a crash."""
+        path = self._volume.hot.path(file.tenant, file.ino, generation)
+        if path != file.path:
+            self._volume.env.files.rename(file.path, path)
+            file.new_name = True
+        file.key, file.path = (file.key[0], file.ino, generation), path

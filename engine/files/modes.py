@@ -1,0 +1,137 @@
+"""In which mode the kernel has a file, and which of its blocks the channel may answer for.
+
+Invariants
+- A file is passed through only where it is here whole, and a write to it takes nothing away from it (suid, sgid, file
+  capabilities).
+- The channel is told of a block only when it is in the backing file.
+
+Owner: the trio thread. A crash leaves nothing of this.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Final
+
+from aof2.engine import objects
+from aof2.engine.catalog import tables as t
+from aof2.engine.catalog.rows import InodeRow
+from aof2.engine.files.parts import Parts
+from aof2.engine.files.room import WriteRoom
+from aof2.engine.files.state import Kernel, Mode, NodeFlags, OpenFile, stream_of
+
+if TYPE_CHECKING:
+    from aof2.engine.volume import Volume
+
+# Every so many blocks one is kept back: reading it comes here, and so the read-ahead hears how far a reader is.
+MILESTONE_BLOCKS: Final = 16
+SPECIAL_BITS: Final = 0o6000
+CAPABILITY: Final = b"security.capability"
+
+
+class Modes:
+    """Chooses modes, and registers files at the channel."""
+
+    def __init__(self, volume: Volume, kernel: Kernel, parts: Parts, room: WriteRoom) -> None:
+        self._volume = volume
+        self._kernel = kernel
+        self._parts = parts
+        self._room = room
+        self._block_bytes = volume.settings.engine.block_bytes
+        self.passthrough = True  # whether the kernel can
+
+    # -- choosing ----------------------------------------------------------------------------------------------
+
+    def for_writing(self, file: OpenFile, row: InodeRow) -> Mode:
+        if not self.passthrough or not file.whole or self._is_special(row):
+            return Mode.RANGED
+        return Mode.PASSTHROUGH if self._room.lets_pass(file.tenant) else Mode.RANGED
+
+    def _is_special(self, row: InodeRow) -> bool:
+        """Whether a write by another user has to take something away from the file: the kernel must ask."""
+        if row.mode & SPECIAL_BITS:
+            return True
+        with self._volume.catalog.view() as view:
+            return view.get(stream_of(row.ino), t.XATTRS, (row.ino, CAPABILITY)) is not None
+
+    async def choose(self, file: OpenFile, row: InodeRow, *, writes: bool) -> Mode:
+        if file.dirty:
+            if writes:
+                return self.for_writing(file, row)
+            return Mode.PASSTHROUGH if self.passthrough and file.whole else Mode.RANGED
+        base = file.source
+        await self._volume.hydrator.attach(base)
+        if base.fully_resident and self.passthrough:
+            await self._volume.hydrator.prove(base)
+            if base.fully_resident:
+                self._volume.hydrator.ensure_backing(base)
+                return Mode.PASSTHROUGH
+        return Mode.RANGED
+
+    # -- telling the channel -----------------------------------------------------------------------------------
+
+    def ensure_registered(self, file: OpenFile, row: InodeRow) -> None:
+        if file.registered:
+            return
+        if file.base is not None:
+            file.open_base()
+            self._volume.hydrator.ensure_backing(file.base)
+            self.register(file, row, file.base.fd)
+            return
+        fd = os.open(file.path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            self.register(file, row, fd)
+        finally:
+            os.close(fd)
+
+    def register(self, file: OpenFile, row: InodeRow, fd: int) -> None:
+        """The channel serves the file from this descriptor, which stays the caller's."""
+        all_present = file.mode is Mode.PASSTHROUGH
+        flags = NodeFlags.ALL_PRESENT if all_present else NodeFlags.NONE
+        bits = int(flags)
+        file.special = self._is_special(row)
+        if file.special:
+            bits |= NodeFlags.SUID
+        count = 0 if all_present or file.base is None else file.base.block_count
+        self._kernel.node(
+            file.ino, fd, mode=file.mode or Mode.RANGED, flags=bits, block_bytes=self._block_bytes, block_count=count
+        )
+        file.registered, file.masked, file.told = True, not all_present, 0
+        if not all_present and file.base is not None:
+            self._tell_present(file)
+        if file.dirty:
+            self._room.tell_ahead(file, file.stat().st_size)
+
+    def _tell_present(self, file: OpenFile) -> None:
+        """The blocks that are here, run by run."""
+        base = file.source
+        first = 0
+        for block in range(base.block_count + 1):
+            if block < base.block_count and base.is_ready(block):
+                continue
+            if block > first:
+                self._parts.tell(file, first, block - first)
+            first = block + 1
+
+    def landed(self, file: OpenFile, first: int, count: int) -> None:
+        """Blocks of its base came in: from now on the channel answers for them."""
+        if file.dirty:  # the quota counts them already, and now they are this file's
+            lengths = (file.source.block_len(block) for block in range(first, first + count))
+            file.charged_bytes += sum(map(objects.on_disk, lengths))
+            self._parts.tell(file, first, count)
+            return
+        stop = first + count
+        while first < stop:
+            milestone = -(-first // MILESTONE_BLOCKS) * MILESTONE_BLOCKS
+            self._parts.tell(file, first, min(milestone, stop) - first)
+            first = min(milestone, stop) + 1
+
+    def passed(self, file: OpenFile, offset: int, length: int) -> None:
+        """Blocks that were kept back and are read now need not come here again."""
+        base = file.base
+        if base is None or not length:
+            return
+        first, last = offset // self._block_bytes, (offset + length - 1) // self._block_bytes
+        for block in range(-(-first // MILESTONE_BLOCKS) * MILESTONE_BLOCKS, last + 1, MILESTONE_BLOCKS):
+            if block < base.block_count and base.is_ready(block):
+                self._parts.tell(file, block, 1)

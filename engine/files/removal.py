@@ -1,0 +1,117 @@
+"""Files whose last name is gone: their bytes go with it, or with the last close.
+
+Invariants
+- Nothing is removed that somebody has open, or is about to open.
+- What a file was charged is given back once: by its charge while it is dirty, by what its backing file held else.
+
+Owner: the trio thread. A crash leaves files without a name to recovery (`recover.py`).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import trio
+
+from aof2.engine import namespace
+from aof2.engine.aio import result_of
+from aof2.engine.catalog import tables as t
+from aof2.engine.catalog.rows import InodeRow
+from aof2.engine.files.known import Known
+from aof2.engine.files.parts import Parts, data_bytes
+from aof2.engine.files.seal import Sealer
+from aof2.engine.files.state import OpenFile, stream_of
+
+if TYPE_CHECKING:
+    from aof2.engine.volume import Volume
+
+
+class Removal:
+    """Removes files, now or when they are closed."""
+
+    def __init__(self, volume: Volume, known: Known, parts: Parts, sealer: Sealer) -> None:
+        self._volume = volume
+        self._known = known
+        self._parts = parts
+        self._sealer = sealer
+
+    async def removed(self, row: InodeRow) -> None:
+        """The last name of a regular file is gone; its bytes go with it, or with the last close."""
+        file = self._known.get(row.ino)
+        if file is not None and file.handles:
+            file.unlinked = True
+            return
+        if file is not None:
+            self._discard(file)
+        stream_id = stream_of(row.ino)
+        key = (stream_id, row.ino, row.generation)
+        with self._volume.catalog.view() as view:
+            obj = view.get(stream_id, t.OBJECTS, (row.ino, row.generation))
+        if obj is None:
+            self._volume.handles.forget(key)
+            tenant = self._volume.tenant_names()[stream_id]
+            path = self._volume.hot.path(tenant, row.ino, row.generation)
+            if file is None or not file.dirty:
+                held = await trio.to_thread.run_sync(data_bytes, path) if key in self._parts.sealed else None
+                freed = await trio.to_thread.run_sync(self._volume.remove_backing, key)
+                self._parts.sealed.discard(key)
+                self._volume.evictor.give_back(tenant, freed if held is None else held)
+            else:
+                self._volume.hot.unlink(path)
+
+    def _discard(self, file: OpenFile) -> None:
+        """A file that nobody has open is forgotten, and what it was charged given back."""
+        file.seal_attempt += 1
+        self._sealer.wait(file)
+        file.close_fd()
+        if file.dirty:
+            self._volume.evictor.give_back(file.tenant, file.charged_bytes)
+            if file.base is not None:
+                file.base.close_file()
+        elif file.base is not None:
+            self._volume.hydrator.close(file.base)
+        file.base = None
+        self._known.forget(file)
+
+    async def drop_orphan(self, file: OpenFile) -> None:
+        """The last close of a file without a name."""
+        path, was_dirty = file.path, file.dirty
+        row = await self._drop_inode(file.ino)
+        self._discard(file)
+        if was_dirty:
+            self._volume.hot.unlink(path)
+        elif row is not None:
+            await self.removed(row)
+
+    async def _drop_inode(self, ino: int) -> InodeRow | None:
+        work = partial(namespace.drop_orphan, ino=ino)
+        return await result_of(self._volume.writer.submit(stream_of(ino), work))
+
+    def nameless(self, ino: int) -> None:
+        """Another file took its last name. Whoever looked that up a moment ago may still open this one."""
+        file = self._known.get(ino)
+        if file is not None:
+            file.unlinked = True
+            if not file.handles:
+                file.seal_attempt += 1
+                self._sealer.wait(file)
+
+    async def drop_nameless(self, ino: int) -> None:
+        """The kernel forgot a file without a name: its bytes go, unless it is open after all."""
+        async with self._known.holding(ino):
+            if self._known.is_open(ino):
+                return
+            file = self._known.get(ino)
+            if file is not None:
+                await self.drop_orphan(file)
+                return
+            row = await self._drop_inode(ino)
+            if row is not None:
+                await self.removed(row)
+
+    def linked(self, ino: int) -> None:
+        """A file without a name got one again (O_TMPFILE, then link)."""
+        file = self._known.get(ino)
+        if file is not None:
+            file.unlinked = False
