@@ -21,32 +21,26 @@ of, which retention clears, or a part that is not punched yet, whose bytes are t
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import hashlib
 import logging
-import os
-import tempfile
 from collections.abc import Iterable
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 import trio
 
-from aof2 import native
 from aof2.engine import objects
 from aof2.engine.aio import open_nursery, result_of
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.rows import ChunkRow, DirtyRow, ObjectRow, ObjectState
-from aof2.engine.errors import Aof2Error, CorruptError
+from aof2.engine.errors import Aof2Error
+from aof2.engine.files import extents
+from aof2.engine.files.assemble import Assembler
 from aof2.engine.files.state import Mode, OpenFile
 from aof2.engine.local.handles import Key, ObjectHandle
-from aof2.engine.local.hot import FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, fallocate, read_exactly
 from aof2.engine.objects import ObjectGoneError, Uploaded, full_mask
-from aof2.engine.tiering.flights import NotAvailableError
-from aof2.engine.tiering.hashing import ChunkDigest, ObjectDigest, block_crc, digest_chunk, digest_range
+from aof2.engine.tiering.hashing import ChunkDigest, ObjectDigest, digest_chunk
 from aof2.engine.tiering.publish import Target
 
 if TYPE_CHECKING:
@@ -55,7 +49,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 UPLOADS: Final = 2  # each holds a chunk in memory
-FETCH_BYTES: Final = 8 << 20
 WORTH_SHARE: Final = 4  # of hot_bytes: with less in open files, what is closed frees more
 NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 CRASH_POINTS: Final = ("part.read", "part.begun", "part.uploaded", "part.recorded", "part.punched")
@@ -80,6 +73,7 @@ class Parts:
         self._block_bytes = files.block_bytes
         self._chunk_bytes = files.volume.settings.engine.chunk_bytes
         self._per_chunk = self._chunk_bytes // self._block_bytes
+        self._assembler = Assembler(files.volume)
         self._lock = trio.Lock()
         self._uploads = trio.Semaphore(UPLOADS)
         self._over = trio.Event()  # a chunk was taken, or let be
@@ -102,7 +96,7 @@ class Parts:
     def can_punch(self) -> bool:
         """Whether holes can be made, and found again."""
         if self._can_punch is None:
-            self._can_punch = _probe(self._volume.hot.root, self._block_bytes)
+            self._can_punch = extents.can_punch(self._volume.hot.root, self._block_bytes)
         return self._can_punch
 
     # -- what changes under us ---------------------------------------------------------------------------------
@@ -177,7 +171,7 @@ class Parts:
         found: list[tuple[OpenFile, int, int]] = []
         files = [f for f in self._files.dirty_files() if _is_takeable(f) and tenant in (None, f.tenant)]
         for file in sorted(files, key=lambda f: -f.charged_bytes):
-            sizes = await trio.to_thread.run_sync(_data_by_chunk, file.path, self._chunk_bytes)
+            sizes = await trio.to_thread.run_sync(extents.data_by_chunk, file.path, self._chunk_bytes)
             complete = file.stat().st_size // self._chunk_bytes
             busy = writing[1] // self._chunk_bytes if writing[0] == file.ino else -1
             chunks = [(i, size) for i, size in sizes.items() if i < complete and i != busy and i not in file.clearing]
@@ -219,7 +213,8 @@ class Parts:
                     return None
                 self._prepare(file, index, length)
                 file.taking.add(index)
-                data = await trio.to_thread.run_sync(self._read_range, file, index * self._chunk_bytes, length)
+                start = index * self._chunk_bytes
+                data = await trio.to_thread.run_sync(self._assembler.read_range, file, start, length)
             digest = await trio.to_thread.run_sync(self._digest, file, index, data)
         except BaseException:
             self._let_be(file, index)
@@ -330,52 +325,6 @@ class Parts:
         base.masks.append(full_mask(self._chunk_bytes, self._block_bytes))
         base.trusted.append(base.masks[-1])
 
-    # -- reading, on a worker thread ---------------------------------------------------------------------------
-
-    def _read_range(self, file: OpenFile, offset: int, length: int, fd: int = -1) -> memoryview:
-        """Bytes as a reader sees them, at most a chunk: from the backing file, and from where absent blocks are."""
-        out = memoryview(bytearray(length))
-        own = fd < 0
-        fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC) if own else fd
-        try:
-            for first, count, absent in self._runs(file, offset, length):
-                low = max(offset, first * self._block_bytes)
-                high = min(offset + length, (first + count) * self._block_bytes)
-                if absent:
-                    self._fetch(file, first, count, out, offset)
-                else:
-                    out[low - offset : high - offset] = read_exactly(fd, low, high - low, path=str(file.path))
-        finally:
-            if own:
-                os.close(fd)
-        return out
-
-    def _runs(self, file: OpenFile, offset: int, length: int) -> list[tuple[int, int, bool]]:
-        """(first block, how many, absent): neighbours of one kind and one chunk, a few MiB at most."""
-        runs: list[tuple[int, int, bool]] = []
-        most = max(1, FETCH_BYTES // self._block_bytes)
-        for block in range(offset // self._block_bytes, (offset + length - 1) // self._block_bytes + 1):
-            absent = file.is_absent(block, self._block_bytes)
-            if runs and runs[-1][2] == absent and runs[-1][1] < most and block % self._per_chunk:
-                runs[-1] = (runs[-1][0], runs[-1][1] + 1, absent)
-            else:
-                runs.append((block, 1, absent))
-        return runs
-
-    def _fetch(self, file: OpenFile, first: int, count: int, out: memoryview, offset: int) -> None:
-        chunk = file.source.chunks[first // self._per_chunk]
-        with self._volume.catalog.view() as view:
-            blob = view.get(file.key[0], t.BLOBS, chunk.sha256)
-        if blob is None:
-            raise NotAvailableError(f"chunk {chunk.chunk_id} has no copy anywhere", path=str(file.path))
-        pages = self._volume.hydrator.fetcher.blocks(chunk, blob, first % self._per_chunk, count)
-        for block, page in enumerate(pages, first):
-            start = block * self._block_bytes
-            high = min(start + len(page), file.base_len, offset + len(out))
-            low = max(start, offset)
-            if low < high:
-                out[low - offset : high - offset] = page[low - start : high - start]
-
     # -- sealing -----------------------------------------------------------------------------------------------
 
     async def settle(self, file: OpenFile) -> None:
@@ -384,7 +333,7 @@ class Parts:
             await self._over.wait()
         if file.whole:
             return None
-        if not any(self._is_part(file, index) for index in range(len(file.source.chunks))):
+        if not any(self._assembler.is_part(file, index) for index in range(len(file.source.chunks))):
             try:
                 return await self._files.fill(file)
             except OSError as e:
@@ -403,7 +352,7 @@ class Parts:
     async def _settle_chunk(self, file: OpenFile, index: int) -> None:
         async with file.io:
             size = file.stat().st_size
-            if file.whole or await trio.to_thread.run_sync(self._is_settled, file, index, size):
+            if file.whole or await trio.to_thread.run_sync(self._assembler.is_settled, file, index, size):
                 return
             blocks = range(index * self._per_chunk, (index + 1) * self._per_chunk)
             absent = [block for block in blocks if file.is_absent(block, self._block_bytes)]
@@ -414,80 +363,10 @@ class Parts:
                 if read is not None:
                     await self._upload(read)
 
-    def _is_part(self, file: OpenFile, index: int) -> bool:
-        base = file.base
-        if base is None or index >= len(base.chunks):
-            return False
-        chunk = base.chunks[index]
-        return bool(chunk.chunk_id and chunk.key) and chunk.generation == file.key[2]
-
-    def _here(self, file: OpenFile, index: int, length: int) -> int | None:
-        """The blocks of a chunk that are here; None: all."""
-        blocks = range(index * self._per_chunk, index * self._per_chunk + -(-length // self._block_bytes))
-        mask = sum(1 << i for i, b in enumerate(blocks) if not file.is_absent(b, self._block_bytes))
-        return None if mask == full_mask(length, self._block_bytes) else mask
-
-    def _is_settled(self, file: OpenFile, index: int, size: int, fd: int = -1) -> bool:
-        """Whether it is here whole, or a part whose blocks that are here are still the part's. On a worker thread."""
-        start = index * self._chunk_bytes
-        length = min(self._chunk_bytes, size - start)
-        here = self._here(file, index, length)
-        if here is None:
-            return True
-        if not self._is_part(file, index):
-            return False
-        chunk = file.source.chunks[index]
-        if chunk.length != length or start + length > file.base_len:
-            return False
-        for i in range(-(-length // self._block_bytes)):
-            at = i * self._block_bytes
-            if here >> i & 1:
-                data = self._read_range(file, start + at, min(self._block_bytes, length - at), fd)
-                if native.crc64(data) != block_crc(chunk.block_crcs, i):
-                    return False
-        return True
-
     def digest(self, file: OpenFile, fd: int, size: int) -> tuple[ObjectDigest, dict[int, int]]:
         """What a seal says, and which chunks stay the parts they are, with their blocks that are here; CorruptError
         where one is neither whole nor settled. On a worker thread."""
-        count = -(-size // self._chunk_bytes)
-        parts: dict[int, int] = {}
-        chunks: list[ChunkDigest] = []
-        known = len(file.running.chunks)
-        for index in range(min(known, count)):
-            chunks.append(self._digest_at(file, fd, index, size, parts, None))
-        if count == 1 and chunks:
-            return ObjectDigest(size, chunks[0].sha256, tuple(chunks)), parts
-        whole = file.running.sha256.copy()
-        if known > count or [c.sha256 for c in chunks] != file.running.chunks:
-            whole = hashlib.sha256()  # something was written over: all of it is read again
-            for index in range(len(chunks)):
-                self._stream(file, fd, index, size, whole)
-        for index in range(len(chunks), count):
-            chunks.append(self._digest_at(file, fd, index, size, parts, whole))
-        sha256 = chunks[0].sha256 if count == 1 else whole.digest()
-        return ObjectDigest(size, sha256, tuple(chunks)), parts
-
-    def _digest_at(
-        self, file: OpenFile, fd: int, index: int, size: int, parts: dict[int, int], whole: hashlib._Hash | None
-    ) -> ChunkDigest:
-        start = index * self._chunk_bytes
-        length = min(self._chunk_bytes, size - start)
-        here = self._here(file, index, length)
-        if here is None:
-            return digest_range(fd, start, length, self._block_bytes, whole, str(file.path))
-        if not self._is_settled(file, index, size, fd):
-            raise CorruptError(f"chunk {index} is not complete", path=str(file.path))
-        parts[index] = here
-        if whole is not None:
-            self._stream(file, fd, index, size, whole)
-        chunk = file.source.chunks[index]
-        return ChunkDigest(chunk.length, chunk.sha256, chunk.crc64, chunk.block_crcs)
-
-    def _stream(self, file: OpenFile, fd: int, index: int, size: int, whole: hashlib._Hash) -> None:
-        start = index * self._chunk_bytes
-        for at in range(start, min(start + self._chunk_bytes, size), FETCH_BYTES):
-            whole.update(self._read_range(file, at, min(FETCH_BYTES, start + self._chunk_bytes - at, size - at), fd))
+        return self._assembler.digest(file, fd, size)
 
     # -- after a restart ---------------------------------------------------------------------------------------
 
@@ -495,7 +374,6 @@ class Parts:
         """Where the absent blocks of a dirty file from before come from. On a worker thread."""
         with self._volume.catalog.view() as view:
             rows = [view.get(file.key[0], t.CHUNKS, chunk_id) for chunk_id in obj.chunks]
-        size = os.stat(file.path).st_size
         row = ObjectRow(file.ino, file.key[2], ObjectState.DIRTY, dirty.base_len, self._chunk_bytes)
         handle = ObjectHandle(file.key, file.tenant, file.path, row, [], [], self._block_bytes)
         for index, mask in enumerate(dirty.present):
@@ -505,7 +383,7 @@ class Parts:
             self._append(handle, part or of_base or empty)
             mask |= self._behind(handle.chunks[index])
             if self.can_punch:
-                mask |= self._found(file.path, index, size)
+                mask |= extents.found_blocks(file.path, index * self._per_chunk, self._per_chunk, self._block_bytes)
             handle.masks[index] = handle.trusted[index] = mask
         return handle
 
@@ -516,97 +394,10 @@ class Parts:
             base.take_over(block)
 
     def punch_absent(self, base: ObjectHandle) -> None:
-        """Before an object that is partly here is written to: what may not be read of it is a hole. On a worker thread.
-
-        Leftovers of an eviction that a crash cut short, blocks that failed their checksum: after the next crash they
-        must not be taken for written.
-        """
-        if not self.can_punch:
-            return
-        punched = False
-        for first, count in _runs_of(block for block in range(base.block_count) if not base.is_resident(block)):
-            start = first * self._block_bytes
-            with contextlib.suppress(OSError):
-                if os.lseek(base.fd, start, os.SEEK_DATA) >= start + count * self._block_bytes:
-                    continue
-                fallocate(base.fd, FALLOC_PUNCH_HOLE | FALLOC_KEEP_SIZE, start, count * self._block_bytes)
-                punched = True
-        if punched:
-            self._volume.env.files.fsync(base.fd)
-
-    def _found(self, path: Path, index: int, size: int) -> int:
-        """The blocks of a chunk that were written, or fetched, since it was a hole: those without one."""
-        mask = 0
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            for i in range(self._per_chunk):
-                start = index * self._chunk_bytes + i * self._block_bytes
-                stop = min(start + self._block_bytes, size)
-                if start < stop and _is_data(fd, start, stop):
-                    mask |= 1 << i
-        finally:
-            os.close(fd)
-        return mask
-
-
-def _runs_of(blocks: Iterable[int]) -> list[tuple[int, int]]:
-    """(first, how many) of neighbours."""
-    runs: list[tuple[int, int]] = []
-    for block in blocks:
-        if runs and sum(runs[-1]) == block:
-            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
-        else:
-            runs.append((block, 1))
-    return runs
+        """Before an object that is partly here is written to: what may not be read of it is a hole."""
+        if self.can_punch:
+            extents.punch_absent(self._volume.env, base, self._block_bytes)
 
 
 def _is_takeable(file: OpenFile) -> bool:
     return file.dirty and file.handles > 0 and file.registered and file.masked and file.mode is Mode.RANGED
-
-
-def _is_data(fd: int, start: int, stop: int) -> bool:
-    with contextlib.suppress(OSError):
-        return os.lseek(fd, start, os.SEEK_DATA) == start and os.lseek(fd, start, os.SEEK_HOLE) >= stop
-    return False
-
-
-def _data_by_chunk(path: Path, chunk_bytes: int) -> dict[int, int]:
-    """How many bytes of data each chunk of a file has. On a worker thread."""
-    sizes: dict[int, int] = {}
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        at = 0
-        while True:
-            try:
-                start = os.lseek(fd, at, os.SEEK_DATA)
-            except OSError:
-                return sizes  # nothing but a hole behind it
-            at = os.lseek(fd, start, os.SEEK_HOLE)
-            while start < at:
-                stop = min(at, (start // chunk_bytes + 1) * chunk_bytes)
-                sizes[start // chunk_bytes] = sizes.get(start // chunk_bytes, 0) + stop - start
-                start = stop
-    finally:
-        os.close(fd)
-
-
-def data_bytes(path: Path) -> int:
-    """What a sparse file holds."""
-    try:
-        return sum(objects.on_disk(size) for size in _data_by_chunk(path, 1 << 62).values())
-    except FileNotFoundError:
-        return 0
-
-
-def _probe(folder: Path, block_bytes: int) -> bool:
-    """Whether a hole can be punched into a file in this folder, and is found as one. In a file of its own: several
-    threads may ask at once."""
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder) as f:
-            fd = f.fileno()
-            os.pwrite(fd, b"x" * 2 * block_bytes, 0)
-            fallocate(fd, FALLOC_PUNCH_HOLE | FALLOC_KEEP_SIZE, 0, block_bytes)
-            return not _is_data(fd, 0, block_bytes) and _is_data(fd, block_bytes, 2 * block_bytes)
-    except OSError:
-        return False

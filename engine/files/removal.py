@@ -18,8 +18,9 @@ from aof2.engine import namespace
 from aof2.engine.aio import result_of
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.rows import InodeRow
+from aof2.engine.files.extents import data_bytes
 from aof2.engine.files.known import Known
-from aof2.engine.files.parts import Parts, data_bytes
+from aof2.engine.files.parts import Parts
 from aof2.engine.files.seal import Sealer
 from aof2.engine.files.state import OpenFile, stream_of
 

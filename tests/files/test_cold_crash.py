@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from aof2.engine.catalog.rows import ObjectState
-from aof2.engine.files import Files, parts, stream_of
+from aof2.engine.files import Files, extents, stream_of
 from tests.engine.helpers import KIB, small_settings
 from tests.files.helpers import FakeKernel, content, make, publish, row_of, run_files, scribble
 from tests.files.test_table import data_of
@@ -54,7 +54,7 @@ def test_a_cold_file_that_was_changed_survives_a_crash(
 ) -> None:
     """Where the filesystem cannot tell what was written by its holes, only fsync can."""
     if not holes:
-        monkeypatch.setattr(parts, "_probe", lambda folder, block_bytes: False)
+        monkeypatch.setattr(extents, "can_punch", lambda folder, block_bytes: False)
     settings = small_settings(tmp_path)
     expected = bytearray(data_of(300 * KIB))
     inos: list[int] = []
@@ -87,7 +87,7 @@ def test_a_cold_file_that_was_changed_survives_a_crash(
 def test_many_ask_at_once_whether_holes_can_be_made(tmp_path: Path) -> None:
     """Recovery does, one thread a dirty file; a wrong no would fetch old bytes over new ones."""
     with ThreadPoolExecutor(8) as pool:
-        assert all(pool.map(lambda _: parts._probe(tmp_path, BLOCK), range(200)))
+        assert all(pool.map(lambda _: extents.can_punch(tmp_path, BLOCK), range(200)))
     assert list(tmp_path.iterdir()) == []
 
 

@@ -17,7 +17,7 @@ from aof2.engine import namespace
 from aof2.engine.aio import result_of
 from aof2.engine.catalog.rows import ObjectState
 from aof2.engine.files import Files, Mode, stream_of
-from aof2.engine.files.parts import data_bytes
+from aof2.engine.files.extents import data_bytes
 from aof2.engine.files.recover import set_immutable
 from aof2.engine.files.room import WATCH_S
 from aof2.engine.settings import Settings

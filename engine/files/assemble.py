@@ -1,0 +1,159 @@
+"""A file that is only partly here, put together: its bytes as a reader sees them, and what a seal says of them.
+
+Invariant: a chunk stays the part it was uploaded as only while each of its blocks that is here still has that part's
+checksum.
+
+Owner: worker threads; it keeps nothing, writes nothing, and holds a few MiB at a time beside what it returns.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from typing import TYPE_CHECKING, Final
+
+from aof2 import native
+from aof2.engine.catalog import tables as t
+from aof2.engine.errors import CorruptError
+from aof2.engine.files.state import OpenFile
+from aof2.engine.local.hot import read_exactly
+from aof2.engine.objects import full_mask
+from aof2.engine.tiering.hashing import ChunkDigest, ObjectDigest, block_crc, digest_range
+from aof2.engine.tiering.flights import NotAvailableError
+
+if TYPE_CHECKING:
+    from aof2.engine.volume import Volume
+
+FETCH_BYTES: Final = 8 << 20
+
+
+class Assembler:
+    """Reads and hashes files that are partly here."""
+
+    def __init__(self, volume: Volume) -> None:
+        self._volume = volume
+        self._block_bytes = volume.settings.engine.block_bytes
+        self._chunk_bytes = volume.settings.engine.chunk_bytes
+        self._per_chunk = self._chunk_bytes // self._block_bytes
+
+    def read_range(self, file: OpenFile, offset: int, length: int, fd: int = -1) -> memoryview:
+        """Bytes as a reader sees them, at most a chunk: from the backing file, and from where absent blocks are."""
+        out = memoryview(bytearray(length))
+        own = fd < 0
+        fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC) if own else fd
+        try:
+            for first, count, absent in self._runs(file, offset, length):
+                low = max(offset, first * self._block_bytes)
+                high = min(offset + length, (first + count) * self._block_bytes)
+                if absent:
+                    self._fetch(file, first, count, out, offset)
+                else:
+                    out[low - offset : high - offset] = read_exactly(fd, low, high - low, path=str(file.path))
+        finally:
+            if own:
+                os.close(fd)
+        return out
+
+    def _runs(self, file: OpenFile, offset: int, length: int) -> list[tuple[int, int, bool]]:
+        """(first block, how many, absent): neighbours of one kind and one chunk, a few MiB at most."""
+        runs: list[tuple[int, int, bool]] = []
+        most = max(1, FETCH_BYTES // self._block_bytes)
+        for block in range(offset // self._block_bytes, (offset + length - 1) // self._block_bytes + 1):
+            absent = file.is_absent(block, self._block_bytes)
+            if runs and runs[-1][2] == absent and runs[-1][1] < most and block % self._per_chunk:
+                runs[-1] = (runs[-1][0], runs[-1][1] + 1, absent)
+            else:
+                runs.append((block, 1, absent))
+        return runs
+
+    def _fetch(self, file: OpenFile, first: int, count: int, out: memoryview, offset: int) -> None:
+        chunk = file.source.chunks[first // self._per_chunk]
+        with self._volume.catalog.view() as view:
+            blob = view.get(file.key[0], t.BLOBS, chunk.sha256)
+        if blob is None:
+            raise NotAvailableError(f"chunk {chunk.chunk_id} has no copy anywhere", path=str(file.path))
+        pages = self._volume.hydrator.fetcher.blocks(chunk, blob, first % self._per_chunk, count)
+        for block, page in enumerate(pages, first):
+            start = block * self._block_bytes
+            high = min(start + len(page), file.base_len, offset + len(out))
+            low = max(start, offset)
+            if low < high:
+                out[low - offset : high - offset] = page[low - start : high - start]
+
+    # -- for a seal -------------------------------------------------------------------------------------------
+
+    def is_part(self, file: OpenFile, index: int) -> bool:
+        """Whether the chunk was uploaded while the file was being written."""
+        base = file.base
+        if base is None or index >= len(base.chunks):
+            return False
+        chunk = base.chunks[index]
+        return bool(chunk.chunk_id and chunk.key) and chunk.generation == file.key[2]
+
+    def _here(self, file: OpenFile, index: int, length: int) -> int | None:
+        """The blocks of a chunk that are here; None: all."""
+        blocks = range(index * self._per_chunk, index * self._per_chunk + -(-length // self._block_bytes))
+        mask = sum(1 << i for i, b in enumerate(blocks) if not file.is_absent(b, self._block_bytes))
+        return None if mask == full_mask(length, self._block_bytes) else mask
+
+    def is_settled(self, file: OpenFile, index: int, size: int, fd: int = -1) -> bool:
+        """Whether it is here whole, or a part whose blocks that are here are still the part's. On a worker thread."""
+        start = index * self._chunk_bytes
+        length = min(self._chunk_bytes, size - start)
+        here = self._here(file, index, length)
+        if here is None:
+            return True
+        if not self.is_part(file, index):
+            return False
+        chunk = file.source.chunks[index]
+        if chunk.length != length or start + length > file.base_len:
+            return False
+        for i in range(-(-length // self._block_bytes)):
+            at = i * self._block_bytes
+            if here >> i & 1:
+                data = self.read_range(file, start + at, min(self._block_bytes, length - at), fd)
+                if native.crc64(data) != block_crc(chunk.block_crcs, i):
+                    return False
+        return True
+
+    def digest(self, file: OpenFile, fd: int, size: int) -> tuple[ObjectDigest, dict[int, int]]:
+        """What a seal says, and which chunks stay the parts they are, with their blocks that are here; CorruptError
+        where one is neither whole nor settled. On a worker thread."""
+        count = -(-size // self._chunk_bytes)
+        parts: dict[int, int] = {}
+        chunks: list[ChunkDigest] = []
+        known = len(file.running.chunks)
+        for index in range(min(known, count)):
+            chunks.append(self._digest_at(file, fd, index, size, parts, None))
+        if count == 1 and chunks:
+            return ObjectDigest(size, chunks[0].sha256, tuple(chunks)), parts
+        whole = file.running.sha256.copy()
+        if known > count or [c.sha256 for c in chunks] != file.running.chunks:
+            whole = hashlib.sha256()  # something was written over: all of it is read again
+            for index in range(len(chunks)):
+                self._stream(file, fd, index, size, whole)
+        for index in range(len(chunks), count):
+            chunks.append(self._digest_at(file, fd, index, size, parts, whole))
+        sha256 = chunks[0].sha256 if count == 1 else whole.digest()
+        return ObjectDigest(size, sha256, tuple(chunks)), parts
+
+    def _digest_at(
+        self, file: OpenFile, fd: int, index: int, size: int, parts: dict[int, int], whole: hashlib._Hash | None
+    ) -> ChunkDigest:
+        start = index * self._chunk_bytes
+        length = min(self._chunk_bytes, size - start)
+        here = self._here(file, index, length)
+        if here is None:
+            return digest_range(fd, start, length, self._block_bytes, whole, str(file.path))
+        if not self.is_settled(file, index, size, fd):
+            raise CorruptError(f"chunk {index} is not complete", path=str(file.path))
+        parts[index] = here
+        if whole is not None:
+            self._stream(file, fd, index, size, whole)
+        chunk = file.source.chunks[index]
+        return ChunkDigest(chunk.length, chunk.sha256, chunk.crc64, chunk.block_crcs)
+
+    def _stream(self, file: OpenFile, fd: int, index: int, size: int, whole: hashlib._Hash) -> None:
+        start = index * self._chunk_bytes
+        for at in range(start, min(start + self._chunk_bytes, size), FETCH_BYTES):
+            whole.update(self.read_range(file, at, min(FETCH_BYTES, start + self._chunk_bytes - at, size - at), fd))

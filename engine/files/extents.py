@@ -1,0 +1,113 @@
+"""Where a sparse backing file has data and where it has holes: what the disk itself knows of which blocks are here.
+
+Invariant: a block counts as data only when all of it is. Where holes cannot be made, or not be found again, nothing
+here is to be relied on (`can_punch`).
+
+Owner: worker threads; it keeps nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from aof2.engine import objects
+from aof2.engine.env import Env
+from aof2.engine.local.handles import ObjectHandle
+from aof2.engine.local.hot import FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, fallocate
+
+
+def can_punch(folder: Path, block_bytes: int) -> bool:
+    """Whether a hole can be punched into a file in this folder, and is found as one. In a file of its own: several
+    threads may ask at once."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as f:
+            fd = f.fileno()
+            os.pwrite(fd, b"x" * 2 * block_bytes, 0)
+            fallocate(fd, FALLOC_PUNCH_HOLE | FALLOC_KEEP_SIZE, 0, block_bytes)
+            return not _is_data(fd, 0, block_bytes) and _is_data(fd, block_bytes, 2 * block_bytes)
+    except OSError:
+        return False
+
+
+def punch_absent(env: Env, base: ObjectHandle, block_bytes: int) -> None:
+    """Before an object that is partly here is written to: what may not be read of it is a hole.
+
+    Leftovers of an eviction that a crash cut short, blocks that failed their checksum: after the next crash they
+    must not be taken for written.
+    """
+    punched = False
+    for first, count in _runs_of(block for block in range(base.block_count) if not base.is_resident(block)):
+        start = first * block_bytes
+        with contextlib.suppress(OSError):
+            if os.lseek(base.fd, start, os.SEEK_DATA) >= start + count * block_bytes:
+                continue
+            fallocate(base.fd, FALLOC_PUNCH_HOLE | FALLOC_KEEP_SIZE, start, count * block_bytes)
+            punched = True
+    if punched:
+        env.files.fsync(base.fd)
+
+
+def found_blocks(path: Path, first: int, count: int, block_bytes: int) -> int:
+    """A mask of the blocks that were written, or fetched, since they were a hole: those without one."""
+    mask = 0
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        size = os.fstat(fd).st_size
+        for i in range(count):
+            start = (first + i) * block_bytes
+            stop = min(start + block_bytes, size)
+            if start < stop and _is_data(fd, start, stop):
+                mask |= 1 << i
+    finally:
+        os.close(fd)
+    return mask
+
+
+def data_by_chunk(path: Path, chunk_bytes: int) -> dict[int, int]:
+    """How many bytes of data each chunk of a file has."""
+    sizes: dict[int, int] = {}
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        at = 0
+        while True:
+            try:
+                start = os.lseek(fd, at, os.SEEK_DATA)
+            except OSError:
+                return sizes  # nothing but a hole behind it
+            at = os.lseek(fd, start, os.SEEK_HOLE)
+            while start < at:
+                stop = min(at, (start // chunk_bytes + 1) * chunk_bytes)
+                sizes[start // chunk_bytes] = sizes.get(start // chunk_bytes, 0) + stop - start
+                start = stop
+    finally:
+        os.close(fd)
+
+
+def data_bytes(path: Path) -> int:
+    """What a sparse file holds."""
+    try:
+        return sum(objects.on_disk(size) for size in data_by_chunk(path, 1 << 62).values())
+    except FileNotFoundError:
+        return 0
+
+
+def _runs_of(blocks: Iterable[int]) -> list[tuple[int, int]]:
+    """(first, how many) of neighbours."""
+    runs: list[tuple[int, int]] = []
+    for block in blocks:
+        if runs and sum(runs[-1]) == block:
+            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
+        else:
+            runs.append((block, 1))
+    return runs
+
+
+def _is_data(fd: int, start: int, stop: int) -> bool:
+    with contextlib.suppress(OSError):
+        return os.lseek(fd, start, os.SEEK_DATA) == start and os.lseek(fd, start, os.SEEK_HOLE) >= stop
+    return False
