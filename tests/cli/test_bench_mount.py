@@ -24,7 +24,6 @@ from aof2.fs.bench.process import Processes, StepError, is_mounted, mounts_under
 from aof2.fs.bench.race import Race
 from aof2.fs.bench.server import parse_sent
 from aof2.fs.bench.verdict import Outcome, at_most, judge
-from aof2.fs.cli import VERBS
 from tests.cli.logs import objects, run
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounts")
@@ -335,7 +334,6 @@ def test_tiny_run_of_the_disk_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 @needs_root
 @needs_fio
-@pytest.mark.skipif("mount" not in VERBS, reason="there is no mount yet")
 def test_tiny_run_with_the_mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     result = run(*TINY)
