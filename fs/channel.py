@@ -29,17 +29,15 @@ import trio
 
 from aof2.fs import channel_wire as wire
 from aof2.fs.channel_outbox import Outbox, socket_pair
-from aof2.fs.channel_wire import ChannelError, Kind, KnownHandle, Mode, NestAction, NodeFlag, Upcall, Written
+from aof2.fs.channel_wire import ChannelError, Kind, KnownHandle, NestAction, Upcall, Written
 from aof2.native.channel_path import channel_path
 
 __all__ = [
     "Channel",
     "ChannelError",
     "KnownHandle",
-    "Mode",
     "MountOptions",
     "NestAction",
-    "NodeFlag",
     "Upcall",
     "Written",
     "open_channel",

@@ -38,22 +38,6 @@ AGAIN: Final = 2
 UNTRACKED: Final = 4
 
 
-class Mode(IntEnum):
-    """How the opens of an inode are served. Spoken on the socket: never renumber."""
-
-    PASSTHROUGH = 1
-    RANGED = 2
-
-
-class NodeFlag(IntEnum):
-    """Spoken on the socket: never renumber."""
-
-    ALL_PRESENT = 1
-    """Every block is in the backing file."""
-    SUID = 2
-    """A write by another user comes here, where suid, sgid and capabilities are cleared."""
-
-
 class Kind(IntEnum):
     """Messages, ours and the channel's. Spoken on the socket: never renumber."""
 

@@ -26,18 +26,20 @@ from aof2.engine.objects import ObjectGoneError
 
 
 class Mode(IntEnum):
-    """As the channel numbers them."""
+    """How the opens of an inode are served. Spoken to the channel: never renumber."""
 
     PASSTHROUGH = 1
     RANGED = 2
 
 
 class NodeFlags(IntEnum):
-    """As the channel numbers them."""
+    """Spoken to the channel: never renumber."""
 
     NONE = 0
     ALL_PRESENT = 1
+    """Every block is in the backing file."""
     SUID = 2
+    """A write by another user comes here, where suid, sgid and capabilities are cleared."""
 
 
 class Written(Protocol):

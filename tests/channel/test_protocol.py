@@ -11,7 +11,8 @@ from typing import Any, cast
 import pytest
 import trio
 
-from aof2.fs.channel import Channel, Mode, Written
+from aof2.engine.files import Mode
+from aof2.fs.channel import Channel, Written
 from aof2.fs.channel_wire import Kind
 
 CHANNEL = Path(__file__).resolve().parents[2] / "native" / "channel"
