@@ -6,7 +6,6 @@ import os
 import random
 import shutil
 import signal
-import traceback
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -22,6 +21,7 @@ from aof2.engine.tiering import publish
 from aof2.engine.verify.findings import Severity
 from aof2.engine.verify.run import verify as verify_volume
 from tests.engine.helpers import small_settings
+from tests.support.crash import is_killed
 
 from .helpers import CHUNK, TENANT, World, run_world
 from .test_prune import content, rewrite
@@ -64,21 +64,8 @@ def armed(body: Body) -> Body:
 
 def run_killed(root: Path, body: Body, point: str, nth: int, now_ms: int) -> bool:
     """Runs the body in a child until it is killed at the point; False: it never got there."""
-    pid = os.fork()
-    if pid == 0:
-        code = 99
-        try:
-            env = CrashEnv(point, nth, now_ms=now_ms)
-            run_world(small_settings(root), armed(body), env=env, record=root / "calls")
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-    _, status = os.waitpid(pid, 0)
-    killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
-    assert killed or status == 0, f"the child failed before {point}: wait status {status}"
-    return killed
+    env = CrashEnv(point, nth, now_ms=now_ms)
+    return is_killed(lambda: run_world(small_settings(root), armed(body), env=env, record=root / "calls"), point)
 
 
 def cases(hits: Counter[str], points: tuple[str, ...]) -> list[tuple[str, int]]:

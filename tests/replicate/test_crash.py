@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
-import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -25,7 +22,7 @@ from aof2.engine.replicate.restore import restore_from
 from aof2.engine.replicate.stream import log_state
 from aof2.engine.replicate.uploader import ReplicateOptions
 from tests.catalog.helpers import every_row
-from tests.support.crash import CountingEnv, CrashEnv, crash_cases
+from tests.support.crash import CountingEnv, CrashEnv, crash_cases, is_killed
 
 from .helpers import (
     TENANT,
@@ -48,21 +45,7 @@ Workload = Callable[[Env, Path], None]
 
 def killed_at(workload: Workload, root: Path, point: str, nth: int) -> bool:
     """Runs it in a child that dies at the nth `point`; False when it came to its end before."""
-    pid = os.fork()
-    if pid == 0:
-        code = 99
-        try:
-            workload(CrashEnv(Files(), point, nth), root)
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-    _, status = os.waitpid(pid, 0)
-    if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
-        return True
-    assert status == 0, f"the workload failed before {point}: wait status {status}"
-    return False
+    return is_killed(lambda: workload(CrashEnv(Files(), point, nth), root), point)
 
 
 # -- the writer --------------------------------------------------------------------------------------------------

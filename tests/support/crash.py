@@ -17,6 +17,7 @@ import random
 import shutil
 import signal
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -161,27 +162,30 @@ class Crash:
 Workload = Callable[[Env, Acks], None]
 
 
-def run_until_crash(workload: Workload, base: Path, point: str | None, nth: int = 1) -> Crash:
-    """Runs `workload` on `base/live` in a child that dies at the nth `point` (None: runs to its end)."""
-    root, shadow = base / "live", base / "shadow"
-    root.mkdir(parents=True)
-    acks = Acks(base / "acks")
+def is_killed(work: Callable[[], object], point: str | None) -> bool:
+    """Runs it in a child that dies at `point`; False when it came to its end before. To fail is neither."""
     pid = os.fork()
     if pid == 0:
         code = 99
         try:
-            workload(CrashEnv(ShadowFiles(root, shadow), point, nth), acks)
+            work()
             code = 0
         except BaseException:
-            import traceback
-
             traceback.print_exc()
         finally:
             os._exit(code)
     _, status = os.waitpid(pid, 0)
     killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
-    if not killed and status != 0:
-        raise AssertionError(f"the workload failed before {point}: wait status {status}")
+    assert killed or status == 0, f"the child failed before {point}: wait status {status}"
+    return killed
+
+
+def run_until_crash(workload: Workload, base: Path, point: str | None, nth: int = 1) -> Crash:
+    """Runs `workload` on `base/live` in a child that dies at the nth `point` (None: runs to its end)."""
+    root, shadow = base / "live", base / "shadow"
+    root.mkdir(parents=True)
+    acks = Acks(base / "acks")
+    killed = is_killed(lambda: workload(CrashEnv(ShadowFiles(root, shadow), point, nth), acks), point)
     return Crash(root, shadow, acks.told(), killed)
 
 
