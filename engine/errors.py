@@ -1,9 +1,11 @@
-"""Every error the engine raises on purpose: few classes, each says what the caller does about it.
+"""Every error the engine raises on purpose: few classes, each says what the caller does about it; and plain errnos.
 
 Anything else that escapes the engine is a bug. Messages are one line: what, where, what to do.
 """
 
 from __future__ import annotations
+
+import os
 
 
 class Aof2Error(Exception):
@@ -64,3 +66,8 @@ class TransientError(Aof2Error):
     def __init__(self, message: str, *, reason_code: int = 0) -> None:
         self.reason_code = reason_code
         super().__init__(message)
+
+
+def os_error(code: int, name: bytes | str = "") -> OSError:
+    """What a filesystem answers: it goes to the caller as this errno."""
+    return OSError(code, os.strerror(code), os.fsdecode(name) if name else None)

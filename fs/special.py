@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from aof2.engine.catalog.rows import InodeRow
+from aof2.engine.errors import os_error
 
 ROOT: Final = 1
 DOT: Final = 2
@@ -73,7 +74,7 @@ class Special:
             return [(b"status.json", STATUS), (b"metrics", METRICS), (b"manifest", MANIFEST)]
         if ino == MANIFEST:
             return [(name.encode() + b".jsonl", FIRST_LOG + tenant_id) for tenant_id, name in self._tenants().items()]
-        raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        raise os_error(errno.ENOTDIR)
 
     def lookup(self, parent: int, name: bytes) -> int | None:
         return dict(self.entries(parent)).get(name)
@@ -85,7 +86,7 @@ class Special:
         elif self._log_content is not None and ino - FIRST_LOG in self._tenants():
             content = self._log_content(self._tenants()[ino - FIRST_LOG])
         else:
-            raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
+            raise os_error(errno.ENOENT)
         with tempfile.TemporaryFile() as f:
             f.writelines(content)
             f.flush()

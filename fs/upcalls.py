@@ -8,10 +8,10 @@ Owner: the trio thread.
 from __future__ import annotations
 
 import errno
-import os
 import struct
 from typing import Final
 
+from aof2.engine.errors import os_error
 from aof2.engine.files import Files
 from aof2.fs.answers import code_of
 from aof2.fs.channel import Upcall
@@ -57,7 +57,7 @@ class Upcalls:
         if call.opcode == SYNCFS:
             await self._files.sync_all()
             return b""
-        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+        raise os_error(errno.EOPNOTSUPP)
 
     async def _fallocate(self, call: Upcall) -> bytes:
         fh, offset, length, mode, _ = _FALLOCATE_IN.unpack_from(call.body)

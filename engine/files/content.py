@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
+from aof2.engine.errors import os_error
 from aof2.engine.files.modes import Modes
 from aof2.engine.files.parts import Parts
 from aof2.engine.files.room import WriteRoom
@@ -123,7 +124,7 @@ class Content:
                 count = -(-min(file.base_len, file.base.size) // self._block_bytes)
                 absent = [block for block in range(count) if file.is_absent(block, self._block_bytes)]
                 if await self.fetch(file, absent):
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                    raise os_error(errno.ENOSPC)
             self.become_whole_if_so(file)
 
     def become_whole_if_so(self, file: OpenFile) -> None:

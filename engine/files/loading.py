@@ -21,6 +21,7 @@ import trio
 from aof2.engine.aio import result_of
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.rows import DirtyRow, InodeRow, ObjectRow, ObjectState
+from aof2.engine.errors import os_error
 from aof2.engine.files import marks
 from aof2.engine.files.charges import Charges
 from aof2.engine.files.known import Known
@@ -61,7 +62,7 @@ class Loader:
             obj = view.get(stream_id, t.OBJECTS, (ino, row.generation)) if row is not None else None
             dirty = view.get(stream_id, t.DIRTY, ino) if obj is not None and obj.state == ObjectState.DIRTY else None
         if row is None or obj is None:
-            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+            raise os_error(errno.ESTALE)
         file = self._known.get(ino)
         if file is None:
             file = await self._make(row, obj, dirty)

@@ -34,7 +34,7 @@ from aof2.engine import objects
 from aof2.engine.aio import open_nursery
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.rows import JobState, JobType
-from aof2.engine.errors import FatalIOError, ReadOnlyError
+from aof2.engine.errors import FatalIOError, ReadOnlyError, os_error
 from aof2.engine.files.recover import set_immutable
 from aof2.engine.files.state import Mode, OpenFile
 from aof2.engine.opening import disk_space
@@ -441,7 +441,7 @@ def _comfortable(limit_bytes: int, room_bytes: int, writers: int) -> bool:
 
 def _no_room(level: Level) -> OSError:
     code = errno.EDQUOT if level is Level.TENANT else errno.ENOSPC
-    return OSError(code, os.strerror(code))
+    return os_error(code)
 
 
 def _probe(folder: Path) -> bool:

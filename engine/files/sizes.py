@@ -13,6 +13,7 @@ import os
 
 import trio
 
+from aof2.engine.errors import os_error
 from aof2.engine.files.charges import Charges
 from aof2.engine.files.content import Content
 from aof2.engine.files.durability import Durability
@@ -71,7 +72,7 @@ class Sizes:
     async def fallocate(self, file: OpenFile, mode: int, offset: int, length: int) -> None:
         """Space for a range, or holes and zeros in it, on a ranged file. Reserves before a byte is taken."""
         if not file.dirty:
-            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+            raise os_error(errno.EBADF)
         takes_only = not mode & ~FALLOC_KEEP_SIZE
         if not file.whole and not takes_only:
             await self._fill_or_refuse(file)
@@ -79,7 +80,7 @@ class Sizes:
         async with self._room.admit(file, offset, taken), file.io:
             if not takes_only:
                 if not file.whole:
-                    raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+                    raise os_error(errno.EOPNOTSUPP)
                 self._parts.touch_all_from(file, offset)  # some modes move what is behind the range
             await trio.to_thread.run_sync(fallocate, file.open_fd(), mode, offset, length)
         await self._charges.recharge(file)
@@ -90,14 +91,14 @@ class Sizes:
             await self._content.fill(file)
         except OSError as e:
             if e.errno in NO_ROOM:
-                raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP)) from None
+                raise os_error(errno.EOPNOTSUPP) from None
             raise
 
     def seek(self, file: OpenFile, offset: int, whence: int) -> int:
         """SEEK_DATA and SEEK_HOLE. Of a file that is not all here nothing is known to be a hole but its end."""
         size = file.stat().st_size if file.dirty or file.base is None else file.base.size
         if offset >= size:
-            raise OSError(errno.ENXIO, os.strerror(errno.ENXIO))
+            raise os_error(errno.ENXIO)
         if file.dirty and file.whole:
             fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
             try:

@@ -35,6 +35,7 @@ import trio
 from aof2.engine import namespace
 from aof2.engine.aio import result_of
 from aof2.engine.catalog.rows import InodeRow, ObjectRow
+from aof2.engine.errors import os_error
 from aof2.engine.files.charges import Charges
 from aof2.engine.files.content import Content
 from aof2.engine.files.durability import Durability
@@ -123,7 +124,7 @@ class Files:
         try:
             return self._handles[fh]
         except KeyError:
-            raise OSError(errno.EBADF, os.strerror(errno.EBADF)) from None
+            raise os_error(errno.EBADF) from None
 
     def is_held(self, ino: int) -> bool:
         """Whether somebody changes the file's state, or waits to."""

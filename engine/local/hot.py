@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from aof2.engine.env import Env
-from aof2.engine.errors import CorruptError
+from aof2.engine.errors import CorruptError, os_error
 
 # Python has posix_fallocate only.
 _libc: Final = ctypes.CDLL(None, use_errno=True)
@@ -143,4 +143,4 @@ def read_cached(fd: int, offset: int, length: int) -> bytes | None:
 def fallocate(fd: int, mode: int, offset: int, length: int) -> None:
     if _libc.fallocate(fd, mode, ctypes.c_int64(offset), ctypes.c_int64(length)) != 0:
         code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
+        raise os_error(code)

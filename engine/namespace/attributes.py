@@ -14,6 +14,7 @@ import msgspec
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.batch import Batch
 from aof2.engine.catalog.rows import InodeRow
+from aof2.engine.errors import os_error
 from aof2.engine.namespace import nodes
 
 XATTR_NAME_LEN_MAX: Final = t.NAME_LEN_MAX
@@ -54,19 +55,19 @@ def set_xattr(
 ) -> InodeRow:
     row = nodes.get_inode(b, ino)
     if not 0 < len(name) <= XATTR_NAME_LEN_MAX:
-        raise nodes.fail(errno.ERANGE, name)
+        raise os_error(errno.ERANGE, name)
     if len(value) > XATTR_LEN_MAX:
-        raise nodes.fail(errno.E2BIG, name)
+        raise os_error(errno.E2BIG, name)
     old = b.get(t.XATTRS, (ino, name))
     if create and old is not None:
-        raise nodes.fail(errno.EEXIST, name)
+        raise os_error(errno.EEXIST, name)
     if replace and old is None:
-        raise nodes.fail(errno.ENODATA, name)
+        raise os_error(errno.ENODATA, name)
     others = sum(
         len(other) + len(data) for (_, other), data in b.scan(t.XATTRS, prefix=ino.to_bytes(8, "big")) if other != name
     )
     if others + len(name) + len(value) > XATTRS_LEN_MAX:
-        raise nodes.fail(errno.ENOSPC, name)
+        raise os_error(errno.ENOSPC, name)
     b.put(t.XATTRS, (ino, name), value)
     return _changed(b, row)
 
@@ -74,7 +75,7 @@ def set_xattr(
 def remove_xattr(b: Batch, ino: int, name: bytes) -> InodeRow:
     row = nodes.get_inode(b, ino)
     if len(name) > XATTR_NAME_LEN_MAX or b.get(t.XATTRS, (ino, name)) is None:
-        raise nodes.fail(errno.ENODATA, name)
+        raise os_error(errno.ENODATA, name)
     b.delete(t.XATTRS, (ino, name))
     return _changed(b, row)
 

@@ -13,6 +13,7 @@ from aof2.engine import objects
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.batch import Batch
 from aof2.engine.catalog.rows import INO_STREAM_SHIFT, ROOT_INO, InodeRow
+from aof2.engine.errors import os_error
 from aof2.engine.namespace import nodes
 
 TARGET_LEN_MAX: Final = 4095
@@ -59,7 +60,7 @@ def _enter(b: Batch, parent: int, name: bytes, mode: int, **fields: int | bytes)
     nodes.check_free(b, parent, name)
     is_dir = stat.S_ISDIR(mode)
     if is_dir and nodes.directory(b, parent).nlink >= nodes.DIRECTORY_LINKS_MAX:
-        raise nodes.fail(errno.EMLINK, name)
+        raise os_error(errno.EMLINK, name)
     row = _new(b, parent, mode, nlink=2 if is_dir else 1, last_name=name, **fields)  # type: ignore[arg-type]
     nodes.put_entry(b, parent, name, row)
     nodes.touch(b, parent, links=int(is_dir))
@@ -89,7 +90,7 @@ def make_node(b: Batch, parent: int, name: bytes, *, mode: int, rdev: int = 0, u
     """A fifo, socket or device; the mode says which."""
     kind = stat.S_IFMT(mode)
     if kind not in _NODES:
-        raise nodes.fail(errno.EINVAL, name)
+        raise os_error(errno.EINVAL, name)
     return _enter(b, parent, name, mode, uid=uid, gid=gid, rdev=rdev if kind in _DEVICES else 0)
 
 
@@ -99,9 +100,9 @@ def mkdir(b: Batch, parent: int, name: bytes, *, mode: int = 0o755, uid: int = 0
 
 def symlink(b: Batch, parent: int, name: bytes, *, target: bytes, uid: int = 0, gid: int = 0) -> InodeRow:
     if not target:
-        raise nodes.fail(errno.ENOENT, name)
+        raise os_error(errno.ENOENT, name)
     if len(target) > TARGET_LEN_MAX:
-        raise nodes.fail(errno.ENAMETOOLONG, name)
+        raise os_error(errno.ENAMETOOLONG, name)
     return _enter(b, parent, name, stat.S_IFLNK | 0o777, uid=uid, gid=gid, size=len(target), target=target)
 
 
@@ -110,12 +111,12 @@ def link(b: Batch, ino: int, parent: int, name: bytes) -> InodeRow:
     row = nodes.get_inode(b, ino)
     is_orphan = b.get(t.ORPHANS, ino) is not None
     if not row.nlink and not is_orphan:
-        raise nodes.fail(errno.ENOENT, name)  # deleted: `undelete` is the way back
+        raise os_error(errno.ENOENT, name)  # deleted: `undelete` is the way back
     if stat.S_ISDIR(row.mode):
-        raise nodes.fail(errno.EPERM, name)
+        raise os_error(errno.EPERM, name)
     nodes.check_free(b, parent, name)
     if row.nlink >= nodes.LINKS_MAX:
-        raise nodes.fail(errno.EMLINK, name)
+        raise os_error(errno.EMLINK, name)
     if is_orphan:
         b.delete(t.ORPHANS, ino)
     row = nodes.name_added(b, row, parent, name)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.batch import Batch
 from aof2.engine.catalog.rows import DentryRow, InodeRow
+from aof2.engine.errors import os_error
 from aof2.engine.namespace import nodes
 from aof2.engine.namespace.remove import IsOpen, never, rmdir, unlink
 
@@ -37,16 +38,16 @@ def rename(
 ) -> Renamed:
     """Moves a name, over an existing one if allowed; `exchange`: the existing one takes the old place."""
     if exchange and not replace:
-        raise nodes.fail(errno.EINVAL, new_name)
+        raise os_error(errno.EINVAL, new_name)
     nodes.check_name(new_name)
     nodes.directory(b, parent)
     target = nodes.directory(b, new_parent)
     entry = nodes.lookup(b, parent, name)
     old = b.get(t.DENTRIES, (new_parent, new_name))
     if old is None and exchange:
-        raise nodes.fail(errno.ENOENT, new_name)
+        raise os_error(errno.ENOENT, new_name)
     if old is not None and not replace:
-        raise nodes.fail(errno.EEXIST, new_name)
+        raise os_error(errno.EEXIST, new_name)
     if old is not None and old.ino == entry.ino:
         return Renamed(nodes.get_inode(b, entry.ino))  # two names of one inode: POSIX leaves both
     is_dir = stat.S_ISDIR(entry.mode)
@@ -56,7 +57,7 @@ def rename(
         return _exchange(b, (parent, name), entry, (new_parent, new_name), old)
     crosses = int(is_dir and parent != new_parent)
     if crosses and old is None and target.nlink >= nodes.DIRECTORY_LINKS_MAX:
-        raise nodes.fail(errno.EMLINK, new_name)
+        raise os_error(errno.EMLINK, new_name)
     replaced = None if old is None else _replace(b, new_parent, new_name, old, is_dir=is_dir, is_open=is_open)
     b.delete(t.DENTRIES, (parent, name))
     moved = _settle(b, entry.ino, (parent, name), (new_parent, new_name))
@@ -74,9 +75,9 @@ def _settle(b: Batch, ino: int, old: tuple[int, bytes], new: tuple[int, bytes]) 
 
 def _replace(b: Batch, parent: int, name: bytes, old: DentryRow, *, is_dir: bool, is_open: IsOpen) -> InodeRow:
     if is_dir and not stat.S_ISDIR(old.mode):
-        raise nodes.fail(errno.ENOTDIR, name)
+        raise os_error(errno.ENOTDIR, name)
     if not is_dir and stat.S_ISDIR(old.mode):
-        raise nodes.fail(errno.EISDIR, name)
+        raise os_error(errno.EISDIR, name)
     return rmdir(b, parent, name, is_open=is_open) if is_dir else unlink(b, parent, name, is_open=is_open)
 
 
@@ -96,7 +97,7 @@ def _check_not_below(b: Batch, ino: int, directory: int) -> None:
     at = directory
     while True:
         if at == ino:
-            raise nodes.fail(errno.EINVAL, str(ino))
+            raise os_error(errno.EINVAL, str(ino))
         above = nodes.directory(b, at).parent
         if above == at:
             return

@@ -9,7 +9,6 @@ Owner: the catalog's writer thread, for the length of a batch.
 from __future__ import annotations
 
 import errno
-import os
 import stat
 from typing import Final
 
@@ -18,6 +17,7 @@ import msgspec
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.batch import Batch
 from aof2.engine.catalog.rows import INO_STREAM_SHIFT, ROOT_INO, DentryRow, InodeRow
+from aof2.engine.errors import os_error
 from aof2.engine.namespace import read
 
 NAME_LEN_MAX: Final = t.NAME_LEN_MAX
@@ -29,35 +29,31 @@ def root_ino(tenant_id: int) -> int:
     return tenant_id << INO_STREAM_SHIFT | ROOT_INO
 
 
-def fail(code: int, name: bytes | str = "") -> OSError:
-    return OSError(code, os.strerror(code), os.fsdecode(name))
-
-
 def check_name(name: bytes) -> bytes:
     if len(name) > NAME_LEN_MAX:
-        raise fail(errno.ENAMETOOLONG, name)
+        raise os_error(errno.ENAMETOOLONG, name)
     if name in (b"", b".", b"..") or b"/" in name or b"\0" in name:
-        raise fail(errno.EINVAL, name)
+        raise os_error(errno.EINVAL, name)
     return name
 
 
 def get_inode(b: Batch, ino: int) -> InodeRow:
     row = b.get(t.INODES, ino)
     if row is None:
-        raise fail(errno.ENOENT, str(ino))
+        raise os_error(errno.ENOENT, str(ino))
     return row
 
 
 def get_entry(b: Batch, parent: int, name: bytes) -> DentryRow | None:
     if len(name) > NAME_LEN_MAX:
-        raise fail(errno.ENAMETOOLONG, name)
+        raise os_error(errno.ENAMETOOLONG, name)
     return b.get(t.DENTRIES, (parent, name))
 
 
 def lookup(b: Batch, parent: int, name: bytes) -> DentryRow:
     entry = get_entry(b, parent, name)
     if entry is None:
-        raise fail(errno.ENOENT, name)
+        raise os_error(errno.ENOENT, name)
     return entry
 
 
@@ -65,9 +61,9 @@ def directory(b: Batch, ino: int) -> InodeRow:
     """A directory that is still there."""
     row = get_inode(b, ino)
     if not stat.S_ISDIR(row.mode):
-        raise fail(errno.ENOTDIR, str(ino))
+        raise os_error(errno.ENOTDIR, str(ino))
     if not row.nlink:
-        raise fail(errno.ENOENT, str(ino))
+        raise os_error(errno.ENOENT, str(ino))
     return row
 
 
@@ -83,7 +79,7 @@ def check_free(b: Batch, parent: int, name: bytes) -> None:
     check_name(name)
     directory(b, parent)
     if b.get(t.DENTRIES, (parent, name)) is not None:
-        raise fail(errno.EEXIST, name)
+        raise os_error(errno.EEXIST, name)
 
 
 def put_entry(b: Batch, parent: int, name: bytes, row: InodeRow) -> None:

@@ -6,13 +6,13 @@ Owner: pure over a view. A crash leaves nothing.
 from __future__ import annotations
 
 import errno
-import os
 import stat
 from itertools import islice
 
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.rows import INO_STREAM_SHIFT, ROOT_INO, DentryRow, InodeRow
 from aof2.engine.catalog.store import View
+from aof2.engine.errors import os_error
 
 
 def inode(view: View, stream_id: int, ino: int) -> InodeRow | None:
@@ -21,7 +21,7 @@ def inode(view: View, stream_id: int, ino: int) -> InodeRow | None:
 
 def entry(view: View, stream_id: int, parent: int, name: bytes) -> DentryRow | None:
     if len(name) > t.NAME_LEN_MAX:
-        raise _fail(errno.ENAMETOOLONG, name)
+        raise os_error(errno.ENAMETOOLONG, name)
     return view.get(stream_id, t.DENTRIES, (parent, name))
 
 
@@ -39,13 +39,13 @@ def resolve(view: View, stream_id: int, path: bytes) -> InodeRow:
         if part in (b"", b"."):
             continue
         if not stat.S_ISDIR(row.mode):
-            raise _fail(errno.ENOTDIR, path)
+            raise os_error(errno.ENOTDIR, path)
         if part == b"..":
             ino = row.parent
         else:
             found = entry(view, stream_id, row.ino, part)
             if found is None:
-                raise _fail(errno.ENOENT, path)
+                raise os_error(errno.ENOENT, path)
             ino = found.ino
         row = _existing(view, stream_id, ino, path)
     return row
@@ -59,9 +59,9 @@ def path_of(view: View, stream_id: int, ino: int) -> bytes:
     while ino != root:
         row = _existing(view, stream_id, ino, str(ino).encode())
         if not row.nlink:
-            raise _fail(errno.ENOENT, str(ino).encode())
+            raise os_error(errno.ENOENT, str(ino))
         if ino in seen:
-            raise _fail(errno.ELOOP, str(ino).encode())  # which only damaged rows have
+            raise os_error(errno.ELOOP, str(ino))  # which only damaged rows have
         seen.add(ino)
         parts.append(name_of(view, stream_id, row))
         ino = row.parent
@@ -77,7 +77,7 @@ def name_of(view: View, stream_id: int, row: InodeRow) -> bytes:
     for (_, name), other in view.scan(stream_id, t.DENTRIES, prefix=row.parent.to_bytes(8, "big")):
         if other.ino == row.ino:
             return name
-    raise _fail(errno.ENOENT, str(row.ino).encode())
+    raise os_error(errno.ENOENT, str(row.ino))
 
 
 def orphans(view: View, stream_id: int) -> list[int]:
@@ -106,9 +106,5 @@ def list_xattrs(view: View, stream_id: int, ino: int) -> list[bytes]:
 def _existing(view: View, stream_id: int, ino: int, path: bytes) -> InodeRow:
     row = view.get(stream_id, t.INODES, ino)
     if row is None:
-        raise _fail(errno.ENOENT, path)
+        raise os_error(errno.ENOENT, path)
     return row
-
-
-def _fail(code: int, name: bytes) -> OSError:
-    return OSError(code, os.strerror(code), os.fsdecode(name))

@@ -21,6 +21,7 @@ from aof2.engine import tombstones
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.batch import Batch
 from aof2.engine.catalog.rows import InodeRow, ObjectRow, ObjectState
+from aof2.engine.errors import os_error
 from aof2.engine.namespace import nodes
 
 IsOpen = Callable[[int], bool]
@@ -35,7 +36,7 @@ def unlink(b: Batch, parent: int, name: bytes, *, is_open: IsOpen = never) -> In
     nodes.directory(b, parent)
     entry = nodes.lookup(b, parent, name)
     if stat.S_ISDIR(entry.mode):
-        raise nodes.fail(errno.EISDIR, name)
+        raise os_error(errno.EISDIR, name)
     b.delete(t.DENTRIES, (parent, name))
     nodes.touch(b, parent)
     row = nodes.name_removed(b, nodes.get_inode(b, entry.ino), parent, name)
@@ -50,7 +51,7 @@ def rmdir(b: Batch, parent: int, name: bytes, *, is_open: IsOpen = never) -> Ino
     nodes.directory(b, parent)
     entry = nodes.lookup(b, parent, name)
     if not stat.S_ISDIR(entry.mode):
-        raise nodes.fail(errno.ENOTDIR, name)
+        raise os_error(errno.ENOTDIR, name)
     _check_empty(b, entry.ino, name)
     b.delete(t.DENTRIES, (parent, name))
     nodes.touch(b, parent, links=-1)
@@ -64,7 +65,7 @@ def rmdir(b: Batch, parent: int, name: bytes, *, is_open: IsOpen = never) -> Ino
 def _check_empty(b: Batch, ino: int, name: bytes) -> None:
     prefix = t.DENTRIES.pack_key((ino, b""))
     if next(b.scan(t.DENTRIES, prefix=prefix), None) is not None:
-        raise nodes.fail(errno.ENOTEMPTY, name)
+        raise os_error(errno.ENOTEMPTY, name)
 
 
 def _nameless(b: Batch, row: InodeRow, is_open: IsOpen) -> None:
@@ -115,7 +116,7 @@ def undelete(b: Batch, ino: int, parent: int | None = None, name: bytes | None =
     name = row.last_name if name is None else name
     obj = b.get(t.OBJECTS, (ino, row.generation))
     if obj is None or obj.state != ObjectState.TOMBSTONED:
-        raise nodes.fail(errno.ENOENT, name)
+        raise os_error(errno.ENOENT, name)
     nodes.check_free(b, parent, name)
     tombstones.lift(b, obj)
     row = msgspec.structs.replace(row, nlink=1, parent=parent, last_name=name, ctime_ns=b.now_ns)
