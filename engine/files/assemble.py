@@ -18,8 +18,8 @@ from aof2.engine.errors import CorruptError
 from aof2.engine.files.state import OpenFile
 from aof2.engine.local.hot import read_exactly
 from aof2.engine.objects import full_mask
-from aof2.engine.tiering.hashing import ChunkDigest, ObjectDigest, block_crc, digest_range
 from aof2.engine.tiering.flights import NotAvailableError
+from aof2.engine.tiering.hashing import ChunkDigest, ObjectDigest, block_crc, digest_range
 
 if TYPE_CHECKING:
     from aof2.engine.volume import Volume
