@@ -16,7 +16,7 @@ Owner: the trio thread. Blocking file work happens on worker threads through the
 from __future__ import annotations
 
 import os
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -63,7 +63,7 @@ class ObjectHandle:
         self.run_start = 0  # … and where it began
         self.window_blocks = 1
         self.frontier = 0  # the first block that nobody asked for yet
-        self.glanced: set[int] = set()  # blocks of which a few bytes were wanted, not long ago
+        self.glanced: Counter[int] = Counter()  # how often a few bytes of a block were wanted, not long ago
         self.glanced_since_s = 0.0
         self.glances_said: set[tuple[int, int]] = set()
 

@@ -54,6 +54,8 @@ SETTLE_AGE_MAX_S: Final = 5.0
 WRITEBACK_BYTES_MIN: Final = 1 << 20
 BEHIND_BLOCKS: Final = 4
 GLANCE_BYTES_MAX: Final = 128 << 10
+# A block takes as long as about three of its pieces: whoever comes back that often might have had it all.
+GLANCES_A_BLOCK: Final = 3
 GLANCES_KEPT_S: Final = 60.0
 ATTEMPTS: Final = 2
 NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
@@ -246,7 +248,7 @@ class Hydrator:
     async def glance(self, handle: ObjectHandle, offset: int, length: int) -> bytes | None:
         """A few bytes somewhere in a cold file, and nothing around them: fetched by themselves, checked, not kept.
 
-        Who looks at a block again gets all of it. None: read as usual.
+        Who looks at a block again and again gets all of it. None: read as usual.
         """
         end = min(offset + length, handle.size)
         if length > GLANCE_BYTES_MAX or offset >= end or self._goes_on(handle, offset):
@@ -271,7 +273,7 @@ class Hydrator:
     def _untouched(self, handle: ObjectHandle, block: int) -> bool:
         return not (
             handle.is_resident(block)
-            or block in handle.glanced
+            or handle.glanced[block] >= GLANCES_A_BLOCK
             or self._flights.awaits(handle.key, block)
             or self.pages.peek(PageKey(handle.key[1], handle.key[2], block)) is not None
         )

@@ -14,6 +14,7 @@ from aof2.engine.errors import CorruptError
 from aof2.engine.local.handles import Key
 from aof2.engine.settings import Settings
 from aof2.engine.tiering.hashing import PIECE_BYTES
+from aof2.engine.tiering.hydrate import GLANCES_A_BLOCK
 from aof2.engine.volume import Volume
 from tests.engine.helpers import KIB, MIB, run_volume, small_settings
 
@@ -60,6 +61,10 @@ def test_a_glance_fetches_its_pieces_alone(tmp_path: Path) -> None:
             at = 2 * BLOCK + PIECE_BYTES - 10
             assert await v.hydrator.glance(handle, at, 100) == DATA[at : at + 100]
             assert v.remote.stats().bytes_received - before == 2 * PIECE_BYTES
+            for _ in range(GLANCES_A_BLOCK - 1):
+                handle.next_offset = handle.frontier = 0  # elsewhere in between
+                assert await v.hydrator.glance(handle, at, 100) is not None
+            handle.next_offset = handle.frontier = 0
             assert handle.resident_bytes == 0
             assert await v.hydrator.glance(handle, at + 5000, 100) is None  # again the same block: all of it now
             assert await v.read(key, at + 5000, 100) == DATA[at + 5000 : at + 5100]
