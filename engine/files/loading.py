@@ -105,6 +105,7 @@ class Loader:
         base = file.source
         hydrator, handles = self._volume.hydrator, self._volume.handles
         old_key = file.key
+        base.written_to = True  # from here on; what was fetched the other way is waited for
         await hydrator.quiesce_object(old_key)
         await hydrator.attach(base)
         await hydrator.prove(base)

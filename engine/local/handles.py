@@ -59,6 +59,9 @@ class ObjectHandle:
         self.users = 0
         self.pins = 0
         self.filling = 0  # how many want all of it here, and durable
+        # Somebody writes to the file: after a crash what is in it counts as written, so nothing may be put there that
+        # is not known to be right.
+        self.written_to = False
         self.next_offset = 0  # where a sequential reader would go on
         self.run_start = 0  # … and where it began
         self.window_blocks = 1
@@ -209,7 +212,10 @@ class HandleTable:
 
     def detach(self, key: Key) -> ObjectHandle | None:
         """Out of the table, its file still open: whoever holds it goes on with it under another name."""
-        return self._table.pop(key, None)
+        handle = self._table.pop(key, None)
+        if handle is not None:
+            handle.written_to = True
+        return handle
 
     def close_all(self) -> None:
         for key in list(self._table):

@@ -185,6 +185,8 @@ class Flights:
 
     def plain_blob(self, handle: ObjectHandle, chunk: ChunkRow) -> BlobRow | None:
         """The remote copy, if that is where the blocks come from and they can go straight into the file."""
+        if handle.written_to:
+            return None
         if self._warm is not None and self._warm.has((handle.key[0], chunk.chunk_id)):
             return None
         with self._catalog.view() as view:

@@ -178,3 +178,23 @@ def test_a_reader_gets_its_block_while_the_rest_is_on_its_way(tmp_path: Path, mo
         assert await v.read(key, 0, len(DATA)) == DATA
 
     run_volume(settings_of(tmp_path), body, parts=("jobs",))
+
+
+def test_nothing_unproven_is_put_into_a_file_that_is_written_to(tmp_path: Path) -> None:
+    """After a crash its extents tell what is in it: a block with a wrong byte must not get there even for a moment."""
+
+    async def body(v: Volume) -> None:
+        key = await cold_object(v)
+        flip(blob_of_chunk(v, tmp_path, key, 1), 5)
+        handle = await v.hydrator.open(key, "default")
+        v.handles.detach(key)
+        v.hydrator.fetcher.receive = None  # type: ignore[method-assign, assignment]
+        with pytest.raises(CorruptError):
+            await v.hydrator.obtain(handle, [4, 5])
+        assert os.stat(handle.path).st_blocks == 0
+        pages, _ = await v.hydrator.obtain(handle, [0, 1])
+        assert pages == {}
+        assert os.pread(handle.fd, 2 * BLOCK, 0) == DATA[: 2 * BLOCK]
+        handle.close_file()
+
+    run_volume(settings_of(tmp_path), body, parts=("jobs",))
