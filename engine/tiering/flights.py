@@ -144,16 +144,20 @@ class Flights:
         """
         waiting = [event for b in blocks if (event := self._in_flight.get((handle.key, b))) is not None]
         mine = [b for b in blocks if (handle.key, b) not in self._in_flight]
+        if mine:
+            await self._start(handle, mine, pages)
+        for event in waiting:
+            await event.wait()
+        return bool(mine or waiting)
+
+    async def _start(self, handle: ObjectHandle, blocks: list[int], pages: dict[int, bytes] | None) -> None:
         said: Said = set()
-        runs = self._runs(mine, handle)
-        for block in mine:
+        runs = self._runs(blocks, handle)
+        for block in blocks:
             self._in_flight[handle.key, block] = trio.Event()
         async with open_nursery() as nursery:
             for run in runs:
                 nursery.start_soon(self._fly, handle, run, pages, said)
-        for event in waiting:
-            await event.wait()
-        return bool(mine or waiting)
 
     def _runs(self, blocks: list[int], handle: ObjectHandle) -> list[_Run]:
         runs: list[_Run] = []
