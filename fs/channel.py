@@ -28,7 +28,7 @@ from typing import Final
 import trio
 
 from aof2.fs import channel_wire as wire
-from aof2.fs.channel_outbox import Outbox, socket_pair
+from aof2.fs.channel_outbox import Outbox, sealed_memory, socket_pair
 from aof2.fs.channel_wire import ChannelError, Kind, KnownHandle, NestAction, Upcall, Written
 from aof2.native.channel_path import channel_path
 
@@ -110,6 +110,9 @@ class Channel:
         self._seq = 0
         self._waiters: dict[int, _Waiter] = {}
         self._killed: set[int] = set()
+        self.handed_over = 0
+        """Long answers that went around the FUSE socket."""
+        self._slot = 0
         self.births_wanted: Callable[[], None] | None = None
         self._nursery: trio.Nursery | None = None
         self._early: list[tuple[int, int, int, bytes]] = []
@@ -175,6 +178,22 @@ class Channel:
         found = nodeid in self._killed
         self._killed.discard(nodeid)
         return found
+
+    def hand_over(self, fh: int, offset: int, data: bytes) -> int:
+        """The answer of a READ that is too long for the FUSE socket. Returns the errno to answer that READ with, which
+        has to be done before anything is awaited: the channel puts the bytes in its place."""
+        slot, self._slot = self._slot, (self._slot + 1) % wire.SLOTS
+        try:
+            fd = sealed_memory(data)
+            try:
+                self._tell(Kind.BYTES, wire.BYTES.pack(fh, offset, slot, len(data)), fd, now=True)
+            finally:
+                os.close(fd)
+        except (OSError, ChannelError) as e:
+            log.warning("a long answer could not be handed over", extra={"bytes": len(data), "error": str(e)})
+            return errno.EIO
+        self.handed_over += 1
+        return wire.HELD + slot
 
     async def settled(self) -> None:
         """Returns when all that was told before has had effect: after `drop`, the channel's descriptor is closed. So

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import array
 import errno
+import fcntl
 import os
 import select
 import socket
@@ -16,12 +17,14 @@ from typing import Final
 
 import trio
 
+from aof2.engine.errors import os_error
 from aof2.fs.channel_wire import ChannelError
 
 _SO_SNDBUFFORCE: Final = 32
 _SOCKET_ROOM: Final = 32 << 20
 _QUEUE_MAX: Final = 65536
 _BLOCKED_MAX_MS: Final = 1000
+_SEALS: Final = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 
 class Outbox:
@@ -90,6 +93,19 @@ class Outbox:
                 os.close(fd)
         self._queue.clear()
         self.sock.close()
+
+
+def sealed_memory(data: bytes) -> int:
+    """A descriptor of a file in memory that nobody can change any more."""
+    fd = os.memfd_create("aof2-answer", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        if os.write(fd, data) != len(data):
+            raise os_error(errno.ENOMEM)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
 
 
 def socket_pair() -> tuple[socket.socket, socket.socket, int]:

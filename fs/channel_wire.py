@@ -21,6 +21,7 @@ RANGE: Final = struct.Struct("<QQQ")
 GRANT: Final = struct.Struct("<QQ")
 NODEID: Final = struct.Struct("<Q")
 CAPS: Final = struct.Struct("<QI")
+BYTES: Final = struct.Struct("<QQII")
 NEST: Final = struct.Struct("<QIII")
 REPLY: Final = struct.Struct("<Qi")
 WRITTEN: Final = struct.Struct("<QQQI")
@@ -33,6 +34,8 @@ DELETE: Final = struct.Struct("=QQII")
 
 
 SERVE: Final = 600  # as the errno of a READ: its blocks are here now, the channel serves it
+HELD: Final = 700  # and a slot: its bytes were sent as BYTES
+SLOTS: Final = 256
 MORE: Final = 1  # flags
 AGAIN: Final = 2
 UNTRACKED: Final = 4
@@ -58,6 +61,7 @@ class Kind(IntEnum):
     BIRTH_INOS = 15
     NEST = 16
     NAMES = 17
+    BYTES = 18
     EV_MOUNTED = 128
     EV_FAILED = 129
     EV_INIT = 130

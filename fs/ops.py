@@ -48,8 +48,9 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 NAME_MAX: Final = 255
-# Longer answers had better not go through a socket, which wants pages in a row for them.
-LONG_READ: Final = 32 << 10
+# Longer answers must not go through a socket. A message takes 16 KiB in a row and up to 17 single pages, which the
+# kernel has; past 80 KiB it wants more in a row. Where it finds none the reply is lost, and the caller waits for ever.
+LONG_ANSWER: Final = 32 << 10
 GHOSTS_MAX: Final = 65536
 CAPABILITY: Final = b"security.capability"
 FACT_PREFIX: Final = b"user.aof2."
@@ -435,13 +436,19 @@ class Operations(pyfuse3.Operations):
 
     @answered
     async def read(self, fh: int, off: int, size: int) -> bytes:
+        data = await self._read(fh, off, size)
+        if len(data) > LONG_ANSWER:
+            raise fail(self.files.kernel.hand_over(fh, off, data))
+        return data
+
+    async def _read(self, fh: int, off: int, size: int) -> bytes:
         fd = self._special_handles.get(fh)
         if fd is not None:
             return os.pread(fd, size, off)
         data = await self.files.glance(fh, off, size)
         if data is not None:
             return data
-        if size >= LONG_READ and await self.files.make_ready(fh, off, size):
+        if size > LONG_ANSWER and await self.files.make_ready(fh, off, size):
             raise fail(SERVE)
         return await self.files.read(fh, off, size)
 

@@ -88,6 +88,9 @@ class Kernel(Protocol):
     def killed(self, nodeid: int) -> bool:
         """Whether another user's write to this special file is on its way; tells it once."""
 
+    def hand_over(self, fh: int, offset: int, data: bytes) -> int:
+        """The long answer of a READ, past the FUSE socket; the errno to answer it with at once."""
+
     def invalidate_attr(self, nodeid: int) -> None: ...
 
     def invalidate_inode(self, nodeid: int, offset: int = 0, length: int = 0) -> None: ...

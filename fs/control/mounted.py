@@ -41,6 +41,10 @@ class OpenFiles(Protocol):
 class Channel(Protocol):
     """The process that owns /dev/fuse, as far as the verbs need it."""
 
+    @property
+    def handed_over(self) -> int:
+        """Answers too long for the FUSE socket."""
+
     def invalidate_entry(self, parent: int, name: bytes) -> None: ...
 
 

@@ -35,7 +35,8 @@ COUNTED_FOR_S: Final = 2.0
 
 
 class MountStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What only the daemon knows. Counters are since it started; `unsealed_bytes` are part of the dirty bytes."""
+    """What only the daemon knows. Counters are since it started; `unsealed_bytes` are part of the dirty bytes,
+    `handed_over` answers that were too long for the FUSE socket."""
 
     mountpoint: str
     pid: int
@@ -44,6 +45,7 @@ class MountStatus(msgspec.Struct, frozen=True, kw_only=True):
     passthrough: bool
     passthrough_why: str
     open_files: int
+    handed_over: int
     unsealed_files: int
     unsealed_bytes: int
     pinned_files: int
@@ -129,6 +131,7 @@ def mount_status(mounted: Mounted) -> MountStatus:
         passthrough=files.passthrough,
         passthrough_why=files.passthrough_why,
         open_files=files.open_count(),
+        handed_over=mounted.channel.handed_over,
         unsealed_files=files.dirty_count(),
         unsealed_bytes=files.dirty_bytes(),
         pinned_files=len(held),

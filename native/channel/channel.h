@@ -86,15 +86,21 @@ void opendir_patch(uint8_t *reply, size_t len, const pending *asked);
 /* The table handle the reply opened, so that a reply nobody takes can be undone; false: none. */
 bool open_patch(uint8_t *reply, size_t len, const pending *asked, uint64_t *nodeid, uint64_t *fh);
 
+/* answers.c. BYTES, and the reply to a READ that tells its slot. */
+void answers_put(const control_message *m, int fd);
+void answers_send(uint32_t slot, const pending *asked, uint8_t *data);
+void answers_reset(void); /* tests */
+
 /* control.c. control_open once, before any thread. */
 void control_open(void);
 void control_drain(void);
 void control_apply(const control_message *m, int fd);
 void *control_thread(void *unused);
 
-/* forward.c, notify.c. One message each; the threads call them. */
+/* forward.c, notify.c. One message each; the threads call them. `data` has room for REQUEST_DATA_MAX bytes; that of a reply
+ * may be the reply's own. */
 void request_handle(const uint8_t *buf, size_t len, uint8_t *data);
-void reply_handle(uint8_t *buf, size_t len);
+void reply_handle(uint8_t *buf, size_t len, uint8_t *data);
 void *worker_thread(void *unused);
 void *reply_thread(void *unused);
 void *notify_thread(void *unused);

@@ -4,7 +4,7 @@
  * - Messages are received and applied in one step under control_lock, by whichever thread comes first: the control thread
  *   when one arrives, the reply thread before it looks at a reply. So the daemon's order is the order of effects.
  * - Nothing here waits for a request in progress. A message that is not understood is dropped with one line in the log.
- * - Every descriptor received is either in a node or closed.
+ * - Every descriptor received is in a node, with births, in an answer to come, or closed.
  *
  * Owner: control_lock, then tables_lock inside it.
  */
@@ -136,6 +136,7 @@ void control_apply(const control_message *m, int fd) {
   aftermath after = AFTERMATH_NONE;
   if (m->kind == PROTO_NODE) return put_node(m, fd);
   if (m->kind == PROTO_PROBE) return probe(m, fd);
+  if (m->kind == PROTO_BYTES) return answers_put(m, fd);
   if (m->kind == PROTO_BIRTH_PAGE) return births_page(fd);
   if (m->kind == PROTO_BIRTH_DIR) return births_dir(m->nodeid, m->caps_on, fd);
   if (m->kind == PROTO_BIRTH_LOG) return births_log(m->nodeid, m->grant_bytes, fd);

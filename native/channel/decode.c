@@ -11,6 +11,7 @@ static size_t body_len_of(uint16_t kind) {
     case PROTO_NODE: return 32;
     case PROTO_HANDLE: return 16 + PROTO_COOKIE_LEN;
     case PROTO_BLOCKS:
+    case PROTO_BYTES:
     case PROTO_CLEAR: return 24;
     case PROTO_GRANT: return 16;
     case PROTO_COLLECT:
@@ -69,6 +70,11 @@ bool control_decode(const uint8_t *buf, size_t len, control_message *out) {
       out->nest.action = load_u32(body + 8);
       out->nest.flags = load_u32(body + 12);
       out->nest.gid = load_u32(body + 16);
+      return true;
+    case PROTO_BYTES:
+      out->bytes.offset = load_u64(body + 8);
+      out->bytes.slot = load_u32(body + 16);
+      out->bytes.len = load_u32(body + 20);
       return true;
     case PROTO_NAMES:
       out->reply.payload = body + want;

@@ -154,7 +154,7 @@ static void serve_after_all(const pending *asked, uint8_t *data) {
   if (before_forward(&r)) forward(&r);
 }
 
-void reply_handle(uint8_t *buf, size_t len) {
+void reply_handle(uint8_t *buf, size_t len, uint8_t *data) {
   wire_out_header header;
   wire_init_out init;
   pending asked;
@@ -171,10 +171,14 @@ void reply_handle(uint8_t *buf, size_t len) {
   pthread_mutex_lock(&tables_lock);
   bool known = pending_find(header.unique, false, &asked) && !asked.upcall && pending_find(header.unique, true, &asked);
   pthread_mutex_unlock(&tables_lock);
-  if (header.error == -PROTO_SERVE) {
-    if (known && asked.opcode == WIRE_READ) serve_after_all(&asked, buf);
-    else device_reply(header.unique, EIO, NULL, 0);
-    return;
+  bool reads = known && asked.opcode == WIRE_READ;
+  if (reads && header.error == -PROTO_SERVE) return serve_after_all(&asked, data);
+  if (reads && header.error <= -PROTO_HELD && header.error > -PROTO_HELD - PROTO_SLOTS)
+    return answers_send((uint32_t)(-header.error - PROTO_HELD), &asked, data);
+  if (header.error > 0 || header.error <= -WIRE_ERRORS_MAX) { /* the kernel would not take it, and the caller wait for ever */
+    note("a reply with error %d, which is none", header.error);
+    header = (wire_out_header){.len = sizeof header, .error = -EIO, .unique = header.unique};
+    memcpy(buf, &header, len = sizeof header);
   }
   if (known && asked.opcode == WIRE_INIT) {
     inited = !header.error && init_patch(buf, len, &offer, channel.privileged, channel.data_max, &init);
@@ -217,6 +221,6 @@ void *reply_thread(void *unused) {
       note("a reply longer than any answer can be");
       continue;
     }
-    reply_handle(buf, (size_t)len);
+    reply_handle(buf, (size_t)len, buf);
   }
 }

@@ -31,6 +31,7 @@ enum proto_kind { /* daemon to channel */
   PROTO_BIRTH_INOS = 15,
   PROTO_NEST = 16,
   PROTO_NAMES = 17,
+  PROTO_BYTES = 18,
 };
 
 enum proto_event { /* channel to daemon */
@@ -51,6 +52,8 @@ enum proto_event { /* channel to daemon */
 };
 
 #define PROTO_SERVE 600 /* as the error of a READ's answer on F: its blocks are here now, serve it. Never the kernel's */
+#define PROTO_HELD 700  /* and the slot: its bytes came as BYTES. libfuse passes errors below 1000 on */
+#define PROTO_SLOTS 256 /* [0, this), in turn */
 #define PROTO_MORE 1u   /* EV_WRITTEN: another message of the same seq follows */
 #define PROTO_AGAIN 2u  /* EV_CLEARED: not waited for, ask again; EV_WRITTEN: ranges were left, collect again */
 #define PROTO_UNTRACKED 4u /* EV_WRITTEN: something was written that no range tells */
@@ -81,6 +84,10 @@ typedef struct {
       uint32_t action, flags, gid;
     } nest;
     uint32_t caps_on;
+    struct { /* the handle is in nodeid */
+      uint64_t offset;
+      uint32_t slot, len;
+    } bytes;
     struct {
       uint64_t unique;
       int32_t error;

@@ -83,6 +83,7 @@ enum wire_init_flag {
 #define WIRE_FOPEN_PASSTHROUGH_MASK \
   (WIRE_FOPEN_DIRECT_IO | WIRE_FOPEN_NOFLUSH | WIRE_FOPEN_PARALLEL_DIRECT_WRITES | WIRE_FOPEN_PASSTHROUGH)
 #define WIRE_WRITE_KILL_SUIDGID (1u << 2)
+#define WIRE_ERRORS_MAX 512 /* the kernel takes no reply with an error from here on */
 #define WIRE_UNIQUE_RESEND (UINT64_C(1) << 63) /* set in the unique of a request the kernel sends again */
 
 typedef struct {

@@ -12,6 +12,7 @@ import os
 import socket
 import stat
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ class Folder(pyfuse3.Operations):
         self.upcalls: list[list[Any]] = []
         self.xattrs: dict[tuple[str, bytes], bytes] = {}
         self.next_fh = 100
+        self.misdirected = 0  # the errno that long answers are told with, where it is a wrong one
         self.channel: Channel
 
     def inode(self, name: str) -> int:
@@ -105,7 +107,8 @@ class Folder(pyfuse3.Operations):
     async def open(self, inode: int, flags: int, ctx: Any) -> pyfuse3.FileInfo:
         self.note("open", inode)
         fd = os.open(self.path(inode), os.O_RDWR | (flags & os.O_TRUNC))
-        return pyfuse3.FileInfo(fh=self._register(inode, fd))
+        direct_io = bool(self.plans.get(self.names[inode], {}).get("direct_io"))
+        return pyfuse3.FileInfo(fh=self._register(inode, fd), direct_io=direct_io)
 
     async def create(
         self, parent: int, name: bytes, mode: int, flags: int, ctx: Any
@@ -120,7 +123,11 @@ class Folder(pyfuse3.Operations):
         self.note("read", inode, offset, size)
         if self.names[inode] in self.held:
             await self.held[self.names[inode]].wait()
-        return os.pread(fd, size, offset)
+        data = os.pread(fd, size, offset)
+        if self.plans.get(self.names[inode], {}).get("hand_over"):
+            code = self.channel.hand_over(fh, offset, data)
+            raise pyfuse3.FUSEError(self.misdirected or code)
+        return data
 
     async def write(self, fh: int, offset: int, data: bytes) -> int:
         inode, fd = self.open_files[fh]
@@ -215,6 +222,12 @@ class Commands:
         w = await self.channel.collect(self.ops.inode(name))
         return {"bytes": w.bytes_written, "left": w.budget_left, "ranges": w.ranges, "untracked": w.untracked}
 
+    async def do_misdirect(self, code: int) -> None:
+        self.ops.misdirected = code
+
+    async def do_handed_over(self) -> int:
+        return self.channel.handed_over
+
     async def do_drop(self, name: str) -> None:
         self.channel.drop(self.ops.inode(name))
 
@@ -307,7 +320,7 @@ async def main(mountpoint: str, root: str, options: Json) -> None:
         pyfuse3.init(ops, channel.fuse_fd_path, {"default_permissions"})
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(pyfuse3.main)
+                nursery.start_soon(partial(pyfuse3.main, max_tasks=1000))
                 nursery.start_soon(commands, ops, channel, nursery.cancel_scope)
                 sys.stdout.write(json.dumps({"tag": 0, "ok": "mounted"}) + "\n")
                 sys.stdout.flush()

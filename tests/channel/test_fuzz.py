@@ -10,7 +10,11 @@ from tests.channel.support import compiled, run
 
 CHANNEL = Path(__file__).resolve().parents[2] / "native" / "channel"
 OUTSIDE = {"main.c", "mount.c", "event.c", "device.c", "log.c", "notify.c"}
-SMALL = [*(f"-D{t}_MAX=64" for t in ("NODES", "HANDLES", "PENDING", "CAPS", "CLEARS", "NAMES")), "-DNESTS_MAX=8"]
+SMALL = [
+    *(f"-D{t}_MAX=64" for t in ("NODES", "HANDLES", "PENDING", "CAPS", "CLEARS", "NAMES")),
+    "-DNESTS_MAX=8",
+    "-DANSWERS_MAX=8",
+]
 SECONDS = 10
 EXECUTIONS_MIN = 2_000
 

@@ -80,6 +80,12 @@ def test_control_messages_that_lie(tough: Daemon) -> None:
         control(9, u64(12345), struct.pack("<i", 1)),
         control(9, u64(12345), struct.pack("<i", -(2**31))),
         control(6, u64(5)) + "00",
+        control(18, u64(5), big, struct.pack("<I", 0)),  # BYTES, cut short
+        control(18, u64(5), big, struct.pack("<II", 256, 5)),  # no such slot
+        control(18, u64(5), big, struct.pack("<II", 2**32 - 1, 5)),
+        control(18, u64(5), big, struct.pack("<II", 0, MIB + 1)),  # longer than any answer
+        control(18, u64(5), big, struct.pack("<II", 0, 2**32 - 1)),
+        control(18, u64(5), big, struct.pack("<II", 0, 5)) + "00",
         "ff" * 70_000,
     ]
     for message in messages:
@@ -104,6 +110,7 @@ def test_replies_that_lie(tough: Daemon) -> None:
         header(4, 0, 2).hex(),
         header(2**32 - 1, 0, 2).hex(),
         header(16, -(2**31), 6).hex(),
+        *(header(16, -error, 2**40).hex() for error in (600, 699, 700, 955, 956, 999, 1000)),
         header(16, 5, 0).hex(),  # a notification nobody knows
         (header(16 + 200_000, 0, 2**50) + bytes(200_000)).hex(),
     ):
@@ -135,7 +142,7 @@ def test_random_bytes_on_every_socket(tough: Daemon) -> None:
         data = bytearray(rng.randbytes(rng.choice([1, 8, 16, 24, 40, 48, 64, 200])))
         where = ("control", "notify", "fuse")[i % 3]
         if where == "control" and len(data) >= 8:
-            data[:8] = struct.pack("<HHI", rng.randrange(12), 0, i)
+            data[:8] = struct.pack("<HHI", rng.randrange(19), 0, i)
         if where == "fuse" and len(data) >= 16:
             data[:16] = struct.pack("=IiQ", len(data), 0, 2**62 + i)
         if where == "notify" and len(data) >= 16:
@@ -206,10 +213,13 @@ def test_small_sockets_mean_small_requests(start: Callable[..., Daemon]) -> None
 
 
 def stress(daemon: Daemon, seconds: float) -> None:
-    """Readers and writers on ranged and passthrough files while masks, budgets and notifications change."""
+    """Readers and writers on ranged and passthrough files and one whose answers are handed over, while masks, budgets
+    and notifications change."""
     data = os.urandom(4 * MIB)
     ranged = daemon.file("r", data)
     passed = daemon.file("p", data)
+    handed = daemon.file("h", data)
+    daemon.call("plan", name="h", mode=0, hand_over=True)
     daemon.call("plan", name="r", mode=RANGED, block_bytes=65536, block_count=64, present=[[0, 64]], grant=1 << 40)
     daemon.call("plan", name="p", mode=PASSTHROUGH)
     stop = threading.Event()
@@ -218,7 +228,7 @@ def stress(daemon: Daemon, seconds: float) -> None:
     def work(seed: int) -> None:
         rng = random.Random(seed)
         while not stop.is_set():
-            path = ranged if seed % 2 else passed
+            path = (passed, ranged, handed)[seed % 3]
             try:
                 with open(path, "r+b", buffering=0) as f:
                     for _ in range(10):

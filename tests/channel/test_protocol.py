@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
 import re
 import socket
 from collections.abc import Iterator
@@ -13,7 +16,7 @@ import trio
 
 from aof2.engine.files import Mode
 from aof2.fs.channel import Channel, Written
-from aof2.fs.channel_wire import Kind
+from aof2.fs.channel_wire import HELD, SLOTS, Kind
 
 CHANNEL = Path(__file__).resolve().parents[2] / "native" / "channel"
 
@@ -61,6 +64,52 @@ def test_what_is_told_is_as_written(ends: tuple[Channel, socket.socket]) -> None
         assert theirs.recv(1 << 16) == want["HANDLE"]
 
     trio.run(main)
+
+
+def test_a_long_answer_is_as_written(ends: tuple[Channel, socket.socket]) -> None:
+    channel, theirs = ends
+    data = os.urandom(128 << 10)
+
+    async def main() -> None:
+        for turn in range(SLOTS + 1):
+            slot = turn % SLOTS
+            assert channel.hand_over(7, 2 << 20, data) == HELD + slot < 1000, "libfuse passes no others on"
+            message, (fd,), _, _ = socket.recv_fds(theirs, 1 << 16, 4)
+            assert slot != 5 or message == example()["BYTES"]
+            assert os.pread(fd, 1 << 20, 0) == data
+            with pytest.raises(PermissionError):
+                os.pwrite(fd, b"other", 0)
+            os.close(fd)
+
+    open_before = len(os.listdir("/proc/self/fd"))
+    trio.run(main)
+    assert channel.handed_over == SLOTS + 1
+    assert len(os.listdir("/proc/self/fd")) == open_before
+
+
+@pytest.mark.expects_warnings
+def test_a_long_answer_that_finds_no_memory_is_an_error(
+    ends: tuple[Channel, socket.socket], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    channel, _ = ends
+
+    def none_left(*_: object, **__: object) -> int:
+        raise OSError(errno.ENOMEM, "")
+
+    async def main() -> None:
+        for module, name in ((os, "memfd_create"), (os, "write"), (fcntl, "fcntl")):
+            with monkeypatch.context() as m:
+                m.setattr(module, name, none_left)
+                assert channel.hand_over(7, 0, b"x") == errno.EIO
+        with monkeypatch.context() as m:
+            m.setattr(channel._control, "send", none_left)
+            assert channel.hand_over(7, 0, b"x") == errno.EIO
+
+    open_before = len(os.listdir("/proc/self/fd"))
+    trio.run(main)
+    assert len(os.listdir("/proc/self/fd")) == open_before
+    assert channel.handed_over == 0
+    assert len(caplog.records) == 4
 
 
 def test_what_is_asked_and_answered_is_as_written(ends: tuple[Channel, socket.socket]) -> None:

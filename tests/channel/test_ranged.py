@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import struct
 import subprocess
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -308,6 +311,63 @@ def test_the_same_on_ranged_files_is_the_daemons(daemon: Daemon) -> None:
     seen = daemon.call("upcalls")
     assert [call[:2] for call in seen][:3] in ([[46, "f"], [43, "f"], [53, "f"]], [[46, "f"], [43, "f"], [47, "f"]])
     assert all(call[3] == os.geteuid() for call in seen)
+
+
+def test_long_answers_go_around_the_socket(daemon: Daemon) -> None:
+    path = daemon.file("f", os.urandom(BLOCKS * MIB + 5))
+    daemon.call("plan", name="f", mode=0, hand_over=True)
+    data = (daemon.root / "f").read_bytes()
+    for size, offset in ((MIB, 0), (MIB, BLOCKS * MIB - 4096), (1, 1), (100, BLOCKS * MIB + 100)):
+        assert pread(path, size, offset) == data[offset : offset + size]
+    with ThreadPoolExecutor(8) as readers:
+        wanted = [(offset % BLOCKS) * MIB + 4096 for offset in range(64)]
+        for offset, got in zip(wanted, readers.map(partial(pread, path, MIB), wanted), strict=True):
+            assert got == data[offset : offset + MIB]
+    reads = daemon.ops("read")
+    assert max(size for _, _, _, size in reads) == MIB
+    assert daemon.call("handed_over") == len(reads) > 4
+    assert not answers_held(daemon)
+    assert daemon.stderr() == ""
+
+
+def test_a_long_answer_of_another_slot_is_an_error(daemon: Daemon) -> None:
+    path = daemon.file("f", os.urandom(MIB))
+    daemon.call("plan", name="f", mode=0, hand_over=True)
+    for wrong in (700 + 77, 512, 699, 700 + 256, 999):
+        daemon.call("misdirect", code=wrong)
+        with pytest.raises(OSError) as error:
+            pread(path, MIB, 0)
+        assert error.value.errno == errno.EIO, "not one that the kernel refuses: the reader would wait for ever"
+    daemon.call("misdirect", code=0)
+    assert pread(path, MIB, 0) == (daemon.root / "f").read_bytes()
+    assert not answers_held(daemon), "those that were passed over are closed"
+
+
+def test_more_long_answers_on_their_way_than_slots(daemon: Daemon) -> None:
+    size, count = 16384, 400
+    path = daemon.file("f", os.urandom(size * count))
+    data = (daemon.root / "f").read_bytes()
+    daemon.call("plan", name="f", mode=0, hand_over=True, direct_io=True)  # else the kernel sends few at a time
+    daemon.call("hold", name="f")
+    with ThreadPoolExecutor(count) as readers:
+        got = [readers.submit(pread, path, size, i * size) for i in range(count)]
+        asked: list[object] = []
+        assert until(lambda: bool(asked.extend(daemon.ops("read")) or len(asked) == count), 20), len(asked)
+        os.kill(daemon.channel_pid, signal.SIGSTOP)
+        try:
+            daemon.call("unhold", name="f")
+            assert until(lambda: daemon.call("handed_over") == count)
+        finally:
+            os.kill(daemon.channel_pid, signal.SIGCONT)
+        for i, answer in enumerate(got):
+            assert answer.result() == data[i * size :][:size]
+    assert not answers_held(daemon)
+    assert daemon.stderr() == ""
+
+
+def answers_held(daemon: Daemon) -> int:
+    fds = [os.readlink(x) for x in Path(f"/proc/{daemon.channel_pid}/fd").iterdir()]
+    return sum("aof2-answer" in name for name in fds)
 
 
 def test_look_ups_of_xattrs(daemon: Daemon) -> None:

@@ -63,6 +63,7 @@ class FakeFiles:
 class FakeChannel:
     def __init__(self) -> None:
         self.invalidated: list[tuple[int, bytes]] = []
+        self.handed_over = 0
 
     def invalidate_entry(self, parent: int, name: bytes) -> None:
         self.invalidated.append((parent, name))

@@ -98,6 +98,9 @@ class FakeKernel:
     def killed(self, nodeid: int) -> bool:
         return False
 
+    def hand_over(self, fh: int, offset: int, data: bytes) -> int:
+        raise AssertionError("there is no READ here")
+
     def invalidate_attr(self, nodeid: int) -> None:
         pass
 

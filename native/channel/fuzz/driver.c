@@ -45,7 +45,7 @@ static void step_put(uint8_t what, uint8_t flags, const uint8_t *data, size_t le
 
 static void control_put(void) {
   uint8_t m[64] = {0};
-  uint16_t kind = (uint16_t)(1 + below(17));
+  uint16_t kind = (uint16_t)(1 + below(18));
   size_t len = PROTO_HEADER_LEN + 8;
   store_u16(m, kind);
   store_u32(m + 4, (uint32_t)below(100));
@@ -78,12 +78,18 @@ static void control_put(void) {
       break;
     case PROTO_NEST: store_u32(m + 16, (uint32_t)number(5)); store_u32(m + 20, (uint32_t)below(2)); len = 28; break;
     case PROTO_NAMES: m[16] = (uint8_t)below(6); m[18] = 'a'; len = 16 + below(20); break;
+    case PROTO_BYTES:
+      store_u64(m + 16, number(3));
+      store_u32(m + 24, (uint32_t)number(4));
+      store_u32(m + 28, below(4) ? (uint32_t)below(9000) : (uint32_t)number(1 << 21));
+      len = 32;
+      break;
     case PROTO_BIRTH_PAGE:
     case PROTO_DUMP:
     case PROTO_PROBE: len = 8; break;
     default: break;
   }
-  bool takes_fd = kind == PROTO_NODE || kind == PROTO_PROBE || (kind >= PROTO_BIRTH_PAGE && kind <= PROTO_BIRTH_LOG);
+  bool takes_fd = kind == PROTO_NODE || kind == PROTO_PROBE || (kind == PROTO_BYTES && below(8)) || (kind >= PROTO_BIRTH_PAGE && kind <= PROTO_BIRTH_LOG);
   step_put(STEP_CONTROL, takes_fd ? WITH_FD : below(20) == 0, m, len);
 }
 
@@ -122,6 +128,7 @@ static void request_put(void) {
 static void reply_put(void) {
   uint8_t m[200] = {0};
   wire_out_header h = {.unique = below(20), .error = below(5) ? 0 : -2};
+  if (!below(4)) h.error = below(4) ? -PROTO_HELD - (int32_t)number(4) : -PROTO_SERVE;
   size_t body = below(2) ? 16 : below(2) ? WIRE_ENTRY_OUT_LEN + 16 : 64;
   for (size_t i = 0; i < body; i += 8) store_u64(m + sizeof h + i, number(6));
   h.len = (uint32_t)(sizeof h + (h.error ? 0 : body));
@@ -129,13 +136,38 @@ static void reply_put(void) {
   step_put(STEP_REPLY, (uint8_t)below(4), m, h.len);
 }
 
+/* READs, their long answers and the replies that tell their slots; now and then one of them is missing. */
+static void long_answers_put(void) {
+  uint64_t n = 1 + below(4), fh = number(6);
+  uint8_t m[80] = {0};
+  for (uint64_t i = 0; i < n; i++) {
+    wire_in_header h = {.len = sizeof h + sizeof(wire_read_in), .opcode = WIRE_READ, .unique = 20 + i, .nodeid = 99};
+    wire_read_in in = {.fh = fh, .offset = 4096 * i, .size = (uint32_t)number(9000)};
+    memcpy(m, &h, sizeof h);
+    memcpy(m + sizeof h, &in, sizeof in);
+    if (below(8)) step_put(STEP_REQUEST, 0, m, h.len);
+    store_u64(m, PROTO_BYTES);
+    store_u64(m + 8, fh);
+    store_u64(m + 16, 4096 * i);
+    store_u32(m + 24, (uint32_t)i);
+    store_u32(m + 28, below(8) ? (uint32_t)below(9000) : (uint32_t)number(1 << 21));
+    if (below(8)) step_put(STEP_CONTROL, WITH_FD, m, 32);
+  }
+  for (uint64_t i = 0; i < n; i++) {
+    wire_out_header h = {.len = sizeof h, .unique = 20 + i, .error = -PROTO_HELD - (int32_t)i};
+    memcpy(m, &h, sizeof h);
+    if (below(8)) step_put(STEP_REPLY, 0, m, sizeof h);
+  }
+}
+
 static void make(void) {
   input_len = 0;
   for (size_t steps = 1 + below(STEPS_MAX); steps; steps--) {
-    size_t what = below(10);
+    size_t what = below(11);
     if (what < 4) control_put();
     else if (what < 8) request_put();
-    else reply_put();
+    else if (what < 10) reply_put();
+    else long_answers_put();
   }
   for (size_t flips = below(3) ? 0 : 1 + below(6); flips && input_len; flips--) {
     size_t at = below(input_len);

@@ -64,7 +64,8 @@ bool device_write(int fd, const struct iovec *parts, int n) {
   for (int i = 0; i < n; i++) len += parts[i].iov_len;
   CHECK(header.len == len);
   seen.replies++;
-  seen.last_error = header.error == INT32_MIN ? INT32_MAX : -header.error; /* passed on as it came: the kernel refuses it */
+  CHECK(header.error <= 0 && header.error > -WIRE_ERRORS_MAX);
+  seen.last_error = -header.error;
   seen.last_reply_len = parts->iov_len < sizeof seen.last_reply ? parts->iov_len : sizeof seen.last_reply;
   memcpy(seen.last_reply, parts->iov_base, seen.last_reply_len);
   return header.unique % 7 != 3; /* some are not wanted any more */
@@ -115,7 +116,7 @@ static void step(uint8_t what, uint8_t flags, const uint8_t *data, size_t len) {
     request_handle(exact, len, room);
   } else {
     seen.backing_error = flags & 2 ? EPERM : 0;
-    reply_handle(exact, len);
+    reply_handle(exact, len, room);
   }
   free(exact);
 }
@@ -140,6 +141,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     control_apply(&drop, -1);
   }
   births_reset();
+  answers_reset();
   CHECK(seen.backings_open == 0);
   CHECK(bitmap_bytes_used() == 0);
   int again = dup(STDERR_FILENO);

@@ -1,5 +1,6 @@
 /* Known answers: bitmaps and tables against slow and obvious ones, the order of clears, what a full table does. */
 #include <errno.h>
+#include <fcntl.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -233,6 +234,67 @@ static void check_refused(void) {
   tables_reset();
 }
 
+static void ask(uint64_t unique, uint64_t fh, uint64_t offset, uint32_t size) {
+  wire_read_in in = {.fh = fh, .offset = offset, .size = size};
+  CHECK(pending_put(unique, 3, WIRE_READ, false));
+  pending_read(unique, &in);
+}
+
+/* What a reply with the slot's error becomes: the length of the answer, or -errno. */
+static ssize_t told(uint64_t unique, uint32_t slot) {
+  static uint8_t data[REQUEST_DATA_MAX];
+  wire_out_header header = {.len = sizeof header, .error = -PROTO_HELD - (int32_t)slot, .unique = unique};
+  seen.replies = 0;
+  reply_handle((uint8_t *)&header, sizeof header, data);
+  CHECK(seen.replies == 1);
+  return seen.last_error ? -seen.last_error : (ssize_t)seen.last_reply_len;
+}
+
+static int open_count(void) {
+  int n = 0;
+  for (int fd = 0; fd < 200; fd++) n += fcntl(fd, F_GETFD) >= 0;
+  return n;
+}
+
+/* Long answers find their reads, in order, and nobody else's; what is lost on the way is closed. */
+static void check_answers(void) {
+  tables_open(4, 4, 60);
+  close(backing_new());
+  int before = open_count();
+  control_message m = {.kind = PROTO_BYTES, .nodeid = 7, .bytes = {.offset = 4096, .slot = 5, .len = 200}};
+  ask(2, 7, 4096, 200), control_apply(&m, backing_new());
+  CHECK(told(2, 5) == 200);
+  ask(2, 7, 4096, 100), control_apply(&m, backing_new());
+  CHECK(told(2, 5) == 100); /* never more than was asked for */
+  ask(2, 7, 4096, 200);
+  CHECK(told(2, 5) == -EIO && open_count() == before); /* used up */
+  CHECK(told(2, 5) == -EIO); /* and nobody asks */
+
+  ask(2, 7, 0, 200), ask(4, 8, 4096, 200), control_apply(&m, backing_new());
+  CHECK(told(2, 5) == -EIO && told(4, 5) == -EIO); /* another offset, another handle */
+  ask(2, 7, 4096, 200);
+  CHECK(told(2, 6) == -EIO); /* another slot */
+  pending_put(6, 3, WIRE_OPEN, false);
+  CHECK(told(6, 5) == -EIO); /* not a READ */
+  ask(2, 7, 4096, 200);
+  CHECK(told(2, 5) == 200);
+
+  m.bytes.len = 64 * 1024 + 1, ask(2, 7, 4096, 1 << 20), control_apply(&m, backing_new());
+  CHECK(told(2, 5) == -EIO); /* the file is shorter than it was said to be */
+  m.bytes.len = REQUEST_DATA_MAX + 1, control_apply(&m, backing_new());
+  m.bytes.len = 200, m.bytes.slot = PROTO_SLOTS, control_apply(&m, backing_new());
+  m.bytes.slot = 5, control_apply(&m, -1);
+  CHECK(open_count() == before);
+
+  for (uint32_t i = 0; i < 20; i++) m.bytes.slot = i, ask(2 + 2 * i, 7, 4096, 200), control_apply(&m, backing_new());
+  CHECK(open_count() == before + 8); /* ANSWERS_MAX */
+  CHECK(told(2 + 2 * 9, 9) == -EIO); /* found no room, and the others keep theirs */
+  CHECK(told(2 + 2 * 3, 3) == 200 && open_count() == before + 4); /* those before it lost their replies */
+  CHECK(told(2 + 2 * 2, 2) == -EIO && told(2 + 2 * 7, 7) == 200 && open_count() == before);
+  answers_reset();
+  tables_reset();
+}
+
 void selfcheck(void) {
   check_bitmap();
   check_index();
@@ -241,4 +303,5 @@ void selfcheck(void) {
   check_full();
   check_init();
   check_refused();
+  check_answers();
 }
