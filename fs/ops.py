@@ -41,7 +41,7 @@ from aof2.fs.attrs import absent, attributes
 from aof2.fs.births import Births
 from aof2.fs.channel_wire import SERVE
 from aof2.fs.facts import FACTS, fact
-from aof2.fs.listing import DOTS, Listing
+from aof2.fs.listing import DOTS, Listing, Page
 from aof2.fs.options import Options
 
 log = logging.getLogger(__name__)
@@ -494,28 +494,28 @@ class Operations(pyfuse3.Operations):
 
     @answered
     async def readdir(self, fh: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
-        listing = self._listings[fh]
+        listing, page = self._listings[fh], Page(token, LONG_ANSWER)
         if isinstance(listing, Listing):
-            self._list(listing, start_id, token)
+            self._list(listing, start_id, page)
             return
         with self.volume.catalog.view() as view:
             for position, (name, ino) in enumerate(listing[start_id:], start_id + 1):
-                if not pyfuse3.readdir_reply(token, name, self._attributes(self._row(view, ino)), position):
+                if not page.add(name, self._attributes(self._row(view, ino)), position):
                     return
 
-    def _list(self, listing: Listing, start_id: int, token: pyfuse3.ReaddirToken) -> None:
+    def _list(self, listing: Listing, start_id: int, page: Page) -> None:
         if start_id == 0:
             listing.rewind()
         last: tuple[int, bytes] | None = None
         with self.volume.catalog.view() as view:
             for position, name in list(enumerate(DOTS, 1))[start_id:]:
-                if not pyfuse3.readdir_reply(token, name, self._dot(view, listing.ino, name), position):
+                if not page.add(name, self._dot(view, listing.ino, name), position):
                     return
             for position, name, entry in listing.entries(view, start_id):
                 row = view.get(listing.stream_id, t.INODES, entry.ino)
                 if row is None:
                     continue
-                if not pyfuse3.readdir_reply(token, name, self._attributes(row), position):
+                if not page.add(name, self._attributes(row), position):
                     break
                 last = (position, name)
         if last is not None:

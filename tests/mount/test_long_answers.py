@@ -6,6 +6,7 @@ Each test looks at the count of what was handed over, so that it fails when byte
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -113,3 +114,32 @@ def test_views(tmp_path: Path) -> None:
             short = [os.pread(f.fileno(), 4 * KIB, at) for at in range(0, len(long), 4 * KIB)]
             assert b"".join(short)[: len(long)] == long
             assert handed_over(volume) == before + 1
+
+
+def test_long_listings_come_in_pieces(tmp_path: Path) -> None:
+    """A kernel from 6.16 on asks for as much of a directory as its caller has room for, up to a megabyte."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with mounted_volume(tmp_path) as volume:
+        folder = volume.path / "folder"
+        folder.mkdir()
+        names = {f"{i:04d}" + "x" * 200 for i in range(2000)}
+        for name in names:
+            (folder / name).touch()
+        room = ctypes.create_string_buffer(4 * MIB)
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        seen: list[str] = []
+        lengths: list[int] = []
+        try:
+            while (n := libc.syscall(217, fd, room, ctypes.c_size_t(len(room)))) > 0:  # getdents64
+                lengths.append(n)
+                at = 0
+                while at < n:
+                    length = int.from_bytes(room.raw[at + 16 : at + 18], "little")
+                    seen.append(room.raw[at + 19 : at + length].split(b"\0")[0].decode())
+                    at += length
+        finally:
+            os.close(fd)
+        assert n == 0
+        assert len(seen) == len(set(seen))
+        assert set(seen) == names | {".", ".."}
+        assert max(lengths) < 64 * KIB
