@@ -211,12 +211,14 @@ class Commands:
 
     async def do_blocks(self, name: str, first: int, count: int) -> None:
         self.channel.blocks(self.ops.inode(name), first, count)
+        await self.channel.settled()
 
     async def do_clear(self, name: str, first: int, count: int) -> None:
         await self.channel.clear(self.ops.inode(name), first, count)
 
     async def do_grant(self, name: str, n: int) -> None:
         self.channel.grant(self.ops.inode(name), n)
+        await self.channel.settled()
 
     async def do_collect(self, name: str) -> Json:
         w = await self.channel.collect(self.ops.inode(name))
@@ -233,6 +235,7 @@ class Commands:
 
     async def do_caps(self, name: str, on: bool) -> None:
         self.channel.caps(self.ops.inode(name), on)
+        await self.channel.settled()
 
     async def do_xattr(self, name: str, key: str, value: str) -> None:
         self.ops.xattrs[name, key.encode()] = value.encode("latin-1")
