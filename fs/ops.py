@@ -50,7 +50,9 @@ T = TypeVar("T")
 NAME_MAX: Final = 255
 # Longer answers must not go through a socket. A message takes 16 KiB in a row and up to 17 single pages, which the
 # kernel has; past 80 KiB it wants more in a row. Where it finds none the reply is lost, and the caller waits for ever.
-LONG_ANSWER: Final = 32 << 10
+LONG_ANSWER: Final = 64 << 10
+LISTING_BYTES: Final = 32 << 10
+SERVED_BYTES_MIN: Final = 32 << 10  # of what is on the disk: worth asking the channel to read it there
 GHOSTS_MAX: Final = 65536
 CAPABILITY: Final = b"security.capability"
 FACT_PREFIX: Final = b"user.aof2."
@@ -448,7 +450,7 @@ class Operations(pyfuse3.Operations):
         data = await self.files.glance(fh, off, size)
         if data is not None:
             return data
-        if size > LONG_ANSWER and await self.files.make_ready(fh, off, size):
+        if size >= SERVED_BYTES_MIN and await self.files.make_ready(fh, off, size):
             raise fail(SERVE)
         return await self.files.read(fh, off, size)
 
@@ -494,7 +496,7 @@ class Operations(pyfuse3.Operations):
 
     @answered
     async def readdir(self, fh: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
-        listing, page = self._listings[fh], Page(token, LONG_ANSWER)
+        listing, page = self._listings[fh], Page(token, LISTING_BYTES)
         if isinstance(listing, Listing):
             self._list(listing, start_id, page)
             return
