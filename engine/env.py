@@ -71,12 +71,24 @@ class Files:
             done = max(0, done - len(data))
 
     def receive(
-        self, sock: int, fd: int, offset: int, length: int, scratch: bytearray, timeout_s: float, crc64: int
-    ) -> int:
-        """Bytes off a socket into the file; `crc64` carried on over them. OSErrors of the file are LandingErrors."""
-        came = native.receive(sock, fd, offset, length, scratch, timeout_s=timeout_s, crc64=crc64)
+        self,
+        sock: int,
+        fd: int,
+        offset: int,
+        length: int,
+        scratch: bytearray,
+        *,
+        timeout_s: float,
+        piece_bytes: int,
+        begun: bytes,
+    ) -> list[int]:
+        """Bytes off a socket into the file, behind those of the first piece that `begun` are there; the crc64 of each
+        piece. OSErrors of the file are LandingErrors."""
+        came = native.receive(
+            sock, fd, offset, length, scratch, timeout_s=timeout_s, piece_bytes=piece_bytes, begun=begun
+        )
         if came.ending is native.Ending.ALL:
-            return came.crc64
+            return came.crc64s
         if came.ending is native.Ending.FILE:
             raise LandingError(OSError(came.error, os.strerror(came.error)))
         if came.ending is native.Ending.SILENT:

@@ -137,6 +137,10 @@ class Channel:
         """These blocks are in the backing file: the channel answers for them."""
         self._tell(Kind.BLOCKS, wire.RANGE.pack(nodeid, first, count))
 
+    def coming(self, nodeid: int, first: int, count: int) -> None:
+        """These blocks are being fetched: a read of them may wait for `blocks` a little before it is passed on."""
+        self._tell(Kind.COMING, wire.RANGE.pack(nodeid, first, count))
+
     async def clear(self, nodeid: int, first: int, count: int) -> None:
         """These blocks are not to be relied on; returns when no request that did is still in progress."""
         while True:

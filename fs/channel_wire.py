@@ -62,6 +62,7 @@ class Kind(IntEnum):
     NEST = 16
     NAMES = 17
     BYTES = 18
+    COMING = 19
     EV_MOUNTED = 128
     EV_FAILED = 129
     EV_INIT = 130

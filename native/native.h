@@ -112,15 +112,16 @@ int64_t aof2_page_diff(const uint8_t *a, size_t a_len, const uint8_t *b, size_t 
                        uint8_t *bitmap, size_t bitmap_len);
 
 /* -- moving ----------------------------------------------------------------------------------------------------
- * Takes `len` bytes off a connected socket and writes them to `file` at `offset`, by way of `scratch`. *crc64 goes on
- * over them; *done says how many there are, whatever the answer: 0, the peer ended, nothing came for timeout_ms, or
- * the socket's or the file's *error (an errno). */
+ * Takes `len` bytes off a connected socket and writes them to `file` at `offset`, by way of `scratch`. They are pieces of
+ * `piece_len` (> 0), of the first of which `into` bytes (< piece_len) were there before; crc64[i] goes on over piece i.
+ * *done says how many bytes there are, whatever the answer: 0, the peer ended, nothing came for timeout_ms, or the
+ * socket's or the file's *error (an errno). */
 enum {
   AOF2_RECEIVE_ENDED = 1,
   AOF2_RECEIVE_SILENT = 2,
   AOF2_RECEIVE_SOCKET = 3,
   AOF2_RECEIVE_FILE = 4
 };
-int aof2_receive(int sock, int file, uint64_t offset, uint64_t len, uint8_t *scratch, size_t scratch_len,
-                 int timeout_ms, uint64_t *crc64, uint64_t *done, int *error);
+int aof2_receive(int sock, int file, uint64_t offset, uint64_t len, uint64_t piece_len, uint64_t into, uint8_t *scratch,
+                 size_t scratch_len, int timeout_ms, uint64_t *crc64, uint64_t *done, int *error);
 #endif

@@ -4,7 +4,7 @@
  * once instead of three times (copied out, summed, copied in).
  *
  * Invariants
- * - *done bytes are in the file and in *crc64, whatever is returned; no byte past `len` is taken off the socket.
+ * - *done bytes are in the file and in crc64[], whatever is returned; no byte past `len` is taken off the socket.
  * - Writes end at multiples of 4096 where they can: no page is written twice.
  */
 #include <errno.h>
@@ -42,8 +42,20 @@ static int put(int file, const uint8_t *data, size_t len, uint64_t offset, int *
   return 0;
 }
 
-int aof2_receive(int sock, int file, uint64_t offset, uint64_t len, uint8_t *scratch, size_t scratch_len, int timeout_ms,
-                 uint64_t *crc64, uint64_t *done, int *error) {
+/* `at`: the first byte's place, counted from the start of piece 0. */
+static void sum(uint64_t *crc64, uint64_t piece_len, uint64_t at, const uint8_t *data, size_t len) {
+  while (len) {
+    uint64_t room = piece_len - at % piece_len;
+    size_t n = room < len ? (size_t)room : len;
+    crc64[at / piece_len] = aof2_crc64(crc64[at / piece_len], data, n);
+    at += n;
+    data += n;
+    len -= n;
+  }
+}
+
+int aof2_receive(int sock, int file, uint64_t offset, uint64_t len, uint64_t piece_len, uint64_t into, uint8_t *scratch,
+                 size_t scratch_len, int timeout_ms, uint64_t *crc64, uint64_t *done, int *error) {
   *done = 0;
   *error = 0;
   while (*done < len) {
@@ -53,7 +65,7 @@ int aof2_receive(int sock, int file, uint64_t offset, uint64_t len, uint8_t *scr
     int why = fill(sock, scratch, want, timeout_ms, &got, error);
     int bad = put(file, scratch, got, at, error);
     if (bad) return bad;
-    *crc64 = aof2_crc64(*crc64, scratch, got);
+    sum(crc64, piece_len, into + *done, scratch, got);
     *done += got;
     if (why) return why;
   }

@@ -66,6 +66,7 @@ class Content:
             return False
         last = (min(offset + length, base.size) - 1) // self._block_bytes
         self._parts.tell(file, offset // self._block_bytes, last + 1 - offset // self._block_bytes)
+        self._modes.say_coming(file, base, last + 1)
         return file.registered and file.base is base
 
     async def _pread(self, file: OpenFile, offset: int, length: int) -> bytes:

@@ -19,6 +19,7 @@ from aof2.engine.catalog.rows import InodeRow
 from aof2.engine.files.parts import Parts
 from aof2.engine.files.room import WriteRoom
 from aof2.engine.files.state import Kernel, Mode, NodeFlags, OpenFile, stream_of
+from aof2.engine.local.handles import ObjectHandle
 
 if TYPE_CHECKING:
     from aof2.engine.volume import Volume
@@ -125,6 +126,14 @@ class Modes:
             milestone = -(-first // MILESTONE_BLOCKS) * MILESTONE_BLOCKS
             self._parts.tell(file, first, min(milestone, stop) - first)
             first = min(milestone, stop) + 1
+
+    def say_coming(self, file: OpenFile, base: ObjectHandle, first: int) -> None:
+        """What is on its way from there to the next block that is kept back."""
+        stop = first
+        while stop % MILESTONE_BLOCKS and self._volume.hydrator.is_coming(base, stop):
+            stop += 1
+        if stop > first:
+            self._kernel.coming(file.ino, first, stop - first)
 
     def passed(self, file: OpenFile, offset: int, length: int) -> None:
         """Blocks that were kept back and are read now need not come here again."""

@@ -67,6 +67,9 @@ class Kernel(Protocol):
     def blocks(self, nodeid: int, first: int, count: int) -> None:
         """These blocks are in the backing file."""
 
+    def coming(self, nodeid: int, first: int, count: int) -> None:
+        """Blocks that are being fetched: reads of them may wait for `blocks` instead of asking."""
+
     async def clear(self, nodeid: int, first: int, count: int) -> None:
         """These are no longer to be relied on; returns when nobody does."""
 

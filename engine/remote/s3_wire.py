@@ -34,10 +34,11 @@ from urllib.parse import urlsplit
 from botocore import exceptions as sdk
 from botocore.httpsession import get_cert_path
 
-from aof2.engine.env import Env, Files
+from aof2.engine.env import Env
 from aof2.engine.errors import LandingError
 from aof2.engine.remote.errors import RemoteUnavailableError
 from aof2.engine.remote.resilience import Deadline, closed
+from aof2.engine.remote.source import FileTarget
 from aof2.native import crc64 as crc64_of_bytes
 
 HEAD_BYTES_MAX: Final = 64 << 10
@@ -102,26 +103,36 @@ class Body:
         view[: len(taken)] = taken
         return taken
 
-    def land(self, files: Files, fd: int, offset: int, length: int, scratch: bytearray) -> int:
-        """The next bytes into a file; their crc64."""
+    def land(self, target: FileTarget, piece: int, length: int, scratch: bytearray) -> list[int]:
+        """The next bytes into a file, from the start of a piece on; the crc64 of each piece."""
         if isinstance(self._sock, ssl.SSLSocket):
-            return self._land_decrypted(files, fd, offset, length)
-        taken, self._prefix = self._prefix[:length], self._prefix[length:]
-        crc = crc64_of_bytes(taken)
+            return self._land_decrypted(target, piece, length)
+        at = target.at(piece)
+        begun, self._prefix = self._prefix[:length], self._prefix[length:]
         with _landing():
-            files.pwrite(fd, taken, offset)
-        rest = files.receive(
-            self._sock.fileno(), fd, offset + len(taken), length - len(taken), scratch, self._patience_s(), crc
-        )
+            target.files.pwrite(target.fd, begun, at)
+        whole = len(begun) // target.piece_bytes * target.piece_bytes  # a head comes with little, but with tiny pieces
+        crcs = [crc64_of_bytes(begun[i : i + target.piece_bytes]) for i in range(0, whole, target.piece_bytes)]
+        if whole < length:
+            crcs += target.files.receive(
+                self._sock.fileno(),
+                target.fd,
+                at + len(begun),
+                length - len(begun),
+                scratch,
+                timeout_s=self._patience_s(),
+                piece_bytes=target.piece_bytes,
+                begun=begun[whole:],
+            )
         self.left -= length
-        return rest
+        return crcs
 
-    def _land_decrypted(self, files: Files, fd: int, offset: int, length: int) -> int:
+    def _land_decrypted(self, target: FileTarget, piece: int, length: int) -> list[int]:
         data = memoryview(bytearray(length))
         self.read_into(data)
         with _landing():
-            files.pwrite(fd, data, offset)
-        return crc64_of_bytes(data)
+            target.files.pwrite(target.fd, data, target.at(piece))
+        return [crc64_of_bytes(data[i : i + target.piece_bytes]) for i in range(0, length, target.piece_bytes)]
 
 
 @contextmanager

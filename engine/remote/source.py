@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import mmap
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -56,15 +56,15 @@ def fd_writer(fd: int, base: int = 0) -> Writer:
 class FileTarget(NamedTuple):
     """A place in a file for a range, which comes in pieces of `piece_bytes`, the last perhaps shorter.
 
-    `landed(piece, crc64)` is called for each in its turn, when it is there; what it raises ends the transfer. A piece
-    is written before anybody can know whether it is right: until `landed` it is not to be read.
+    `landed(piece, crc64s)` is called in their order, for one or several, when they are there; what it raises ends the
+    transfer. A piece is written before anybody can know whether it is right: until `landed` it is not to be read.
     """
 
     files: Files
     fd: int
     offset: int
     piece_bytes: int
-    landed: Callable[[int, int], None]
+    landed: Callable[[int, Sequence[int]], None]
 
     def put(self, piece: int, data: Buffer) -> None:
         """LandingError when the file does not take it."""
@@ -72,7 +72,7 @@ class FileTarget(NamedTuple):
             self.files.pwrite(self.fd, data, self.at(piece))
         except OSError as e:
             raise LandingError(e) from None
-        self.landed(piece, crc64_of_bytes(data))
+        self.landed(piece, [crc64_of_bytes(data)])
 
     def put_from(self, piece: int, data: Buffer) -> int:
         """Whole pieces, and a shorter last one; the piece after them."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from aof2 import native
@@ -72,17 +72,22 @@ class BlobFetcher:
         return out
 
     def receive(
-        self, chunk: ChunkRow, blob: BlobRow, first: int, count: int, place: Place, landed: Callable[[int], None]
+        self, chunk: ChunkRow, blob: BlobRow, first: int, count: int, place: Place, landed: Callable[[int, int], None]
     ) -> int:
-        """Blocks of a plain blob straight into a file; how many bytes. `landed(block)` for each that is there and
-        right. CorruptError at the first that is not: it is in the file, and whoever gave the place clears it away."""
+        """Blocks of a plain blob straight into a file; how many bytes. `landed(block, count)` for those that are there
+        and right. CorruptError at the first that is not: it and some behind it are in the file, and whoever gave the
+        place clears them away."""
         size = self._block_bytes
         start, end = first * size, min((first + count) * size, chunk.length)
 
-        def check(piece: int, crc64: int) -> None:
-            if crc64 != block_crc(chunk.block_crcs, first + piece):
-                raise CorruptError(f"block {first + piece} is not what was sealed", path=blob.key)
-            landed(first + piece)
+        def check(piece: int, crc64s: Sequence[int]) -> None:
+            block = first + piece
+            right = [crc64 == block_crc(chunk.block_crcs, block + i) for i, crc64 in enumerate(crc64s)]
+            good = right.index(False) if False in right else len(right)
+            if good:
+                landed(block, good)
+            if good < len(right):
+                raise CorruptError(f"block {block + good} is not what was sealed", path=blob.key)
 
         target = FileTarget(place.files, place.fd, place.offset, size, check)
         try:

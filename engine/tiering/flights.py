@@ -1,6 +1,6 @@
 """Blocks on their way here: one request for neighbours, one flight a block, each told to its readers as it lands.
 
-Blocks that find room land in the backing file: those of a raw blob go from the connection into it, a whole chunk by
+Blocks that find room land in the backing file: those of a raw blob go from the connection into it, half a chunk by
 one request; those of a compressed one, and of the warm copy, are unpacked in memory first, some 8 MiB at a time. What
 finds no room is in memory alone, so a read never fails for lack of room.
 
@@ -44,6 +44,7 @@ from aof2.engine.tiering.fetch import BlobFetcher, Place, is_plain
 log = logging.getLogger(__name__)
 
 REQUEST_BYTES: Final = 8 << 20  # of what is held in memory
+STREAM_BYTES: Final = 32 << 20  # of what lands as it comes: two of them at once keep a reader ahead of a chunk
 REQUESTS_MAX: Final = 4
 WRITEBACK_BYTES_MIN: Final = 1 << 20
 ATTEMPTS: Final = 2
@@ -178,9 +179,9 @@ class Flights:
         return runs
 
     def _run_max(self, handle: ObjectHandle, chunk: ChunkRow) -> int:
-        """A whole chunk where its blocks land one by one as they come; less where a request is held in memory."""
+        """More where blocks land as they come than where a request is held in memory."""
         if self.plain_blob(handle, chunk) is not None:
-            return handle.blocks_per_chunk
+            return max(1, STREAM_BYTES // self._block_bytes)
         return self._held_max
 
     @property
@@ -284,15 +285,15 @@ class Flights:
         base = run.chunk * handle.blocks_per_chunk
         kept_back = range(0)  # blocks the disk was not told of yet
 
-        def landed(index: int) -> None:
+        def landed(index: int, count: int) -> None:
             nonlocal kept_back
-            block = base + index
-            kept_back = range(kept_back.start if kept_back.stop == block else block, block + 1)
-            size = (len(kept_back) - 1) * self._block_bytes + handle.block_len(block)
+            block, last = base + index, base + index + count - 1
+            kept_back = range(kept_back.start if kept_back.stop == block else block, last + 1)
+            size = (len(kept_back) - 1) * self._block_bytes + handle.block_len(last)
             if self._written(handle, kept_back.start * self._block_bytes, size):
                 kept_back = range(0)
             self._hot.env.failpoint("hydrate.written")
-            token.run_sync_soon(self._landed, handle, block, 1)
+            token.run_sync_soon(self._landed, handle, block, count)
 
         async def from_blob(blob: BlobRow) -> int:
             for attempt in range(1, ATTEMPTS + 1):
@@ -311,11 +312,12 @@ class Flights:
         await self._asking_remote(handle, chunk, said, from_blob)
 
     def _clear_away(self, handle: ObjectHandle, run: _Run) -> None:
-        """What came of a block that is not whole, or not right: it would take room that nobody accounts for."""
-        block = next((b for b in run.blocks if not handle.is_resident(b)), None)
-        if block is not None:
+        """What came of blocks that are not whole, or not right: it would take room that nobody accounts for."""
+        first = next((b for b in run.blocks if not handle.is_resident(b)), None)
+        if first is not None:
+            start, last = first * self._block_bytes, run.first + run.length - 1
             with contextlib.suppress(OSError):
-                clear_range(handle.fd, block * self._block_bytes, handle.block_len(block))
+                clear_range(handle.fd, start, last * self._block_bytes + handle.block_len(last) - start)
 
     async def _fetch(
         self, handle: ObjectHandle, run: _Run, land: Land | None, said: Said, *, urgent: bool

@@ -185,6 +185,10 @@ class Hydrator:
                 return False
         return False
 
+    def is_coming(self, handle: ObjectHandle, block: int) -> bool:
+        """Whether it is here, or on its way."""
+        return block < handle.block_count and (handle.is_ready(block) or self._flights.awaits(handle.key, block))
+
     async def fill(self, handle: ObjectHandle) -> None:
         """Brings the whole object to this disk, as far as there is room, and records it: `warm`."""
         await self.attach(handle)

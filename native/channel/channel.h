@@ -14,7 +14,7 @@
 #include "tables.h"
 #include "wire.h"
 
-#define WORKERS_MIN 3 /* as many as CPUs, within these: one that waits for the disk must not hold up the rest */
+#define WORKERS_MIN 4 /* as many as CPUs, within these: one that waits for the disk must not hold up the rest */
 #define WORKERS_MAX 8
 #define REQUEST_DATA_MAX (1024 * 1024)  /* payload of one READ or WRITE: fs.fuse.max_pages_limit's default */
 #define REQUEST_HEADERS_MAX 4096        /* whatever stands before it */
@@ -71,6 +71,7 @@ typedef struct {
 } request;
 bool request_parse(const uint8_t *buf, size_t len, request *out);
 bool serve(const request *r, uint8_t *data);
+extern int read_waits_max; /* READs that may wait for blocks at once; set before the workers start */
 bool serve_read(const request *r, uint8_t *data);
 void finish(aftermath after);
 

@@ -166,6 +166,9 @@ void control_apply(const control_message *m, int fd) {
     case PROTO_BLOCKS:
       if (n) node_blocks(n, m->blocks.first, m->blocks.count);
       break;
+    case PROTO_COMING:
+      if (n) n->coming_first = m->blocks.first, n->coming_end = m->blocks.first + m->blocks.count;
+      break;
     case PROTO_GRANT:
       if (n) n->budget_bytes = m->grant_bytes > UINT64_MAX - n->budget_bytes ? UINT64_MAX : n->budget_bytes + m->grant_bytes;
       break;
@@ -173,6 +176,7 @@ void control_apply(const control_message *m, int fd) {
     case PROTO_CAPS: caps_set(m->nodeid, m->caps_on); break;
     default: break;
   }
+  pthread_cond_broadcast(&tables_changed);
   pthread_mutex_unlock(&tables_lock);
   if (!ok) note("handle %llu of node %llu: the table is full", (unsigned long long)m->handle.fh, (unsigned long long)m->nodeid);
   finish(after);

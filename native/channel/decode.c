@@ -12,6 +12,7 @@ static size_t body_len_of(uint16_t kind) {
     case PROTO_HANDLE: return 16 + PROTO_COOKIE_LEN;
     case PROTO_BLOCKS:
     case PROTO_BYTES:
+    case PROTO_COMING:
     case PROTO_CLEAR: return 24;
     case PROTO_GRANT: return 16;
     case PROTO_COLLECT:
@@ -60,6 +61,7 @@ bool control_decode(const uint8_t *buf, size_t len, control_message *out) {
       return true;
     case PROTO_BIRTH_INOS:
     case PROTO_BLOCKS:
+    case PROTO_COMING:
     case PROTO_CLEAR:
       out->blocks.first = load_u64(body + 8);
       out->blocks.count = load_u64(body + 16);

@@ -177,6 +177,7 @@ int main(int argc, char **argv) {
   start(reply_thread);
   long workers = sysconf(_SC_NPROCESSORS_ONLN);
   workers = workers < WORKERS_MIN ? WORKERS_MIN : workers > WORKERS_MAX ? WORKERS_MAX : workers;
+  read_waits_max = (int)workers - 2;
   for (long i = 1; i < workers; i++) start(worker_thread);
   worker_thread(NULL);
 }

@@ -32,6 +32,7 @@ enum proto_kind { /* daemon to channel */
   PROTO_NEST = 16,
   PROTO_NAMES = 17,
   PROTO_BYTES = 18,
+  PROTO_COMING = 19,
 };
 
 enum proto_event { /* channel to daemon */

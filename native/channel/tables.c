@@ -2,11 +2,13 @@
 #include "tables.h"
 
 #include <string.h>
+#include <time.h>
 
 #include "index.h"
 #include "wire.h"
 
 pthread_mutex_t tables_lock = PTHREAD_MUTEX_INITIALIZER;
+pthread_cond_t tables_changed;
 
 static node nodes[NODES_MAX];
 static handle handles[HANDLES_MAX];
@@ -52,6 +54,11 @@ void tables_open(uint32_t nodes_max, uint32_t handles_max, uint32_t pending_max)
   slots_open(&node_slots, nodes_max, NODES_MAX);
   slots_open(&handle_slots, handles_max, HANDLES_MAX);
   slots_open(&pending_slots, pending_max, PENDING_MAX);
+  pthread_condattr_t monotonic;
+  pthread_condattr_init(&monotonic);
+  pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+  pthread_cond_init(&tables_changed, &monotonic);
+  pthread_condattr_destroy(&monotonic);
   clears_free = NULL;
   for (size_t i = CLEARS_MAX; i-- > 0;) clears[i].next = clears_free, clears_free = &clears[i];
 }
@@ -189,6 +196,14 @@ bool node_present(const node *n, uint64_t offset, uint64_t size) {
   if (n->mode != NODE_RANGED || !size || offset > INT64_MAX || size > INT64_MAX - offset) return false;
   if (n->flags & NODE_ALL_PRESENT) return true;
   return blocks_of(n, offset, size, &first, &count) && bitmap_all(&n->present, first, count);
+}
+
+bool node_coming(const node *n, uint64_t offset, uint64_t size) {
+  uint64_t first, count;
+  if (n->mode != NODE_RANGED || !blocks_of(n, offset, size, &first, &count)) return false;
+  for (; count; first++, count--)
+    if (!bitmap_all(&n->present, first, 1) && (first < n->coming_first || first >= n->coming_end)) return false;
+  return true;
 }
 
 bool node_write_begin(node *n, uint64_t offset, uint64_t size) {

@@ -41,6 +41,7 @@ typedef struct {
   bool dropped, untracked;
   uint64_t block_bytes;
   bitmap present, dirty;
+  uint64_t coming_first, coming_end; /* blocks that are being fetched: a READ of them may wait a little */
   uint64_t budget_bytes, written_bytes;
   unsigned phase; /* users enter with the current phase; a CLEAR flips it and waits for the other */
   uint32_t users[2];
@@ -73,6 +74,8 @@ typedef struct {
 #define AFTERMATH_NONE ((aftermath){.fd = -1})
 
 extern pthread_mutex_t tables_lock;
+/* For tables_lock: blocks came, or a node is not what it was. On the monotonic clock. */
+extern pthread_cond_t tables_changed;
 
 /* Once, before any thread. The limits are for tests; 0 is the table's whole room. */
 void tables_open(uint32_t nodes_max, uint32_t handles_max, uint32_t pending_max);
@@ -89,6 +92,8 @@ aftermath node_leave(node *n, unsigned phase);
 void node_blocks(node *n, uint64_t first, uint64_t count);
 /* Clears bits; true: the answer is due now; false: aftermath of a leave brings it, or, with *again, it was not noted. */
 bool node_clear(node *n, uint64_t first, uint64_t count, uint32_t seq, bool *again);
+/* Whether all of bytes [offset, offset + size) that is not present is being fetched. */
+bool node_coming(const node *n, uint64_t offset, uint64_t size);
 /* Whether bytes [offset, offset + size) lie in present blocks; size > 0. */
 bool node_present(const node *n, uint64_t offset, uint64_t size);
 /* Takes `size` from the budget when the write may be made here: budget, blocks and room to note it. */

@@ -158,8 +158,8 @@ def test_a_reader_gets_its_block_while_the_rest_is_on_its_way(tmp_path: Path, mo
         def slow(*args: object) -> int:
             landed = args[-1]
 
-            def then_wait(block: int) -> None:
-                landed(block)  # type: ignore[operator]
+            def then_wait(block: int, count: int) -> None:
+                landed(block, count)  # type: ignore[operator]
                 if block == 0:
                     trio.from_thread.run(go_on.wait)
 

@@ -48,6 +48,9 @@ class FakeKernel:
     def handle(self, nodeid: int, fh: int, cookie: bytes) -> None:
         assert nodeid in self.fds and len(cookie) == 16
 
+    def coming(self, nodeid: int, first: int, count: int) -> None:
+        """Nobody waits here."""
+
     def blocks(self, nodeid: int, first: int, count: int) -> None:
         self.present[nodeid].update(range(first, first + count))
 

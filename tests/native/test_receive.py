@@ -38,9 +38,12 @@ def test_all_that_was_asked_for(
     data = random.Random(length).randbytes(length + 50)
     sender = threading.Thread(target=there.sendall, args=(data,))
     sender.start()
-    crc = native.crc64(b"before")
-    came = native.receive(here.fileno(), file, offset, length, bytearray(scratch_len), timeout_s=20, crc64=crc)
-    assert came == (Ending.ALL, length, native.crc64(data[:length], crc), 0)
+    came = native.receive(
+        here.fileno(), file, offset, length, bytearray(scratch_len), timeout_s=20, piece_bytes=5000, begun=b"before"
+    )
+    whole = b"before" + data[:length]
+    crcs = [native.crc64(whole[i : i + 5000]) for i in range(0, len(whole), 5000)]
+    assert came == (Ending.ALL, length, crcs, 0)
     assert os.pread(file, length + 50, offset) == data[:length]
     rest = b""
     while len(rest) < 50:  # what comes after is left for the next
@@ -53,16 +56,16 @@ def test_an_early_end(pair: tuple[socket.socket, socket.socket], file: int) -> N
     here, there = pair
     there.sendall(b"half")
     there.close()
-    came = native.receive(here.fileno(), file, 3, 8, bytearray(64), timeout_s=20)
-    assert came == (Ending.ENDED, 4, native.crc64(b"half"), 0)
+    came = native.receive(here.fileno(), file, 3, 8, bytearray(64), timeout_s=20, piece_bytes=99)
+    assert came == (Ending.ENDED, 4, [native.crc64(b"half")], 0)
     assert os.pread(file, 9, 3) == b"half"
 
 
 def test_silence(pair: tuple[socket.socket, socket.socket], file: int) -> None:
     here, there = pair
     there.sendall(b"x")
-    came = native.receive(here.fileno(), file, 0, 2, bytearray(64), timeout_s=0.02)
-    assert came == (Ending.SILENT, 1, native.crc64(b"x"), 0)
+    came = native.receive(here.fileno(), file, 0, 2, bytearray(64), timeout_s=0.02, piece_bytes=99)
+    assert came == (Ending.SILENT, 1, [native.crc64(b"x")], 0)
 
 
 def test_a_file_that_takes_nothing(pair: tuple[socket.socket, socket.socket], tmp_path: Path) -> None:
@@ -71,7 +74,7 @@ def test_a_file_that_takes_nothing(pair: tuple[socket.socket, socket.socket], tm
     (tmp_path / "ro").write_bytes(b"")
     fd = os.open(tmp_path / "ro", os.O_RDONLY)
     try:
-        came = native.receive(here.fileno(), fd, 0, 4, bytearray(64), timeout_s=20)
+        came = native.receive(here.fileno(), fd, 0, 4, bytearray(64), timeout_s=20, piece_bytes=99)
     finally:
         os.close(fd)
     assert (came.ending, came.done) == (Ending.FILE, 0)
@@ -79,7 +82,9 @@ def test_a_file_that_takes_nothing(pair: tuple[socket.socket, socket.socket], tm
 
 
 def test_what_is_no_socket(file: int) -> None:
-    came = native.receive(file, file, 0, 4, bytearray(64), timeout_s=20)
+    came = native.receive(file, file, 0, 4, bytearray(64), timeout_s=20, piece_bytes=99)
     assert (came.ending, came.done) == (Ending.SOCKET, 0)
+    with pytest.raises(ValueError, match="begun"):
+        native.receive(file, file, 0, 4, bytearray(64), timeout_s=20, piece_bytes=4, begun=b"full")
     with pytest.raises(ValueError, match="scratch"):
-        native.receive(file, file, 0, 4, bytearray(), timeout_s=20)
+        native.receive(file, file, 0, 4, bytearray(), timeout_s=20, piece_bytes=99)

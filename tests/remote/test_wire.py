@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,10 @@ class Landed:
     def __init__(self, path: Path, files: Files | None = None, offset: int = 100) -> None:
         self.fd = os.open(path, os.O_RDWR | os.O_CREAT)
         self.told: list[tuple[int, int]] = []
-        self.target = FileTarget(files or Files(), self.fd, offset, PIECE, lambda *piece: self.told.append(piece))
+        self.target = FileTarget(files or Files(), self.fd, offset, PIECE, self._note)
+
+    def _note(self, piece: int, crc64s: Sequence[int]) -> None:
+        self.told += enumerate(crc64s, piece)
 
     def content(self) -> bytes:
         return os.pread(self.fd, 1 << 30, self.target.offset)
@@ -62,7 +66,7 @@ class FullFiles(Files):
     def pwrite(self, fd: int, data: bytes | bytearray | memoryview, offset: int) -> None:
         raise OSError(28, "No space left on device")
 
-    def receive(self, *args: object) -> int:
+    def receive(self, *args: object, **kwargs: object) -> list[int]:
         raise LandingError(OSError(28, "No space left on device"))
 
 
@@ -92,7 +96,7 @@ def test_what_the_target_refuses_ends_it(store: RemoteStore, tmp_path: Path) -> 
     put(store, "k", data_of(MIB))
     landed = Landed(tmp_path / "f")
 
-    def refuse(piece: int, crc: int) -> None:
+    def refuse(piece: int, crc64s: Sequence[int]) -> None:
         raise CorruptError("not what was sealed")
 
     with pytest.raises(CorruptError, match="sealed"):
