@@ -209,6 +209,10 @@ class Commands:
     async def do_refused(self) -> list[Any]:
         return self.ops.refused
 
+    async def do_coming(self, name: str, first: int, count: int) -> None:
+        self.channel.coming(self.ops.inode(name), first, count)
+        await self.channel.settled()
+
     async def do_blocks(self, name: str, first: int, count: int) -> None:
         self.channel.blocks(self.ops.inode(name), first, count)
         await self.channel.settled()

@@ -84,6 +84,42 @@ def test_blocks_that_arrive_while_it_is_open(daemon: Daemon) -> None:
         os.close(fd)
 
 
+def test_reads_of_blocks_that_are_coming_wait_for_them(daemon: Daemon) -> None:
+    path = ranged(daemon)
+    data = (daemon.root / "f").read_bytes()
+    fd = in_time(lambda: os.open(path, os.O_RDONLY))
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+    try:
+        daemon.call("coming", name="f", first=2, count=3)
+        threading.Timer(0.01, lambda: daemon.call("blocks", name="f", first=2, count=3)).start()
+        assert in_time(lambda: os.pread(fd, 8192, 3 * MIB - 4096)) == data[3 * MIB - 4096 : 3 * MIB + 4096]
+        assert not daemon.ops("read")
+        daemon.call("coming", name="f", first=6, count=1)
+        assert in_time(lambda: os.pread(fd, 4096, 6 * MIB)) == data[6 * MIB : 6 * MIB + 4096]
+        assert daemon.ops("read"), "what does not come is asked for"
+        in_time(lambda: os.pread(fd, 8192, 6 * MIB - 4096))
+        assert daemon.ops("read"), "part of it is not even announced"
+    finally:
+        os.close(fd)
+
+
+def test_many_who_wait_do_not_stop_the_others(daemon: Daemon) -> None:
+    path = ranged(daemon, present=[[0, 1]])
+    fds = [in_time(lambda: os.open(path, os.O_RDONLY)) for _ in range(12)]
+    for fd in fds:
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+    try:
+        daemon.call("coming", name="f", first=1, count=7)
+        with ThreadPoolExecutor(12) as pool:
+            waiting = [pool.submit(os.pread, fd, 4096, (1 + n % 7) * MIB) for n, fd in enumerate(fds)]
+            for _ in range(20):
+                assert len(in_time(lambda: os.pread(fds[0], 4096, 0))) == 4096
+            assert all(len(w.result(20)) == 4096 for w in waiting)
+    finally:
+        for fd in fds:
+            os.close(fd)
+
+
 def test_the_mask_grows(daemon: Daemon) -> None:
     path = ranged(daemon, block_count=1, block_bytes=4096)
     daemon.call("blocks", name="f", first=0, count=1)
