@@ -98,6 +98,14 @@ class MeteredStore:
     ) -> Sequence[bytes]:
         return self._measured(RemoteOp.GET, lambda: self._inner.get_ranges(key, ranges, timeout_s=timeout_s))
 
+    async def glance(self, key: str, offset: int, length: int) -> bytes | None:
+        started_s = self._env.monotonic_s()
+        data = await self._inner.glance(key, offset, length)
+        if data is not None:
+            self._metrics.remote_requests_total[RemoteOp.GET, Result.OK].inc()
+            self._metrics.remote_request_seconds[RemoteOp.GET].observe(self._env.monotonic_s() - started_s)
+        return data
+
     def receive_range(
         self, key: str, offset: int, length: int, target: FileTarget, *, timeout_s: float | None = None
     ) -> None:

@@ -243,6 +243,18 @@ class Resilience:
         self._state = BreakerState.OPEN
         self._probe_at_s = now + self._env.rng.uniform(self._cool_down_s / 2, self._cool_down_s)
 
+    @property
+    def is_fair(self) -> bool:
+        """Nothing to wait for, and nobody to spare."""
+        return self._state is BreakerState.CLOSED and not self._interval_s and not self._closing.is_set()
+
+    def went_well(self, received: int) -> None:
+        """A request outside `run` was answered."""
+        with self._lock:
+            self.requests += 1
+            self.bytes_received += received
+            self._alive()
+
     def sent(self, count: int) -> None:
         with self._lock:
             self.bytes_sent += count

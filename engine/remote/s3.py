@@ -223,6 +223,10 @@ class S3Store:
         deadline = self._deadline(timeout_s, sum(length for _, length in ranges))
         return self._reader.ranges(key, ranges, deadline)
 
+    async def glance(self, key: str, offset: int, length: int) -> bytes | None:
+        self._name(key)
+        return await self._reader.glance(key, offset, length)
+
     def receive_range(
         self, key: str, offset: int, length: int, target: FileTarget, *, timeout_s: float | None = None
     ) -> None:

@@ -19,6 +19,7 @@ from aof2.engine.env import Env
 from aof2.engine.remote.errors import RemoteMissingError, RemoteUnavailableError
 from aof2.engine.remote.resilience import Deadline, Resilience, closed
 from aof2.engine.remote.s3_client import SDK_ERRORS, connect_timeout_s, make_client, read_timeout_s, translate
+from aof2.engine.remote.s3_url import UrlSigner
 from aof2.engine.remote.s3_wire import Wire
 from aof2.engine.remote.settings import RemoteSettings
 
@@ -36,12 +37,11 @@ class S3Calls:
         writers = max(2, settings.parallel // 2)
         self.env = env
         self.bucket = bucket
-        self.client: Any = make_client(settings, connections=settings.parallel + writers)
+        sdk = make_client(settings, connections=settings.parallel + writers)
+        self.client: Any = sdk.client
         self.weather = Resilience(env, f"s3://{bucket}", retries=settings.retries, sleep_s=sleep_s)
         self.wire = Wire(
-            env,
-            self.client,
-            bucket,
+            UrlSigner(env, sdk, bucket),
             connect_timeout_s=connect_timeout_s(settings),
             read_timeout_s=read_timeout_s(settings),
             idle_max=settings.parallel,

@@ -9,7 +9,7 @@ Owner: the client is shared by all threads of a store. A crash leaves nothing.
 from __future__ import annotations
 
 import http.client
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import boto3
 import urllib3.exceptions
@@ -107,7 +107,14 @@ def read_timeout_s(settings: RemoteSettings) -> float:
     return max(READ_TIMEOUT_S_MIN, settings.timeout_s / 3)
 
 
-def make_client(settings: RemoteSettings, *, connections: int) -> Any:
+class Sdk(NamedTuple):
+    """The client, and the keys it signs with (None: it does not)."""
+
+    client: Any
+    credentials: Any
+
+
+def make_client(settings: RemoteSettings, *, connections: int) -> Sdk:
     """Credentials come from the standard chain: environment, profile, container, instance."""
     config = Config(
         region_name=settings.region or None,
@@ -126,7 +133,9 @@ def make_client(settings: RemoteSettings, *, connections: int) -> Any:
         },
     )
     try:
-        return boto3.session.Session().client("s3", endpoint_url=settings.endpoint_url or None, config=config)
+        session = boto3.session.Session()
+        client = session.client("s3", endpoint_url=settings.endpoint_url or None, config=config)
+        return Sdk(client, session.get_credentials())
     except (sdk.NoRegionError, sdk.InvalidRegionError):
         raise ValueError(
             f'remote.region = "{settings.region}": allowed is the name of a region, eu-west-1 say'

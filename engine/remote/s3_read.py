@@ -172,6 +172,16 @@ class S3Reader:
         for span, fetched in zip(spans, self.fetch_in_order(spans, deadline), strict=True):
             landed = target.put_from(landed, _exact(span, fetched))
 
+    async def glance(self, key: str, offset: int, length: int) -> bytes | None:
+        """None in anything but fair weather."""
+        calls = self._calls
+        if not length or not calls.wire.usable or not calls.weather.is_fair:
+            return None
+        data = await calls.wire.glance(self._prefix + key, offset, length)
+        if data is not None:
+            calls.weather.went_well(len(data))
+        return data
+
     def _over_wire(self, span: Span, deadline: Deadline) -> bytes | None:
         """The span without a thread in between; None when the SDK should be asked."""
 

@@ -100,6 +100,9 @@ class RemoteStore(Protocol):
     ) -> Sequence[bytes]:
         """Several (offset, length) at once, in parallel where that helps."""
 
+    async def glance(self, key: str, offset: int, length: int) -> bytes | None:
+        """A short range on the event loop, for who has no time to lose; None when that cannot be done: `get_range`."""
+
     def receive_range(
         self, key: str, offset: int, length: int, target: FileTarget, *, timeout_s: float | None = None
     ) -> None:

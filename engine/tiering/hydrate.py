@@ -21,7 +21,7 @@ import errno
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 import trio
 
@@ -29,7 +29,7 @@ from aof2 import native
 from aof2.engine import objects
 from aof2.engine.aio import result_of
 from aof2.engine.catalog import tables as t
-from aof2.engine.catalog.rows import ChunkRow
+from aof2.engine.catalog.rows import BlobRow, ChunkRow
 from aof2.engine.catalog.store import Catalog
 from aof2.engine.catalog.writer import CatalogWriter
 from aof2.engine.errors import Aof2Error, CorruptError, TransientError
@@ -61,6 +61,13 @@ ATTEMPTS: Final = 2
 NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 
 CRASH_POINTS: Final = (*flights.CRASH_POINTS, *settle.CRASH_POINTS)
+
+
+class _Glance(NamedTuple):
+    blob: BlobRow
+    piece_crcs: bytes
+    offset: int  # in the chunk
+    length: int
 
 
 class Hydrator:
@@ -272,7 +279,7 @@ class Hydrator:
         if now_s - handle.glanced_since_s > GLANCES_KEPT_S:
             handle.forget_glances(now_s)
         handle.glanced.update(range(first, last + 1))
-        return await self._glance(handle, chunk, partial(self.fetcher.glance, blob, piece_crcs, at, end - offset))
+        return await self._glance(handle, chunk, _Glance(blob, piece_crcs, at, end - offset))
 
     def _untouched(self, handle: ObjectHandle, block: int) -> bool:
         return not (
@@ -282,10 +289,12 @@ class Hydrator:
             or self.pages.peek(PageKey(handle.key[1], handle.key[2], block)) is not None
         )
 
-    async def _glance(self, handle: ObjectHandle, chunk: ChunkRow, fetch: Callable[[], bytes | None]) -> bytes | None:
+    async def _glance(self, handle: ObjectHandle, chunk: ChunkRow, wanted: _Glance) -> bytes | None:
         started_s = self.hot.env.monotonic_s()
         try:
-            data = await trio.to_thread.run_sync(fetch, limiter=self._flights.urgent)
+            data = await self.fetcher.glance_at_once(*wanted)
+            if data is None:
+                data = await trio.to_thread.run_sync(self.fetcher.glance, *wanted, limiter=self._flights.urgent)
         except (CorruptError, TransientError):
             return None  # met again, and recorded, by reading as usual
         if data is not None:

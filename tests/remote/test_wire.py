@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import trio
 
 from aof2.engine.env import Files
 from aof2.engine.errors import CorruptError, LandingError
@@ -146,3 +148,44 @@ def test_a_server_that_refuses_signed_urls_is_asked_by_the_sdk(open_s3: OpenStor
 )
 def test_heads(text: str, head: Head) -> None:
     assert parse_head(text.encode()) == head
+
+
+def test_a_glance_needs_a_connection_and_then_no_thread(open_s3: OpenStore, proxy: FaultProxy) -> None:
+    store = open_s3(endpoint_url=proxy.endpoint_url)
+    data = data_of(300_000)
+    put(store, "a", data)
+    put(store, "b", data[::-1])
+
+    async def body() -> None:
+        assert await store.glance("a", 5, 100_000) is None  # nobody was there yet
+        assert store.get_range("a", 0, 1) == data[:1]
+        before = threading.active_count()
+        assert await store.glance("a", 5, 100_000) == data[5:100_005]
+        assert await store.glance("b", 299_999, 1) == data[:1]
+        assert await store.glance("a", 299_999, 2) is None
+        assert threading.active_count() == before
+        assert store.get_range("a", 0, 1) == data[:1]
+        for fault in (
+            Fault(of("GET"), cut_at=500),
+            Fault(of("GET"), drop=True),
+            Fault(of("GET"), status=503, code="SlowDown"),
+            Fault(of("GET"), status=404, code="NoSuchKey"),
+        ):
+            proxy.add(fault)
+            assert await store.glance("a", 0, 1000) is None  # anything unusual is the other way's business
+            assert store.get_range("a", 0, 1000) == data[:1000]
+        assert await store.glance("a", 7, 1000) == data[7:1007]
+
+    trio.run(body)
+
+
+def test_urls_of_other_keys_are_signed_like_the_first(open_s3: OpenStore, proxy: FaultProxy) -> None:
+    store = open_s3(endpoint_url=proxy.endpoint_url)
+    names = ["a", "b/c", "d~e", "f-g_h.i"]
+    for name in names:
+        put(store, name, name.encode())
+    for name in names:
+        assert store.get_range(name, 0, len(name)) == name.encode()
+    seen = [s for s in proxy.seen if s.method == "GET"]
+    assert len(seen) == len(names)
+    assert all("X-Amz-Signature" in s.path for s in seen)
