@@ -11,11 +11,16 @@
 
 #include "../bytes.h"
 #include "index.h"
+#include "keeper.h"
 
 #ifndef NESTS_MAX /* the tests build with small ones, which they fill */
 #define NESTS_MAX 4096
 #define NAMES_MAX (1u << 19)
 #endif
+#ifndef CRADLES_MAX
+#define CRADLES_MAX 1024u
+#endif
+#define CRADLES_MIN 16u
 #define UNFOLDED_MAX (UINT64_C(4) << 20)
 #define LOG_MAX (UINT64_C(1) << 30)
 #define NAME_MAX_LEN 255
@@ -37,6 +42,10 @@ typedef struct {
   int dir_fd, log_fd;
   uint32_t slot;
   uint64_t offset, next_ino, end_ino;
+  bool granted;             /* births are allowed: the last grant was not of 0 */
+  uint32_t wanted, ordered; /* cradles there should be; and are being made */
+  uint32_t first, ready;    /* of the ring */
+  cradle cradles[CRADLES_MAX];
 } stream;
 
 static pthread_mutex_t births_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -125,12 +134,29 @@ static stream *stream_find(uint64_t id) {
   return NULL;
 }
 
+void backing_name(uint64_t ino, char name[BACKING_NAME_LEN]) {
+  snprintf(name, BACKING_NAME_LEN, "%llu.1", (unsigned long long)ino);
+}
+
+/* Removes what was made ahead. */
+static void empty_cradles(stream *s) {
+  char name[BACKING_NAME_LEN];
+  for (; s->ready; s->ready--) {
+    const cradle *c = &s->cradles[s->first];
+    backing_name(c->ino, name);
+    unlinkat(s->dir_fd, name, 0);
+    finish((aftermath){.fd = c->fd, .backing_id = c->backing_id});
+    s->first = (s->first + 1) % CRADLES_MAX;
+  }
+}
+
 static stream *stream_of(uint64_t nodeid) { return stream_find(nodeid >> STREAM_SHIFT); }
 
 void births_reset(void) {
   pthread_mutex_lock(&births_lock);
   forget_all();
   for (uint32_t i = 0; i < streams_used; i++) {
+    empty_cradles(&streams[i]);
     if (streams[i].dir_fd >= 0) close(streams[i].dir_fd);
     if (streams[i].log_fd >= 0) close(streams[i].log_fd);
   }
@@ -138,6 +164,41 @@ void births_reset(void) {
   if (page) munmap(page, sizeof *page);
   page = NULL;
   pthread_mutex_unlock(&births_lock);
+}
+
+void births_over(void) {
+  pthread_mutex_lock(&births_lock);
+  for (uint32_t i = 0; i < streams_used; i++) {
+    streams[i].granted = false;
+    empty_cradles(&streams[i]);
+  }
+  pthread_mutex_unlock(&births_lock);
+}
+
+bool births_order(cradle *out, int *dir_fd) {
+  bool found = false;
+  pthread_mutex_lock(&births_lock);
+  for (uint32_t i = 0; i < streams_used && !found; i++) {
+    stream *s = &streams[i];
+    found = s->granted && s->ready + s->ordered < s->wanted && s->next_ino < s->end_ino;
+    if (!found) continue;
+    *out = (cradle){.ino = s->next_ino++, .fd = -1};
+    *dir_fd = s->dir_fd;
+    s->ordered++;
+  }
+  pthread_mutex_unlock(&births_lock);
+  return found;
+}
+
+bool births_made(const cradle *c, bool made) {
+  pthread_mutex_lock(&births_lock);
+  stream *s = stream_of(c->ino);
+  s->ordered--;
+  bool keep = made && s->granted;
+  if (keep) s->cradles[(s->first + s->ready++) % CRADLES_MAX] = *c;
+  else s->wanted = 0; /* no room, perhaps: the next that is missed begins anew */
+  pthread_mutex_unlock(&births_lock);
+  return keep;
 }
 
 /* -- what the daemon says --------------------------------------------------------------------------------------- */
@@ -184,6 +245,7 @@ void births_inos(uint64_t stream_id, uint64_t first, uint64_t count) {
   if (s && first >> STREAM_SHIFT == stream_id && (first + count) >> STREAM_SHIFT == stream_id) {
     s->next_ino = first;
     s->end_ino = first + count;
+    s->granted = count > 0;
   }
   pthread_mutex_unlock(&births_lock);
 }
@@ -409,36 +471,50 @@ static void tell_daemon(void) {
 
 typedef struct {
   stream *s;
-  uint64_t ino, fh;
+  cradle in; /* its fd is -1 where the file is still to be made */
+  uint64_t fh;
   uint32_t gid;
-  int dir_fd;
 } claim;
+
+/* With the lock. A file made ahead, or a number to make one for now; whether more should be made ahead. */
+static bool take_cradle(stream *s, cradle *out) {
+  if (s->ready) {
+    *out = s->cradles[s->first];
+    s->first = (s->first + 1) % CRADLES_MAX;
+    s->ready--;
+  } else {
+    *out = (cradle){.ino = s->next_ino++, .fd = -1};
+    s->wanted = s->wanted < CRADLES_MIN ? CRADLES_MIN : s->wanted < CRADLES_MAX / 2 ? 2 * s->wanted : CRADLES_MAX;
+  }
+  return s->ready + s->ordered < s->wanted / 2;
+}
 
 /* An inode number and the name, taken; false: not here. */
 static bool claim_birth(const request *r, const uint8_t *name, size_t len, claim *out) {
-  bool ok = false;
+  bool ok = false, low = false;
   uint64_t hash = hash_of(name, len);
   pthread_mutex_lock(&births_lock);
   nest *n = nest_find(r->header.nodeid);
   stream *s = n && n->serving && page ? stream_of(r->header.nodeid) : NULL;
-  if (s && s->log_fd >= 0 && s->next_ino < s->end_ino && s->offset < LOG_MAX && !has_name(n, hash) &&
+  if (s && s->log_fd >= 0 && s->granted && (s->ready || s->next_ino < s->end_ino) && s->offset < LOG_MAX && !has_name(n, hash) &&
       s->offset - atomic_load((_Atomic uint64_t *)&page->streams[s->slot].taken) < UNFOLDED_MAX && add_name(n, hash)) {
-    *out = (claim){.s = s, .ino = s->next_ino++, .fh = BIRTH_FH | ++next_fh, .dir_fd = s->dir_fd,
-                   .gid = n->has_gid ? n->gid : r->header.gid};
+    *out = (claim){.s = s, .fh = BIRTH_FH | ++next_fh, .gid = n->has_gid ? n->gid : r->header.gid};
+    low = take_cradle(s, &out->in);
     ok = true;
   }
   pthread_mutex_unlock(&births_lock);
+  if (low) keeper_call();
   return ok;
 }
 
 static bool record_birth(const request *r, const claim *c, const wire_create_in *in, const struct stat *st,
-                         const uint8_t *name, size_t name_len, uint64_t *offset) {
+                         const uint8_t *name, size_t name_len) {
   uint8_t record[BIRTH_RECORD_LEN + NAME_MAX_LEN + 8] = {0};
   size_t len = (BIRTH_RECORD_LEN + name_len + 7) & ~(size_t)7;
   store_u16(record + 8, BIRTH_BORN);
   store_u16(record + 10, (uint16_t)name_len);
   store_u32(record + 12, in->mode);
-  store_u64(record + 16, c->ino);
+  store_u64(record + 16, c->in.ino);
   store_u64(record + 24, r->header.nodeid);
   store_u32(record + 32, r->header.uid);
   store_u32(record + 36, c->gid);
@@ -447,7 +523,6 @@ static bool record_birth(const request *r, const claim *c, const wire_create_in 
   store_u32(record + 56, in->flags);
   memcpy(record + BIRTH_RECORD_LEN, name, name_len);
   pthread_mutex_lock(&births_lock);
-  *offset = c->s->offset;
   bool ok = append(c->s, record, len);
   nest *n = ok ? nest_find(r->header.nodeid) : NULL;
   if (n && n->attr_known) {
@@ -459,42 +534,66 @@ static bool record_birth(const request *r, const claim *c, const wire_create_in 
   return ok;
 }
 
-/* Node and handle in the tables, opened; an errno where there is no room or no passthrough. `fd` is the node's then. */
-static int enter_tables(const claim *c, int fd, uint64_t offset, int32_t *backing_id) {
-  control_message m = {.kind = PROTO_NODE, .nodeid = c->ino, .node = {.mode = NODE_PASSTHROUGH, .node_flags = NODE_ALL_PRESENT}};
+/* The backing file, made now or ahead, registered, with the times of now; false: not to be had. */
+static bool fill_cradle(const stream *s, cradle *c, const char *name, struct stat *st) {
+  if (c->fd >= 0) return !futimens(c->fd, NULL) && !fstat(c->fd, st);
+  c->fd = openat(s->dir_fd, name, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+  return c->fd >= 0 && !fstat(c->fd, st) && !device_backing_open(c->fd, &c->backing_id);
+}
+
+/* Node and handle in the tables, opened; they have descriptor and backing id then. False: there is no room. */
+static bool enter_tables(const claim *c) {
+  control_message m = {.kind = PROTO_NODE, .nodeid = c->in.ino, .node = {.mode = NODE_PASSTHROUGH, .node_flags = NODE_ALL_PRESENT}};
   uint8_t cookie[PROTO_COOKIE_LEN];
   aftermath after = AFTERMATH_NONE;
-  store_u64(cookie, offset);
-  store_u64(cookie + 8, c->ino);
-  int error = device_backing_open(fd, backing_id);
-  if (error) return error;
+  /* A lower bound of where the record will be: it is written last, when nothing can fail any more but itself. */
+  pthread_mutex_lock(&births_lock);
+  store_u64(cookie, c->s->offset);
+  pthread_mutex_unlock(&births_lock);
+  store_u64(cookie + 8, c->in.ino);
   pthread_mutex_lock(&tables_lock);
-  node *n = tables_room_for_open() ? node_put(&m, fd, &after) : NULL;
-  if (n) n->backing_id = *backing_id;
-  if (n && handle_put(c->ino, c->fh, cookie)) {
-    handle_opened(handle_find(c->ino, c->fh));
-  } else if (n) {
-    after = node_drop(c->ino);
-    n = NULL;
+  node *n = tables_room_for_open() && handle_put(c->in.ino, c->fh, cookie) ? node_put(&m, c->in.fd, &after) : NULL;
+  if (n) {
+    n->backing_id = c->in.backing_id;
+    handle_opened(handle_find(c->in.ino, c->fh));
   } else {
-    error = ENFILE;
+    handle_released(c->in.ino, c->fh);
   }
   pthread_mutex_unlock(&tables_lock);
-  if (n) return 0;
-  if (error) device_backing_close(*backing_id);
-  else finish(after);
-  return error ? error : -1; /* -1: the descriptor went with the node */
+  finish(after); /* of a node that was there by mistake */
+  return n;
+}
+
+static void leave_tables(const claim *c) {
+  pthread_mutex_lock(&tables_lock);
+  handle_released(c->in.ino, c->fh);
+  aftermath after = node_drop(c->in.ino);
+  pthread_mutex_unlock(&tables_lock);
+  finish(after);
 }
 
 static void fill_entry(wire_entry_out *out, const request *r, const claim *c, uint32_t mode, const struct stat *st) {
-  *out = (wire_entry_out){.nodeid = c->ino, .entry_valid = ENTRY_VALID_S, .attr_valid = ATTR_VALID_S};
-  out->attr = (wire_attr){.ino = c->ino, .mode = mode, .nlink = 1, .uid = r->header.uid, .gid = c->gid, .blksize = 4096,
+  *out = (wire_entry_out){.nodeid = c->in.ino, .entry_valid = ENTRY_VALID_S, .attr_valid = ATTR_VALID_S};
+  out->attr = (wire_attr){.ino = c->in.ino, .mode = mode, .nlink = 1, .uid = r->header.uid, .gid = c->gid, .blksize = 4096,
                           .atime = (uint64_t)st->st_atim.tv_sec, .atimensec = (uint32_t)st->st_atim.tv_nsec,
                           .mtime = (uint64_t)st->st_mtim.tv_sec, .mtimensec = (uint32_t)st->st_mtim.tv_nsec,
                           .ctime = (uint64_t)st->st_ctim.tv_sec, .ctimensec = (uint32_t)st->st_ctim.tv_nsec};
 }
 
 static void released(uint64_t nodeid, uint64_t fh);
+
+static void answer_birth(const request *r, const claim *c, uint32_t mode, const struct stat *st) {
+  struct {
+    wire_entry_out entry;
+    wire_open_out open;
+  } out;
+  fill_entry(&out.entry, r, c, mode, st);
+  out.open = (wire_open_out){
+      .fh = c->fh, .open_flags = WIRE_FOPEN_PASSTHROUGH | WIRE_FOPEN_NOFLUSH, .backing_id = c->in.backing_id};
+  wire_out_header header = {.len = (uint32_t)(sizeof header + sizeof out), .unique = r->header.unique};
+  struct iovec parts[2] = {{&header, sizeof header}, {&out, sizeof out}};
+  if (!device_write(channel.dev, parts, 2)) released(c->in.ino, c->fh); /* interrupted: nobody will release it */
+}
 
 bool births_create(const request *r) {
   wire_create_in in;
@@ -506,44 +605,19 @@ bool births_create(const request *r) {
   /* O_SYNC promises that the name is durable, too: the daemon syncs its log. */
   if (!S_ISREG(in.mode) || (in.mode & (S_ISUID | S_ISGID)) || (in.flags & (O_SYNC | O_DSYNC))) return false;
   if (!claim_birth(r, name, len, &c)) return false;
-  char path[64];
-  snprintf(path, sizeof path, "%llu.1", (unsigned long long)c.ino);
-  int fd = openat(c.dir_fd, path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+  char path[BACKING_NAME_LEN];
   struct stat st;
-  uint64_t offset;
-  int32_t backing_id;
-  if (fd < 0 || fstat(fd, &st)) goto no;
-  /* The offset in the cookie is a lower bound: the record is written last, when nothing can fail any more but itself. */
-  pthread_mutex_lock(&births_lock);
-  offset = c.s->offset;
-  pthread_mutex_unlock(&births_lock);
-  int error = enter_tables(&c, fd, offset, &backing_id);
-  if (error == -1) fd = -1;
-  if (error) goto no;
-  if (!record_birth(r, &c, &in, &st, name, len, &offset)) {
-    pthread_mutex_lock(&tables_lock);
-    handle_released(c.ino, c.fh);
-    aftermath after = node_drop(c.ino);
-    pthread_mutex_unlock(&tables_lock);
-    finish(after);
-    fd = -1;
-    goto no;
+  backing_name(c.in.ino, path);
+  bool filled = fill_cradle(c.s, &c.in, path, &st), entered = filled && enter_tables(&c);
+  if (!entered || !record_birth(r, &c, &in, &st, name, len)) {
+    if (entered) leave_tables(&c);
+    else finish((aftermath){.fd = c.in.fd, .backing_id = c.in.backing_id});
+    unlinkat(c.s->dir_fd, path, 0);
+    return false;
   }
-  struct {
-    wire_entry_out entry;
-    wire_open_out open;
-  } out;
-  fill_entry(&out.entry, r, &c, in.mode, &st);
-  out.open = (wire_open_out){.fh = c.fh, .open_flags = WIRE_FOPEN_PASSTHROUGH | WIRE_FOPEN_NOFLUSH, .backing_id = backing_id};
-  wire_out_header header = {.len = (uint32_t)(sizeof header + sizeof out), .unique = r->header.unique};
-  struct iovec parts[2] = {{&header, sizeof header}, {&out, sizeof out}};
-  if (!device_write(channel.dev, parts, 2)) released(c.ino, c.fh); /* interrupted: nobody will release it */
+  answer_birth(r, &c, in.mode, &st);
   tell_daemon();
   return true;
-no:
-  if (fd >= 0) close(fd);
-  unlinkat(c.dir_fd, path, 0);
-  return false;
 }
 
 /* The record of a close. The node goes, too, while the daemon cannot have heard of it: nobody else can have it open. */
@@ -570,7 +644,7 @@ static void released(uint64_t nodeid, uint64_t fh) {
   pthread_mutex_lock(&tables_lock);
   aftermath after = node_drop(nodeid);
   pthread_mutex_unlock(&tables_lock);
-  finish(after);
+  keeper_let_go(after);
 }
 
 bool births_release(const request *r) {

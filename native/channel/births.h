@@ -1,8 +1,9 @@
 /* Births: files the channel creates by itself, so that making many small ones does not wait for the daemon each time.
  *
  * A *nest* is a directory whose every name the channel has seen, by hash: a name that is not among them is not there. In a
- * nest LOOKUP of such a name and GETATTR of the directory are answered, and CREATE makes the backing file under an inode number that the daemon granted,
- * writes a record to the tenant's birth log, and answers with a passthrough handle. RELEASE of such a handle is a record, too.
+ * nest LOOKUP of such a name and GETATTR of the directory are answered, and CREATE takes a backing file under an inode number
+ * that the daemon granted, made ahead (keeper.h) or now, writes a record to the tenant's birth log, and answers with a
+ * passthrough handle. RELEASE of such a handle is a record, too.
  * The daemon folds the records into the catalog soon after, always before it looks at any later request.
  *
  * Invariants
@@ -41,7 +42,19 @@ typedef struct {
   } streams[STREAMS_MAX];
 } birth_page;
 
+/* A backing file whose inode nobody has yet. */
+typedef struct {
+  uint64_t ino;
+  int fd;
+  int32_t backing_id;
+} cradle;
+
+#define BACKING_NAME_LEN 24
+void backing_name(uint64_t ino, char name[BACKING_NAME_LEN]);
+
 void births_reset(void); /* tests */
+/* The mount is gone: what was made ahead is removed, and nothing is born any more. */
+void births_over(void);
 /* control.c hands these on; they own the descriptor. */
 void births_page(int fd);
 void births_dir(uint64_t stream_id, uint32_t slot, int fd);
@@ -51,6 +64,10 @@ void births_inos(uint64_t stream_id, uint64_t first, uint64_t count);
 enum { NEST_OPEN = 1, NEST_SERVE = 2, NEST_END = 3, NEST_END_ALL = 4 };
 int births_nest(uint64_t dir, uint32_t action, bool has_gid, uint32_t gid, uint32_t seq);
 void births_names(uint64_t dir, const uint8_t *packed, size_t len);
+
+/* keeper.c: an inode number to make a file for, if one is wanted; and what became of it. False: it is the keeper's to undo. */
+bool births_order(cradle *out, int *dir_fd);
+bool births_made(const cradle *c, bool made);
 
 /* serve.c: true when the request was answered. */
 bool births_lookup(const request *r);

@@ -1,7 +1,8 @@
 /* What the parts of the channel share: the descriptors, and each part's entry points.
  *
  * Threads: workers (kernel → daemon, forward.c), one for replies (daemon → kernel, forward.c), one for control (control.c),
- * one for notifications (notify.c). `channel` is written before they start; later only where a field says so.
+ * one for notifications (notify.c), one for backing files ahead of and after births (keeper.c). `channel` is written before
+ * they start; later only where a field says so.
  */
 #ifndef AOF2_CHANNEL_H
 #define AOF2_CHANNEL_H

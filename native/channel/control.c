@@ -17,6 +17,7 @@
 #include "../bytes.h"
 #include "births.h"
 #include "channel.h"
+#include "keeper.h"
 
 #define RANGES_MAX 2048      /* of one EV_WRITTEN */
 #define WRITTEN_MAX 64       /* EV_WRITTENs of one COLLECT: what is left is told by the next */
@@ -54,6 +55,7 @@ static void clear(const control_message *m) {
   node *n = node_find(m->nodeid);
   bool due = !n || node_clear(n, m->blocks.first, m->blocks.count, m->seq, &again);
   pthread_mutex_unlock(&tables_lock);
+  if (!n) keeper_settle(); /* a lease can be asked for on what was dropped before */
   if (due || again) event_send(EV_CLEARED, again ? PROTO_AGAIN : 0, m->seq, NULL, 0);
 }
 

@@ -16,7 +16,9 @@
 #include <unistd.h>
 
 #include "../bytes.h"
+#include "births.h"
 #include "channel.h"
+#include "keeper.h"
 
 #define SOCKET_ROOM (32 << 20)
 #define FILES_WANTED (1 << 20)
@@ -34,6 +36,7 @@ void channel_gone(uint32_t reason) {
   if (!atomic_compare_exchange_strong(&ending, &running, UNMOUNTED)) {
     for (;;) pause();
   }
+  births_over();
   store_u32(body, reason);
   event_send(EV_GONE, 0, 0, body, sizeof body);
   /* The daemon has its libfuse session to end: it would log the end of its socket as an error. It hangs up when it is done. */
@@ -158,6 +161,7 @@ int main(int argc, char **argv) {
   raise_files();
   tables_open(nodes_max, handles_max, pending_max);
   control_open();
+  keeper_open();
   if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, channel.relay)) failed(errno, "socketpair");
 
   const char *text = "";
@@ -174,6 +178,7 @@ int main(int argc, char **argv) {
   event_send(EV_MOUNTED, 0, 0, body, sizeof body);
   start(control_thread);
   start(notify_thread);
+  start(keeper_thread);
   start(reply_thread);
   long workers = sysconf(_SC_NPROCESSORS_ONLN);
   workers = workers < WORKERS_MIN ? WORKERS_MIN : workers > WORKERS_MAX ? WORKERS_MAX : workers;

@@ -14,6 +14,7 @@
 #include "../../bytes.h"
 #include "../births.h"
 #include "../channel.h"
+#include "../keeper.h"
 
 #define FILE_LEN (64 * 1024)
 #define NODES_SEEN_MAX 4096
@@ -114,6 +115,7 @@ static void step(uint8_t what, uint8_t flags, const uint8_t *data, size_t len) {
     }
   } else if (what == STEP_REQUEST) {
     request_handle(exact, len, room);
+    if (len % 2) keeper_round();
   } else {
     seen.backing_error = flags & 2 ? EPERM : 0;
     reply_handle(exact, len, room);
@@ -140,6 +142,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     control_message drop = {.kind = PROTO_DROP, .nodeid = nodes_seen[i]};
     control_apply(&drop, -1);
   }
+  keeper_settle();
   births_reset();
   answers_reset();
   CHECK(seen.backings_open == 0);

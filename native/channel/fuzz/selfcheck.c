@@ -2,10 +2,14 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include "../births.h"
 #include "../channel.h"
 #include "../index.h"
+#include "../keeper.h"
 #include "harness.h"
 
 #define BITS 700
@@ -295,7 +299,95 @@ static void check_answers(void) {
   tables_reset();
 }
 
+/* -- births, in a folder ----------------------------------------------------------------------------------------- */
+#define TENANT UINT64_C(1)
+#define INO(n) (TENANT << 40 | (n))
+#define NEST INO(1)
+
+static char folder[] = "/tmp/aof2-cradles-XXXXXX";
+
+static struct stat file_of(unsigned n) {
+  char path[80];
+  struct stat st = {0};
+  snprintf(path, sizeof path, "%s/%llu.1", folder, (unsigned long long)INO(n));
+  stat(path, &st); /* zeros where there is none */
+  return st;
+}
+
+static unsigned files_from(unsigned first, unsigned end) {
+  unsigned n = 0;
+  for (; first < end; first++) n += file_of(first).st_nlink > 0;
+  return n;
+}
+
+static bool born(const char *name) {
+  uint8_t m[128] = {0}, room[1];
+  wire_create_in in = {.flags = O_WRONLY | O_CREAT | O_EXCL, .mode = S_IFREG | 0644};
+  wire_in_header h = {.opcode = WIRE_CREATE, .unique = 2, .nodeid = NEST};
+  request r;
+  h.len = (uint32_t)(sizeof h + sizeof in + strlen(name) + 1);
+  memcpy(m, &h, sizeof h), memcpy(m + sizeof h, &in, sizeof in), strcpy((char *)m + sizeof h + sizeof in, name);
+  return request_parse(m, h.len, &r) && serve(&r, room);
+}
+
+static void close_born(unsigned ino, unsigned fh) {
+  uint8_t m[sizeof(wire_in_header) + sizeof(wire_release_in)], room[1];
+  wire_release_in in = {.fh = BIRTH_FH | fh};
+  wire_in_header h = {.len = sizeof m, .opcode = WIRE_RELEASE, .unique = 4, .nodeid = INO(ino)};
+  request r;
+  memcpy(m, &h, sizeof h), memcpy(m + sizeof h, &in, sizeof in);
+  CHECK(request_parse(m, sizeof m, &r) && serve(&r, room));
+}
+
+/* Files made ahead are born in their order with the times of their births; what is left goes. */
+static void check_cradles(void) {
+  char path[80];
+  int page = memfd_create("page", MFD_CLOEXEC), before = open_count();
+  tables_open(0, 0, 0);
+  seen = (outside){0};
+  CHECK(mkdtemp(folder) && !ftruncate(page, sizeof(birth_page)));
+  births_page(page);
+  births_dir(TENANT, 0, open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  births_log(TENANT, 0, memfd_create("log", MFD_CLOEXEC));
+  births_inos(TENANT, INO(100), 1000);
+  CHECK(!births_nest(NEST, NEST_OPEN, false, 0, 1) && !births_nest(NEST, NEST_SERVE, false, 0, 2));
+  CHECK(!keeper_round() && !files_from(100, 1100)); /* nothing is made where nothing was born */
+
+  CHECK(born("a") && file_of(100).st_nlink && keeper_round());
+  CHECK(files_from(101, 1100) == 16 && files_from(101, 117) == 16 && seen.backings_open == 17);
+  snprintf(path, sizeof path, "%s/%llu.1", folder, (unsigned long long)INO(101));
+  CHECK(!utimensat(AT_FDCWD, path, (struct timespec[2]){{1, 0}, {1, 0}}, 0));
+  CHECK(born("b") && !born("b") && file_of(101).st_mtime > 1 && seen.backings_open == 17);
+  for (char name[] = "c"; *name < 's'; ++*name) CHECK(born(name));
+  CHECK(files_from(100, 1100) == 18 && seen.backings_open == 18); /* they were used up, and one more made */
+  CHECK(keeper_round() && files_from(100, 1100) == 18 + 32 && !keeper_round());
+
+  close_born(100, 1), close_born(101, 2);
+  CHECK(seen.backings_open == 18 + 32);
+  keeper_settle();
+  CHECK(seen.backings_open == 16 + 32 && files_from(100, 102) == 2);
+  seen.backing_error = EPERM;
+  for (char name[] = "A"; *name <= 'P'; ++*name) CHECK(born(name));
+  CHECK(!keeper_round() && born("Q")); /* cannot be made now: those there are do */
+  births_inos(TENANT, INO(0), 0);
+  CHECK(!born("R"));
+  births_over();
+  CHECK(files_from(100, 1100) == 18 + 17 && seen.backings_open == 16 + 17);
+
+  for (unsigned n = 102; n < 100 + 18 + 17; n++) close_born(n, n - 99);
+  keeper_settle();
+  births_reset();
+  CHECK(seen.backings_open == 0 && open_count() == before - 1);
+  for (unsigned n = 100; n < 100 + 18 + 17; n++) {
+    snprintf(path, sizeof path, "%s/%llu.1", folder, (unsigned long long)INO(n));
+    CHECK(!unlink(path));
+  }
+  CHECK(!rmdir(folder));
+  tables_reset();
+}
+
 void selfcheck(void) {
+  check_cradles();
   check_bitmap();
   check_index();
   check_clears();
