@@ -10,6 +10,7 @@ Owner: the trio thread. A crash leaves birth logs, which recovery folds (`engine
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import mmap
 import os
@@ -128,7 +129,7 @@ class Births:
         for one in self._logs:
             path = self._files.volume.state_dir / "births" / birthlog.log_name(one.stream_id, one.number)
             os.close(one.fd)
-            if not self.behind():
+            if not self._failed and not self.behind():
                 path.unlink(missing_ok=True)
         self._logs = []
 
@@ -212,12 +213,8 @@ class Births:
                 await trio.sleep(FOLD_AFTER_S)
                 try:
                     await self.catch_up()
-                except (Aof2Error, OSError) as e:
-                    log.critical("new files are not in the catalog yet", extra={"error": str(e)})
-                    # What is here is served; recovery folds the rest.
-                    self._failed = True
-                    self._stop()
-                    return
+                except (Aof2Error, OSError, ChannelError):
+                    return  # said where it happened
 
     def _stop(self) -> None:
         """The channel creates nothing by itself any more, until it gets inode numbers again."""
@@ -238,17 +235,33 @@ class Births:
     async def catch_up(self) -> None:
         """Returns when everything born before this call is in the catalog."""
         async with self._lock:
-            while self.behind():
-                for one in self._logs:
-                    await self._fold_log(one)
+            # Who asked may be gone before it is done: a fold is done all the same, nobody can begin it again.
+            with trio.CancelScope(shield=True):
+                try:
+                    while self.behind() and await self._fold_all():
+                        pass
+                except (Aof2Error, OSError, ChannelError) as e:
+                    self._give_up(e)
+                    raise
 
-    async def _fold_log(self, one: _Log) -> None:
+    def _give_up(self, e: Exception) -> None:
+        """What is here is served; recovery folds the rest."""
+        log.critical("new files are not in the catalog yet", extra={"error": str(e)})
+        self._failed = True
+        with contextlib.suppress(ChannelError):
+            self._stop()
+
+    async def _fold_all(self) -> bool:
+        """Whether there was anything. A channel that was killed may have counted more or less than it has written."""
+        return any([await self._fold_log(one) for one in self._logs])
+
+    async def _fold_log(self, one: _Log) -> bool:
         if self._page is None:
-            return
+            return False
         at = _STREAMS_AT + one.slot * _STREAM.size
         end, _ = _STREAM.unpack_from(self._page, at)
         if end == one.taken:
-            return
+            return False
         start = one.taken
         data = os.pread(one.fd, end - start, start)
         # From here on the channel leaves dropping nodes to us.
@@ -257,6 +270,7 @@ class Births:
         records = list(birthlog.parse(data, start))
         await self._fold(one, records)
         self._folded += end - start
+        return True
 
     async def _fold(self, one: _Log, records: list[Birth | Release]) -> None:
         volume = self._files.volume
