@@ -161,8 +161,11 @@ class Env:
             self.files.mkdir(path)
         self.files.fsync_dir(path.parent)
 
-    def replace_file(self, path: Path, data: bytes, *, mode: int = 0o600, point: str = "") -> None:
-        """Puts `data` at `path` so that a crash leaves the old bytes or the new, whole: temp, fsync, rename, fsync dir.
+    def replace_file(
+        self, path: Path, data: bytes | Sequence[bytes | bytearray], *, mode: int = 0o600, point: str = ""
+    ) -> None:
+        """Puts `data`, or its pieces one behind the other, at `path` so that a crash leaves the old bytes or the new,
+        whole: temp, fsync, rename, fsync dir.
 
         `point` prefixes the failpoints (`<point>.temp`, `.synced`, `.renamed`). A crash may leave `<path>.tmp`, which
         the next call replaces.
@@ -172,7 +175,10 @@ class Env:
             self.files.unlink(temp)
         fd = self.files.create(temp, mode)
         try:
-            self.files.pwrite(fd, data, 0)
+            at = 0
+            for piece in [data] if isinstance(data, bytes) else data:
+                self.files.pwrite(fd, piece, at)
+                at += len(piece)
             self._point(point, "temp")
             self.files.fsync(fd)
         finally:

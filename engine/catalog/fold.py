@@ -10,7 +10,7 @@ Owner: the catalog's writer thread. `flush` writes into its transaction; after a
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import msgspec
@@ -142,7 +142,14 @@ class StreamFold(ManifestIndex):
 
 
 def load_index(view: View, stream_id: int) -> ManifestIndex:
-    """The whole index of a stream in memory: for a snapshot, `verify` and tests."""
+    """The whole index of a stream in memory: for `verify` and tests."""
+    index = load_pending(view, stream_id)
+    index.entries.update(entries_of(view, stream_id))
+    return index
+
+
+def load_pending(view: View, stream_id: int) -> ManifestIndex:
+    """The index of a stream without its entries: short by nature."""
     fold = StreamFold(stream_id)
     fold.reload(view)
     index = ManifestIndex()
@@ -150,7 +157,11 @@ def load_index(view: View, stream_id: int) -> ManifestIndex:
     index.pending_deletes = set(fold.pending_deletes)
     index.log_objects = dict(fold.log_objects)
     index.snapshot = fold.snapshot
-    prefix = fold.prefix + t.SEGMENT_ENTRY
-    for key, value in view.raw_scan("segments", prefix):
-        index.entries[int.from_bytes(key[len(prefix) :], "big")] = _entry_decoder.decode(value)
     return index
+
+
+def entries_of(view: View, stream_id: int) -> Iterator[tuple[int, ManifestEntry]]:
+    """The entries, by segment id, one at a time."""
+    prefix = t.STREAM.pack(stream_id) + t.SEGMENT_ENTRY
+    for key, value in view.raw_scan("segments", prefix):
+        yield int.from_bytes(key[len(prefix) :], "big"), _entry_decoder.decode(value)

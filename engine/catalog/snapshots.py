@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple
 import zstandard
 
 from aof2.engine.catalog import tables as t
-from aof2.engine.catalog.fold import StreamFold, load_index
+from aof2.engine.catalog.fold import StreamFold, entries_of, load_pending
 from aof2.engine.catalog.store import Catalog, View
 from aof2.engine.catalog.writer import CatalogWriter, put_positions, putter
 from aof2.engine.env import Env
@@ -31,7 +31,7 @@ from aof2.engine.errors import CorruptError
 from aof2.engine.manifest import retention
 from aof2.engine.manifest.format import LOG_SEGMENT_ID, LogPosition, chunk_key
 from aof2.engine.manifest.payloads import SnapshotMarker
-from aof2.engine.manifest.snapshot import Snapshot, encode_snapshot, list_snapshots, store_snapshot
+from aof2.engine.manifest.snapshot import Snapshot, encode_pieces, list_snapshots, store_snapshot
 
 ROW_HEAD: Final = Struct("<II")
 SECTION_PREFIX: Final = "db:"
@@ -114,15 +114,19 @@ def take(env: Env, catalog: Catalog, writer: CatalogWriter, directory: Path, str
         position = view.position(stream_id)
         if position is None:
             return None
-        index = load_index(view, stream_id)
-        sections = dump(view, stream_id)
-    existing = list_snapshots(directory)
-    snapshot_id = existing[-1] + 1 if existing else 1
-    data = encode_snapshot(
-        index, snapshot_id=snapshot_id, position=position, created_ms=env.now_ms(), sections=sections
-    )
+        existing = list_snapshots(directory)
+        snapshot_id = existing[-1] + 1 if existing else 1
+        pieces = encode_pieces(
+            load_pending(view, stream_id),
+            snapshot_id=snapshot_id,
+            position=position,
+            created_ms=env.now_ms(),
+            sections=dump(view, stream_id),
+            entries=entries_of(view, stream_id),
+        )
     writer.flush()
-    store_snapshot(env, directory, data, snapshot_id)
+    store_snapshot(env, directory, pieces, snapshot_id)
+    del pieces
     catalog.sync()
     marker = SnapshotMarker(position.chunk_index, position.chunk_offset, snapshot_id)
     writer.call(

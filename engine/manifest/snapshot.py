@@ -20,11 +20,11 @@ Owner: the log's writer thread.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from struct import Struct
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -116,32 +116,50 @@ def encode_snapshot(
     sections: Mapping[str, bytes] | None = None,
 ) -> bytes:
     """The bytes of a snapshot; the same state gives the same bytes."""
-    strings = bytearray()
-    entries = b"".join(_pack_entry(segment_id, e, strings) for segment_id, e in index.sorted_entries())
+    return b"".join(
+        encode_pieces(index, snapshot_id=snapshot_id, position=position, created_ms=created_ms, sections=sections)
+    )
+
+
+def encode_pieces(
+    index: ManifestIndex,
+    *,
+    snapshot_id: int,
+    position: LogPosition,
+    created_ms: int,
+    sections: Mapping[str, bytes] | None = None,
+    entries: Iterable[tuple[int, ManifestEntry]] | None = None,
+) -> list[bytes | bytearray]:
+    """The same, in pieces to be written one behind the other: of a million segments nothing is held twice. `entries`,
+    by segment id, stand in for the index's own, and are taken one at a time."""
+    packed, strings = bytearray(), bytearray()
+    for segment_id, e in index.sorted_entries() if entries is None else entries:
+        packed += _pack_entry(segment_id, e, strings)
     pack = msgspec.msgpack.encode
-    parts = {
-        "entries": entries,
-        "strings": bytes(strings),
+    parts: dict[str, bytes | bytearray] = {
+        "entries": packed,
+        "strings": strings,
         "pending_uploads": pack(sorted((s, k, r) for (s, k), r in index.pending_uploads.items())),
         "pending_deletes": pack(sorted(index.pending_deletes)),
         "log_objects": pack(sorted(index.log_objects.items())),
         "last_marker": pack(index.snapshot),
         **(sections or {}),
     }
-    return _assemble(parts, len(index.entries), snapshot_id, position, created_ms)
+    return _assemble(parts, len(packed) // ENTRY_LEN, snapshot_id, position, created_ms)
 
 
 def _assemble(
-    parts: Mapping[str, bytes], entry_count: int, snapshot_id: int, position: LogPosition, created_ms: int
-) -> bytes:
+    parts: Mapping[str, bytes | bytearray], entry_count: int, snapshot_id: int, position: LogPosition, created_ms: int
+) -> list[bytes | bytearray]:
     at = HEADER_LEN + len(parts) * SECTION.size
-    table, body = bytearray(), bytearray()
+    table, body = bytearray(), list[bytes | bytearray]()
     for name, data in parts.items():
         label = name.encode()
         if not 0 < len(label) <= 32:
             raise LimitError(f"a snapshot section's name has 1 to 32 bytes: {name!r}")
-        table += SECTION.pack(label, at + len(body), len(data), native.crc64(data))
-        body += data + bytes(pad8(len(data)) - len(data))
+        table += SECTION.pack(label, at, len(data), native.crc64(data))
+        body += [data, bytes(pad8(len(data)) - len(data))]
+        at += pad8(len(data))
     header = HEADER.pack(
         SNAPSHOT_MAGIC,
         SNAPSHOT_VERSION,
@@ -154,16 +172,41 @@ def _assemble(
         created_ms,
         ENTRY_LEN,
         len(parts),
-        at + len(body),
+        at,
     )
     header += bytes(HEADER_CRC_AT - len(header))
     crc = native.crc64(table, native.crc64(header))
-    return header + crc.to_bytes(8, "little") + bytes(table) + bytes(body)
+    return [header + crc.to_bytes(8, "little"), table, *body]
+
+
+class SnapshotHead(NamedTuple):
+    """What a snapshot's header says."""
+
+    snapshot_id: int
+    position: LogPosition
+    created_ms: int
+    entry_count: int
+    section_count: int
 
 
 def decode_snapshot(data: bytes, *, path: str = "") -> Snapshot:
     """Checks everything before it gives anything."""
+    head = _head(data, path)
+    sections = {name: data[at:end] for name, at, end in _sections(data, head.section_count, path)}
+    index = _index(sections, head.entry_count, path)
+    index.position = head.position
+    return Snapshot(head.snapshot_id, head.position, head.created_ms, index, sections)
 
+
+def check_snapshot(data: bytes, *, path: str = "") -> SnapshotHead:
+    """Its header, when every checksum is right: the bytes are those that were written. Nothing is unpacked."""
+    head = _head(data, path)
+    for _ in _sections(data, head.section_count, path):
+        pass
+    return head
+
+
+def _head(data: bytes, path: str) -> SnapshotHead:
     def corrupt(what: str, offset: int) -> CorruptError:
         return CorruptError(f"snapshot: {what}", path=path, offset=offset)
 
@@ -186,15 +229,13 @@ def decode_snapshot(data: bytes, *, path: str = "") -> Snapshot:
         raise corrupt("header checksum", HEADER_CRC_AT)
     if any(data[HEADER.size : HEADER_CRC_AT]):
         raise UnsupportedError("snapshot with reserved header bytes set", path=path)
-    sections = _sections(data, section_count, path)
-    index = _index(sections, entry_count, path)
     position = LogPosition(chunk_index, chunk_offset, ordinal)
-    index.position = position
-    return Snapshot(snapshot_id, position, created_ms, index, sections)
+    return SnapshotHead(snapshot_id, position, created_ms, entry_count, section_count)
 
 
-def _sections(data: bytes, count: int, path: str) -> dict[str, bytes]:
-    sections: dict[str, bytes] = {}
+def _sections(data: bytes, count: int, path: str) -> Iterator[tuple[str, int, int]]:
+    """Name, start and end of each, checked."""
+    seen: set[str] = set()
     expected = HEADER_LEN + count * SECTION.size
     for i in range(count):
         name_bytes, offset, length, crc = SECTION.unpack_from(data, HEADER_LEN + i * SECTION.size)
@@ -202,16 +243,15 @@ def _sections(data: bytes, count: int, path: str) -> dict[str, bytes]:
             name = name_bytes.rstrip(b"\0").decode()
         except UnicodeDecodeError:
             raise CorruptError("snapshot: a section's name is not UTF-8", path=path) from None
-        if offset != expected or offset + length > len(data) or name in sections:
+        if offset != expected or offset + length > len(data) or name in seen:
             raise CorruptError(f"snapshot: section {name!r} is out of line", path=path, offset=offset)
-        body = data[offset : offset + length]
         expected = offset + pad8(length)
-        if native.crc64(body) != crc or any(data[offset + length : expected]):
+        if native.crc64(memoryview(data)[offset : offset + length]) != crc or any(data[offset + length : expected]):
             raise CorruptError(f"snapshot: section {name!r} is damaged", path=path, offset=offset)
-        sections[name] = body
+        seen.add(name)
+        yield name, offset, offset + length
     if expected != len(data):
         raise CorruptError("snapshot: bytes after the last section", path=path, offset=expected)
-    return sections
 
 
 def _index(sections: dict[str, bytes], entry_count: int, path: str) -> ManifestIndex:
@@ -278,7 +318,7 @@ def list_snapshots(directory: Path) -> list[int]:
     return sorted(int(match[1]) for name in names if (match := SNAPSHOT_NAME.fullmatch(name)))
 
 
-def store_snapshot(env: Env, directory: Path, data: bytes, snapshot_id: int) -> Path:
+def store_snapshot(env: Env, directory: Path, data: bytes | Sequence[bytes | bytearray], snapshot_id: int) -> Path:
     path = directory / snapshot_name(snapshot_id)
     env.replace_file(path, data, point="manifest.snapshot")
     return path

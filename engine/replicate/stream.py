@@ -55,7 +55,7 @@ from aof2.engine.manifest.payloads import (
     UploadStarted,
 )
 from aof2.engine.manifest.reader import ChunkFile, Stream, parse_chunk, read_file
-from aof2.engine.manifest.snapshot import HEADER, SNAPSHOT_MAGIC, decode_snapshot, list_snapshots, snapshot_name
+from aof2.engine.manifest.snapshot import HEADER, SNAPSHOT_MAGIC, check_snapshot, list_snapshots, snapshot_name
 from aof2.engine.manifest.upload import ChunkUploader, RetryPolicy
 from aof2.engine.manifest.writer import SealedChunk
 from aof2.engine.remote import keys
@@ -334,7 +334,7 @@ class StreamUploads:
         """Puts a local snapshot on the remote and says so in the log; its etag. Repeating it is harmless."""
         path = self.directory / snapshot_name(snapshot_id)
         data = path.read_bytes()
-        snapshot = decode_snapshot(data, path=str(path))
+        snapshot = check_snapshot(data, path=str(path))
         key = keys.manifest_snapshot_key(self.stream_id, snapshot_id)
         found = self._store.head_blob(key)
         if found is not None and (found.size, found.crc64) != (len(data), native.crc64(data)):
