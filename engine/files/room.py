@@ -24,9 +24,10 @@ import contextlib
 import errno
 import logging
 import os
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
 import trio
 
@@ -64,6 +65,8 @@ PUSH_EVERY_S: Final = 2.0
 # An upload that is under way and has not failed moves only when it is done.
 PATIENCE: Final = 10
 PROBE_NAME: Final = ".probe"
+COUNT_EVERY: Final = 50  # times what a count took
+K = TypeVar("K")
 
 
 class _Moved(NamedTuple):
@@ -73,6 +76,24 @@ class _Moved(NamedTuple):
     evicted_bytes: int
     sealed_files: int
     part_bytes: int
+
+
+class _Counted(Generic[K]):
+    """Sums over many files, counted now and then: not for each of ten thousand creates, and of a hundred thousand
+    files so seldom that counting stays a small share of all work."""
+
+    def __init__(self, count: Callable[[], dict[K, int]]) -> None:
+        self._count = count
+        self._due_s = float("-inf")
+        self._sums: dict[K, int] = {}
+
+    def get(self) -> dict[K, int]:
+        now_s = trio.current_time()
+        if now_s >= self._due_s:
+            began_s = time.perf_counter()
+            self._sums = self._count()
+            self._due_s = now_s + max(WATCH_S, COUNT_EVERY * (time.perf_counter() - began_s))
+        return self._sums
 
 
 class WriteRoom:
@@ -95,7 +116,8 @@ class WriteRoom:
         self._draining = False
         self._passing: dict[str, tuple[float, bool]] = {}
         files.volume.foreground.hurry = self._hurries
-        self._pending: tuple[float, dict[int, int]] = (float("-inf"), {})
+        self._pending: _Counted[int] = _Counted(self._count_pending)
+        self._dirty: _Counted[str] = _Counted(self._count_dirty)
 
     # -- how a file is opened ----------------------------------------------------------------------------------
 
@@ -145,21 +167,26 @@ class WriteRoom:
         return self._unevictable() + self._volume.quota.usage.reserved_bytes
 
     def _unevictable(self, tenant: str | None = None) -> int:
-        dirty = sum(f.charged_bytes for f in self._files.dirty_files() if tenant in (None, f.tenant))
         names = self._volume.tenant_names()
-        return dirty + sum(n for stream, n in self._pending_bytes().items() if tenant in (None, names.get(stream)))
+        few = self._files.unsealed_count() < MANY_FILES
+        dirty = self._count_dirty() if few else self._dirty.get()
+        return sum(n for name, n in dirty.items() if tenant in (None, name)) + sum(
+            n for stream, n in self._pending.get().items() if tenant in (None, names.get(stream))
+        )
 
-    def _pending_bytes(self) -> dict[int, int]:
-        """Sealed and not in the remote, by stream; counted now and then, not for each of ten thousand creates."""
-        now_s = trio.current_time()
-        if now_s - self._pending[0] >= WATCH_S:
-            with self._volume.catalog.view() as view:
-                found = {
-                    stream_id: sum(objects.on_disk(size) for _, size in view.scan(stream_id, t.UNPUBLISHED))
-                    for stream_id in self._volume.tenant_names()
-                }
-            self._pending = (now_s, found)
-        return self._pending[1]
+    def _count_dirty(self) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for file in self._files.dirty_files():
+            found[file.tenant] = found.get(file.tenant, 0) + file.charged_bytes
+        return found
+
+    def _count_pending(self) -> dict[int, int]:
+        """Sealed and not in the remote, by stream."""
+        with self._volume.catalog.view() as view:
+            return {
+                stream_id: sum(objects.on_disk(size) for _, size in view.scan(stream_id, t.UNPUBLISHED))
+                for stream_id in self._volume.tenant_names()
+            }
 
     def _disk_room(self) -> int:
         """What may still land on the disk before it is fuller than it should be; negative when it is."""

@@ -13,10 +13,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from enum import IntEnum
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import trio
 
@@ -120,12 +120,28 @@ class Running:
 
 
 class OpenFile:
-    """A file that is open, or that was written and is not sealed yet."""
+    """A file that is open, or that was written and is not sealed yet. There may be tens of thousands of the latter, so
+    what only few of them use is made when it is first asked for (`_made_when_used`)."""
+
+    written: set[int]  # blocks of the base that were overwritten
+    wrote: dict[int, float]  # chunk → when it was last seen written, by the trio clock
+    clearing: set[int]  # chunks that the channel is not to answer for: they are being taken as parts
+    taking: set[int]  # those of them that nobody has written to since they were read
+    running: Running
+    io: trio.Lock  # held where blocks of a partly fetched, dirty file change or come in
+    room: trio.Lock  # held by who asks for room for it: in turn
+
+    __slots__ = (
+        "_path", "base", "base_len", "budget", "charged_bytes", "clean_ns", "clean_stamp", "clearing", "fd", "frozen",
+        "granted_bytes", "handles", "io", "key", "masked", "mode", "new_name", "noted_partial", "pending_bytes",
+        "registered", "room", "running", "seal_attempt", "special", "state", "taking", "tenant", "told", "told_stamp",
+        "unlinked", "whole", "window_bytes", "writers", "written", "wrote",
+    )  # fmt: skip
 
     def __init__(self, key: Key, tenant: str, path: Path, state: ObjectState) -> None:
         self.key = key
         self.tenant = tenant
-        self.path = path
+        self._path = str(path)
         self.state = state
         self.mode: Mode | None = None
         self.handles = 0
@@ -134,11 +150,6 @@ class OpenFile:
         self.base_len = 0  # up to where the base counts; beyond it everything is here
         self.whole = True  # every block is in the backing file
         self.noted_partial = False  # the catalog knows it as a dirty file that lacks blocks
-        self.written: set[int] = set()  # blocks of the base that were overwritten
-        self.wrote: dict[int, float] = {}  # chunk → when it was last seen written, by the trio clock
-        self.clearing: set[int] = set()  # chunks that the channel is not to answer for: they are being taken as parts
-        self.taking: set[int] = set()  # those of them that nobody has written to since they were read
-        self.running = Running()
         self.clean_stamp: Stamp | None = None  # the file as the first writer found it
         self.clean_ns = 0  # and when
         self.registered = False
@@ -150,14 +161,29 @@ class OpenFile:
         self.window_bytes = 0  # the last grant: the next is larger
         self.charged_bytes = 0  # of quota, while it is dirty
         self.fd = -1
-        self.io = trio.Lock()  # held where blocks of a partly fetched, dirty file change or come in
-        self.room = trio.Lock()  # held by who asks for room for it: in turn
         self.seal_attempt = 0  # a write-open in between makes a seal under way void
         self.new_name = False  # the backing file's name may not be durable yet
         self.frozen = False  # writers are stopped: the disk has no room
         self.unlinked = False
         self.told_stamp: Stamp | None = None  # what the kernel was last told
         self.special = False  # suid, sgid or capabilities: a write by another user takes them away
+
+    def __getattr__(self, name: str) -> object:
+        """Only for slots that are still empty."""
+        make = _made_when_used.get(name)
+        if make is None:
+            raise AttributeError(name)
+        value = make()
+        setattr(self, name, value)
+        return value
+
+    @property
+    def path(self) -> Path:
+        return Path(self._path)
+
+    @path.setter
+    def path(self, path: Path) -> None:
+        self._path = str(path)
 
     @property
     def ino(self) -> int:
@@ -175,12 +201,12 @@ class OpenFile:
         return self.base
 
     def stat(self) -> os.stat_result:
-        return os.stat(self.fd) if self.fd >= 0 else os.stat(self.path)
+        return os.stat(self.fd) if self.fd >= 0 else os.stat(self._path)
 
     def open_fd(self) -> int:
         """Our own descriptor on the backing file, for ranged requests; closed before any lease is asked for."""
         if self.fd < 0:
-            self.fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+            self.fd = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
         return self.fd
 
     @contextlib.contextmanager
@@ -196,7 +222,7 @@ class OpenFile:
     def open_base(self) -> None:
         """Fetched blocks of a dirty file land in its own backing file."""
         if self.dirty and self.base is not None and self.base.fd < 0:
-            self.base.fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+            self.base.fd = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
 
     def close_fd(self) -> None:
         if self.fd >= 0:
@@ -208,6 +234,12 @@ class OpenFile:
         if self.whole or self.base is None or block * block_bytes >= self.base_len:
             return False
         return block < self.base.block_count and not self.base.is_ready(block)
+
+
+_made_when_used: Final[dict[str, Callable[[], object]]] = {
+    "written": set, "wrote": dict, "clearing": set, "taking": set, "running": Running,
+    "io": trio.Lock, "room": trio.Lock,
+}  # fmt: skip
 
 
 class Handle(NamedTuple):
