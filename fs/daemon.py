@@ -2,6 +2,7 @@
 
     volume → channel (mounts) → pyfuse3 on its socket → files, control → ready        (serve)
     mount gone → files sealed → volume closed                                          (the end)
+    channel gone → volume closed, within seconds                                       (a crash of it)
 
 Owner: one trio run, one nursery. A crash leaves what the engine's recovery expects; the channel closes /dev/fuse when
 its sockets close, so applications get ENOTCONN.
@@ -10,8 +11,10 @@ its sockets close, so applications get ENOTCONN.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import logging
 import os
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -27,7 +30,7 @@ from aof2.engine.files import Files
 from aof2.engine.settings import Settings
 from aof2.engine.volume import Volume, open_volume
 from aof2.fs.births import Births
-from aof2.fs.channel import Channel, MountOptions, open_channel
+from aof2.fs.channel import Channel, ChannelError, MountOptions, open_channel
 from aof2.fs.control import views
 from aof2.fs.control.server import ControlServer
 from aof2.fs.ops import CAPABILITY, Operations
@@ -41,6 +44,7 @@ log = logging.getLogger(__name__)
 REQUESTS_MAX: Final = 4096
 ANSWER_MAX_S: Final = 30.0
 SEAL_AT_END_MAX_S: Final = 600.0
+END_WITHOUT_CHANNEL_MAX_S: Final = 15.0
 CONTROL_NAME: Final = "control.sock"
 
 
@@ -143,7 +147,12 @@ async def _serve_kernel() -> None:
 
 
 async def _until_gone(channel: Channel, upcalls: Upcalls, files: Files, scope: trio.CancelScope) -> None:
-    await channel.run(upcalls.answer, lambda ino, _: files.refused(ino))
+    try:
+        await channel.run(upcalls.answer, lambda ino, _: files.refused(ino))
+    except ChannelError:
+        # Nobody can be served, whatever still waits for a disk or a remote: what it leaves is what a crash leaves.
+        faulthandler.dump_traceback_later(END_WITHOUT_CHANNEL_MAX_S, exit=True, file=sys.__stderr__ or 2)
+        raise
     log.info("the mount is gone")
     scope.cancel()
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -71,6 +73,34 @@ def test_a_daemon_without_its_channel_ends_and_says_so(w: World) -> None:
     assert (w.files / "a").read_bytes() == b"closed"
     w.umount()
     w.verify()
+
+
+STUCK = """
+import time, trio, trio.testing
+from aof2.fs import daemon
+from aof2.fs.channel import ChannelError
+
+daemon.END_WITHOUT_CHANNEL_MAX_S = 0.5
+
+class Channel:
+    answer = None
+
+    async def run(self, *_):
+        raise ChannelError("killed")
+
+async def main():
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(trio.to_thread.run_sync, time.sleep, 100)
+        await trio.testing.wait_all_tasks_blocked()
+        await daemon._until_gone(Channel(), Channel(), None, nursery.cancel_scope)
+
+trio.run(main)
+"""
+
+
+def test_a_daemon_without_its_channel_does_not_wait_for_what_cannot_be_stopped() -> None:
+    done = subprocess.run([sys.executable, "-c", STUCK], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1 and "Timeout" in done.stderr and "Thread" in done.stderr
 
 
 @pytest.mark.parametrize("holds", ["descriptor", "mapping"])
