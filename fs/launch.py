@@ -15,6 +15,7 @@ Owner: the `aof2 mount` process and its child. A crash of the child leaves a dea
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 import os
 import signal
@@ -48,6 +49,11 @@ GRACE_S: Final = 5.0
 # A daemon that was unmounted seals and sends the end of its log before it lets go of the volume.
 SETTLE_MAX_S: Final = 20.0
 SETTLE_EVERY_S: Final = 0.1
+SWITCH_S: Final = 0.0005
+MMAP_FROM_BYTES: Final = 4 << 20
+ARENAS_MAX: Final = 2
+_M_MMAP_THRESHOLD: Final = -3
+_M_ARENA_MAX: Final = -8
 READY: Final = b"\x06"  # first byte on the pipe: the mount answers; anything else is an error line
 
 
@@ -207,6 +213,7 @@ def foreground(settings: Settings, options: Options, serve: Serve | None = None)
 def run(settings: Settings, options: Options, serve: Serve | None, ready: Callable[[], None]) -> str:
     """Serves until unmounted; "" when that went well, else the line that says why not."""
     os.umask(0o077)
+    _tune_process()
     configure_logging(sys.stderr)
     if serve is None:
         from aof2.fs.daemon import serve as real_serve  # pyfuse3, and everything of the engine
@@ -232,6 +239,16 @@ def run(settings: Settings, options: Options, serve: Serve | None, ready: Callab
         return f"internal error: {type(e).__name__}: {e}; see {settings.volume.state_dir / LOG_NAME}"
     log.info("unmounted", extra={"mountpoint": str(mountpoint)})
     return ""
+
+
+def _tune_process() -> None:
+    """Before there are threads. Large buffers go back to the system when they are freed, and leave no holes in a
+    heap of each thread; a thread that only hands something on does not wait long for one that computes."""
+    sys.setswitchinterval(SWITCH_S)
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):  # glibc's
+        libc.mallopt(_M_MMAP_THRESHOLD, MMAP_FROM_BYTES)
+        libc.mallopt(_M_ARENA_MAX, ARENAS_MAX)
 
 
 async def _serve_until_told(serve: Serve, settings: Settings, options: Options, on_ready: Callable[[], None]) -> None:

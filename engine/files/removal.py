@@ -10,7 +10,7 @@ Owner: the trio thread. A crash leaves files without a name to recovery (`recove
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import trio
 
@@ -26,6 +26,9 @@ from aof2.engine.files.state import OpenFile, stream_of
 
 if TYPE_CHECKING:
     from aof2.engine.volume import Volume
+
+
+INLINE_BYTES: Final = 128 << 10  # larger ones may wait for the disk: not on the loop
 
 
 class Removal:
@@ -55,7 +58,10 @@ class Removal:
             path = self._volume.hot.path(tenant, row.ino, row.generation)
             if file is None or not file.dirty:
                 held = await trio.to_thread.run_sync(data_bytes, path) if key in self._parts.sealed else None
-                freed = await trio.to_thread.run_sync(self._volume.remove_backing, key)
+                if row.size <= INLINE_BYTES:
+                    freed = self._volume.remove_backing(key)
+                else:
+                    freed = await trio.to_thread.run_sync(self._volume.remove_backing, key)
                 self._parts.sealed.discard(key)
                 self._volume.evictor.give_back(tenant, freed if held is None else held)
             else:

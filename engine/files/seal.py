@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import itertools
 import logging
 import os
 from collections.abc import Collection, Sequence
@@ -93,8 +94,9 @@ class Sealer:
             await trio.sleep_until(min(self._due.values(), default=0.0))
             await self._files.volume.foreground.let_pass(LET_PASS_S)
             now_s = trio.current_time()
-            ready = [ino for ino, due_s in self._due.items() if due_s <= now_s and ino not in self._busy]
-            await self._seal_all(ready)
+            # Not all at once: whoever asks meanwhile goes first, and may want them removed.
+            ready = (ino for ino, due_s in self._due.items() if due_s <= now_s and ino not in self._busy)
+            await self._seal_all(list(itertools.islice(ready, PARALLEL * BATCH_FILES)))
 
     async def seal_now(self, inos: Collection[int] | None = None) -> int:
         """Seals at once what is closed and dirty, and waits for what is being sealed; how many files."""
