@@ -60,6 +60,11 @@ class MountedVolume:
         self.started_ms = volume.env.now_ms()
         self.births: Births | None = None
 
+    async def caught_up(self) -> None:
+        """What the channel created by itself is in the catalog when this returns."""
+        if self.births is not None:
+            await self.births.catch_up()
+
 
 async def serve(
     settings: Settings, mountpoint: Path, options: Options, ready: Callable[[], None], *, env: Env | None = None

@@ -68,3 +68,6 @@ class Mounted(Protocol):
 
     @property
     def started_ms(self) -> int: ...
+
+    async def caught_up(self) -> None:
+        """Returns when every file that an application was told of is in the catalog."""

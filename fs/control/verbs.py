@@ -25,6 +25,9 @@ from aof2.fs.control.durable import Tell, Uploaded
 from aof2.fs.control.mounted import Mounted
 from aof2.fs.control.protocol import ControlError
 
+CLOSING_MAX_S: Final = 2.0
+CLOSING_EVERY_S: Final = 0.02
+
 
 class Args(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     verb: str
@@ -68,6 +71,8 @@ async def dispatch(mounted: Mounted, request: dict[str, Any], tell: Tell) -> obj
         asked = msgspec.convert(request, args)
     except msgspec.ValidationError as e:
         raise ControlError(f"{verb}: {e}", 2) from None
+    if handler is not ping:
+        await mounted.caught_up()
     return await handler(mounted, asked, tell)
 
 
@@ -139,6 +144,7 @@ async def wait(mounted: Mounted, args: Paths, tell: Tell) -> Uploaded:
             inos |= {p.inode.ino for p in page if not walk.is_durable(walk.newest(view, p))}
     if not inos:
         return Uploaded(0, 0)
+    await _until_closed(mounted, inos)
     await mounted.files.seal_closed(inos)
     tenants = {place.tenant_id for place in places}
     wanted: dict[Key, int] = {k: n for k, n in durable.pending(mounted.volume, tenants).items() if k[1] in inos}
@@ -146,6 +152,15 @@ async def wait(mounted: Mounted, args: Paths, tell: Tell) -> Uploaded:
     done = await durable.uploaded(mounted.volume, wanted, tell)
     await _raise_open(mounted, places)
     return done
+
+
+async def _until_closed(mounted: Mounted, inos: set[int]) -> None:
+    """What an application has closed is closed here a moment later: its close(2) does not wait for that. What is still
+    open then is open."""
+    with trio.move_on_after(CLOSING_MAX_S):
+        while any(mounted.files.is_open(ino) for ino in inos):
+            await trio.sleep(CLOSING_EVERY_S)
+            await mounted.caught_up()  # a file that the channel created is closed by a record, too
 
 
 async def _raise_open(mounted: Mounted, places: list[Place]) -> None:

@@ -77,6 +77,10 @@ class FakeMounted:
         self.files = FakeFiles(volume)
         self.channel = FakeChannel()
         self.started_ms = volume.env.now_ms()
+        self.catches_up: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint
+
+    async def caught_up(self) -> None:
+        await self.catches_up()
 
     async def call(self, verb: str, *, on_progress: Callable[[Progress], None] | None = None, **args: object) -> Any:
         """What a command would get."""

@@ -271,6 +271,35 @@ def test_wait_says_what_is_still_open(tmp_path: Path) -> None:
     run_mounted(small_settings(tmp_path), body)
 
 
+def test_wait_takes_a_close_that_is_on_its_way(tmp_path: Path) -> None:
+    async def body(mounted: FakeMounted) -> None:
+        key = await mounted.files.write("default", b"a", data("a", 5000))
+        mounted.files.opened.add(key[1])
+
+        async def release_soon() -> None:
+            await trio.sleep(0.3)
+            mounted.files.opened.clear()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(release_soon)
+            assert await mounted.call("wait", paths=["default/a"]) == {"files": 1, "bytes": 5000}
+        assert state(mounted, b"a") == ObjectState.PUBLISHED
+
+    run_mounted(small_settings(tmp_path), body)
+
+
+def test_verbs_see_what_the_channel_created_a_moment_ago(tmp_path: Path) -> None:
+    async def body(mounted: FakeMounted) -> None:
+        async def fold() -> None:
+            mounted.catches_up = trio.lowlevel.checkpoint
+            await mounted.files.write("default", b"born", data("b", 3000))
+
+        mounted.catches_up = fold
+        assert await mounted.call("wait", paths=["default/born"]) == {"files": 1, "bytes": 3000}
+
+    run_mounted(small_settings(tmp_path), body)
+
+
 @pytest.mark.expects_warnings
 def test_a_remote_that_is_away_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = small_settings(tmp_path, timeout_s=1.0)
