@@ -18,6 +18,7 @@ from aof2.engine.objects import HOT_BYTES, WARM_BYTES, disk_bytes, full_mask
 from aof2.engine.verify.context import Context, where
 from aof2.engine.verify.findings import Finding, Kind, SetCounter, SetRefs, Severity, finding
 from aof2.engine.verify.index import Index
+from aof2.engine.verify.names import check_links
 
 
 def check_rows(ctx: Context, view: View, stream_id: int, index: Index) -> Iterator[Finding]:
@@ -26,6 +27,7 @@ def check_rows(ctx: Context, view: View, stream_id: int, index: Index) -> Iterat
     if ctx.scope is not None:
         return
     yield from check_names(ctx, view, stream_id)
+    yield from check_links(ctx, view, stream_id)
     yield from check_chunks(ctx, view, stream_id)
     index.add_refs(stream_id, _references(ctx, view, stream_id))
     yield from check_refcounts(ctx, view, stream_id, index)
