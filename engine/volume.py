@@ -38,6 +38,7 @@ from aof2.engine.env import Env
 from aof2.engine.errors import FatalIOError, ReadOnlyError
 from aof2.engine.files.birthlog import recover_births
 from aof2.engine.files.recover import recover
+from aof2.engine.files.unlinklog import recover_unlinks
 from aof2.engine.foreground import Foreground
 from aof2.engine.jobs.prune import Retention
 from aof2.engine.jobs.service import Jobs
@@ -533,6 +534,7 @@ async def open_volume(
             await trio.to_thread.run_sync(volume.ensure_tenants)
             if settings.manifest.enabled:
                 await trio.to_thread.run_sync(recover_births, volume)
+                await trio.to_thread.run_sync(recover_unlinks, volume)
                 volume.dirty_inos = await trio.to_thread.run_sync(recover, volume)
             volume.restore_quota()
             connect(volume, volume.metrics)

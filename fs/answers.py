@@ -47,7 +47,16 @@ def errno_of(e: BaseException) -> int:
 
 
 def answered(operation: F) -> F:
-    """The operation, on a tree that lacks nothing, with everything it can raise turned into an answer."""
+    """The operation, on a tree that is as everybody was told, with everything it can raise turned into an answer."""
+    return _answered(operation, knows_unlinks=False)
+
+
+def answered_ahead(operation: F) -> F:
+    """The same for one that minds by itself what was unlinked and is still in the catalog."""
+    return _answered(operation, knows_unlinks=True)
+
+
+def _answered(operation: F, *, knows_unlinks: bool) -> F:
 
     @functools.wraps(operation)
     async def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -55,6 +64,8 @@ def answered(operation: F) -> F:
             self.volume.foreground.asked()
             if self.births is not None and self.births.behind():
                 await self.births.catch_up()
+            if not knows_unlinks and self.unlinks is not None and self.unlinks.behind():
+                await self.unlinks.catch_up()
             return await operation(self, *args, **kwargs)
         except pyfuse3.FUSEError:
             raise

@@ -36,6 +36,7 @@ from aof2.fs.control.server import ControlServer
 from aof2.fs.ops import CAPABILITY, Operations
 from aof2.fs.options import Options
 from aof2.fs.special import Special
+from aof2.fs.unlinks import Unlinks
 from aof2.fs.upcalls import Upcalls
 
 log = logging.getLogger(__name__)
@@ -59,11 +60,14 @@ class MountedVolume:
         self.files = files
         self.started_ms = volume.env.now_ms()
         self.births: Births | None = None
+        self.unlinks: Unlinks | None = None
 
     async def caught_up(self) -> None:
-        """What the channel created by itself is in the catalog when this returns."""
+        """What the channel created by itself is in the catalog when this returns, what was unlinked is not."""
         if self.births is not None:
             await self.births.catch_up()
+        if self.unlinks is not None:
+            await self.unlinks.catch_up()
 
 
 async def serve(
@@ -111,6 +115,7 @@ async def _open_mount(mountpoint: Path, options: Options) -> AsyncIterator[Chann
 async def _run(mounted: MountedVolume, operations: Operations, ready: Callable[[], None]) -> None:
     files, channel = mounted.files, mounted.channel
     births: Births | None = None
+    unlinks: Unlinks | None = None
     upcalls = Upcalls(operations, files)
     async with trio.open_nursery() as background:
         async with trio.open_nursery() as nursery:
@@ -121,6 +126,8 @@ async def _run(mounted: MountedVolume, operations: Operations, ready: Callable[[
             await _announce_capabilities(mounted)
             births = await _start_births(mounted, background)
             operations.births = mounted.births = births
+            unlinks = await _start_unlinks(mounted, background)
+            operations.unlinks = mounted.unlinks = unlinks
             for ino in mounted.volume.dirty_inos:
                 nursery.start_soon(_adopt, files, ino)
             await nursery.start(ControlServer(mounted.volume.state_dir / CONTROL_NAME, mounted).run)
@@ -129,6 +136,10 @@ async def _run(mounted: MountedVolume, operations: Operations, ready: Callable[[
             if births is not None:
                 await births.catch_up()
                 births.close()
+            if unlinks is not None:
+                with contextlib.suppress(Aof2Error, OSError):  # said, and left to recovery
+                    await unlinks.catch_up()
+                unlinks.close()
             await operations.drop_all_lingering()
             await _seal_the_rest(files)
         background.cancel_scope.cancel()
@@ -145,6 +156,16 @@ async def _start_births(mounted: MountedVolume, nursery: trio.Nursery) -> Births
     await births.start()
     await nursery.start(births.run)
     return births
+
+
+async def _start_unlinks(mounted: MountedVolume, nursery: trio.Nursery) -> Unlinks | None:
+    """Lets unlinks be answered from a log of their own."""
+    if mounted.options.ro or not mounted.volume.settings.manifest.enabled:
+        return None
+    unlinks = Unlinks(mounted.files)
+    await unlinks.start()
+    await nursery.start(unlinks.run)
+    return unlinks
 
 
 async def _serve_kernel() -> None:

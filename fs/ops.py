@@ -36,13 +36,14 @@ from aof2.engine.files import Files, stream_of
 from aof2.engine.files.state import Stamp
 from aof2.engine.volume import Volume
 from aof2.fs import special as s
-from aof2.fs.answers import answered
+from aof2.fs.answers import answered, answered_ahead
 from aof2.fs.attrs import absent, attributes
 from aof2.fs.births import Births
 from aof2.fs.channel_wire import SERVE
 from aof2.fs.facts import FACTS, fact
 from aof2.fs.listing import DOTS, Listing, Page
 from aof2.fs.options import Options
+from aof2.fs.unlinks import Unlinks
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +79,7 @@ class Operations(pyfuse3.Operations):
         self.special = special
         self.options = options
         self.births: Births | None = None
+        self.unlinks: Unlinks | None = None
         self._ghosts: dict[int, InodeRow] = {}
         self._lingering: set[int] = set()
         self._listings: dict[int, Listing | list[tuple[bytes, int]]] = {}
@@ -124,9 +126,11 @@ class Operations(pyfuse3.Operations):
 
     # -- looking up --------------------------------------------------------------------------------------------
 
-    @answered
+    @answered_ahead
     async def lookup(self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
         self._check_name(name)
+        if self.unlinks is not None and self.unlinks.is_gone(parent_inode, name):
+            return absent()
         with self.volume.catalog.view() as view:
             if s.is_special(parent_inode):
                 row = self._lookup_special(view, parent_inode, name)
@@ -134,6 +138,8 @@ class Operations(pyfuse3.Operations):
                 stream_id = stream_of(parent_inode)
                 entry = namespace.entry(view, stream_id, parent_inode, name)
                 row = view.get(stream_id, t.INODES, entry.ino) if entry is not None else None
+        if row is not None and self.unlinks is not None:
+            row = self.unlinks.as_told(row)
         return absent() if row is None else self._attributes(row)
 
     def _lookup_special(self, view: View, parent: int, name: bytes) -> InodeRow | None:
@@ -171,11 +177,13 @@ class Operations(pyfuse3.Operations):
             del self._ghosts[next(iter(self._ghosts))]
         self._ghosts[row.ino] = row
 
-    @answered
+    @answered_ahead
     async def getattr(self, inode: int, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
+        if self.unlinks is not None and self.unlinks.is_nameless(inode):
+            await self.unlinks.catch_up()
         with self.volume.catalog.view() as view:
             row = self._row(view, inode)
-        return self._attributes(row)
+        return self._attributes(row if self.unlinks is None else self.unlinks.as_told(row))
 
     @answered
     async def readlink(self, inode: int, ctx: pyfuse3.RequestContext) -> bytes:
@@ -330,9 +338,15 @@ class Operations(pyfuse3.Operations):
         self.files.linked(inode)
         return self._attributes(row)
 
-    @answered
+    @answered_ahead
     async def unlink(self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> None:
         self._tenant_dir(parent_inode)
+        if self.unlinks is not None:
+            row = self.unlinks.take(parent_inode, name)
+            if row is not None:
+                self._bury(row)
+                return
+            await self.unlinks.catch_up()
         work = partial(namespace.unlink, parent=parent_inode, name=name, is_open=self.files.is_open)
         await self._removed(await self._change(parent_inode, work))
 

@@ -48,6 +48,8 @@ class Upcalls:
     async def _answer(self, call: Upcall) -> bytes:
         if self._operations.births is not None:
             await self._operations.births.catch_up()
+        if self._operations.unlinks is not None:
+            await self._operations.unlinks.catch_up()
         if call.opcode == FALLOCATE:
             return await self._fallocate(call)
         if call.opcode == LSEEK:

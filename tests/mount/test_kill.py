@@ -75,6 +75,31 @@ def test_a_daemon_without_its_channel_ends_and_says_so(w: World) -> None:
     w.verify()
 
 
+def test_what_was_unlinked_stays_unlinked(w: World) -> None:
+    folder = w.files / "d"
+    folder.mkdir()
+    for i in range(300):
+        (folder / f"f{i}").write_bytes(b"%d" % i)
+    before_ns = folder.stat().st_mtime_ns
+    for i in range(0, 300, 2):
+        (folder / f"f{i}").unlink()
+    told_ns = folder.stat().st_mtime_ns
+    kill(w.daemon_pid())
+    w.mount()
+    assert {path.name for path in folder.iterdir()} == {f"f{i}" for i in range(1, 300, 2)}
+    assert all((folder / f"f{i}").read_bytes() == b"%d" % i for i in range(1, 300, 2))
+    assert before_ns < folder.stat().st_mtime_ns == told_ns
+    with pytest.raises(FileNotFoundError):
+        (folder / "f0").unlink()
+    (folder / "f0").write_bytes(b"again")
+    (folder / "f1").unlink()
+    (folder / "f1").mkdir()
+    w.umount()
+    w.verify()
+    w.mount()
+    assert (folder / "f0").read_bytes() == b"again" and (folder / "f1").is_dir()
+
+
 STUCK = """
 import time, trio, trio.testing
 from aof2.fs import daemon
