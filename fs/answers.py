@@ -20,6 +20,7 @@ import trio
 from aof2.engine.errors import CorruptError, FatalIOError, LimitError, ReadOnlyError, TransientError
 from aof2.engine.objects import NotDurableError, ObjectGoneError
 from aof2.engine.quota import QuotaExceededError
+from aof2.fs.channel_wire import ChannelError
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +44,8 @@ def errno_of(e: BaseException) -> int:
             return errno.EIO
         case trio.TooSlowError():
             return errno.ETIMEDOUT
+        case ChannelError():
+            return errno.ENOTCONN  # nobody hears it any more
     return 0
 
 
