@@ -33,7 +33,7 @@ from aof2.engine.files.unlinklog import Unlink
 
 log = logging.getLogger(__name__)
 
-FOLD_AFTER_S: Final = 0.02
+FOLD_AFTER_S: Final = 0.1  # nobody waits for it; a burst is folded in few commits
 WAITING_MAX: Final = 2048
 LOG_BYTES_MAX: Final = 64 << 20
 
