@@ -233,6 +233,7 @@ class Volume:
         self._tenants: dict[int, TenantRow] = {}
         self._snapshots_wanted: dict[int, None] = {}
         self._snapshot_wake = trio.Event()
+        self._snapshotting = trio.Lock()
 
     # -- tenants -----------------------------------------------------------------------------------------------
 
@@ -437,7 +438,9 @@ class Volume:
         """A snapshot of one stream; its upload, and what may go after it, is the replicator's."""
         directory = self.manifest_dir / str(stream_id)
         take = partial(snapshots.take, self.env, self.catalog, self.writer, directory, stream_id)
-        if await trio.to_thread.run_sync(take) is not None:
+        async with self._snapshotting:  # one that is due and the one at the end would take the same number
+            taken = await trio.to_thread.run_sync(take)
+        if taken is not None:
             self.metrics.note_snapshot(stream_id, self.env.now_ms())
             self.replicator.snapshot_taken(stream_id)
 
