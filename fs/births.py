@@ -38,8 +38,10 @@ NEST_AGAIN: Final = 256
 NAMES_MAX: Final = 50_000
 NAMES_PAGE: Final = 1024
 MESSAGE_BYTES: Final = 60_000
-# What is born is folded this much later at the latest; a burst is folded in few commits.
+# Folding takes the processor from those who create: it begins when nothing was born for a moment, or much waits.
 FOLD_AFTER_S: Final = 0.05
+FOLD_LATEST_S: Final = 1.0
+FOLD_BYTES: Final = 2 << 20
 STREAMS_MAX: Final = 16
 _ARMED: Final = struct.Struct("<I")
 _TOTAL: Final = struct.Struct("<Q")
@@ -196,7 +198,10 @@ class Births:
         """Whether something was born that the catalog does not know."""
         if self._page is None or self._failed:
             return False
-        return bool(_TOTAL.unpack_from(self._page, _TOTAL_AT)[0] != self._folded)
+        return self._total() != self._folded
+
+    def _total(self) -> int:
+        return int(_TOTAL.unpack_from(self._page, _TOTAL_AT)[0]) if self._page is not None else 0
 
     def _wake(self) -> None:
         self._woken.set()
@@ -210,11 +215,21 @@ class Births:
                 if not self.behind():
                     await self._woken.wait()
                 self._woken = trio.Event()
-                await trio.sleep(FOLD_AFTER_S)
+                await self._pause()
                 try:
                     await self.catch_up()
                 except (Aof2Error, OSError, ChannelError):
                     return  # said where it happened
+
+    async def _pause(self) -> None:
+        """Until a burst of births pauses, or becomes too long to wait for."""
+        latest_s = trio.current_time() + FOLD_LATEST_S
+        before = -1
+        while before != (total := self._total()) and trio.current_time() < latest_s:
+            if total - self._folded > FOLD_BYTES:
+                return
+            before = total
+            await trio.sleep(FOLD_AFTER_S)
 
     def _stop(self) -> None:
         """The channel creates nothing by itself any more, until it gets inode numbers again."""
