@@ -42,6 +42,7 @@ class S3Calls:
         self.weather = Resilience(env, f"s3://{bucket}", retries=settings.retries, sleep_s=sleep_s)
         self.wire = Wire(
             UrlSigner(env, sdk, bucket),
+            ca_bundle=sdk.ca_bundle,
             connect_timeout_s=connect_timeout_s(settings),
             read_timeout_s=read_timeout_s(settings),
             idle_max=settings.parallel,

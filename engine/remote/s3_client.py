@@ -12,6 +12,7 @@ import http.client
 from typing import Any, Final, NamedTuple
 
 import boto3
+import botocore.session
 import urllib3.exceptions
 from botocore import exceptions as sdk
 from botocore.config import Config
@@ -108,10 +109,11 @@ def read_timeout_s(settings: RemoteSettings) -> float:
 
 
 class Sdk(NamedTuple):
-    """The client, and the keys it signs with (None: it does not)."""
+    """The client, the keys it signs with (None: it does not), and whom it trusts (None: the usual authorities)."""
 
     client: Any
     credentials: Any
+    ca_bundle: str | None
 
 
 def make_client(settings: RemoteSettings, *, connections: int) -> Sdk:
@@ -133,9 +135,10 @@ def make_client(settings: RemoteSettings, *, connections: int) -> Sdk:
         },
     )
     try:
-        session = boto3.session.Session()
+        core = botocore.session.get_session()
+        session = boto3.session.Session(botocore_session=core)
         client = session.client("s3", endpoint_url=settings.endpoint_url or None, config=config)
-        return Sdk(client, session.get_credentials())
+        return Sdk(client, session.get_credentials(), core.get_config_variable("ca_bundle"))
     except (sdk.NoRegionError, sdk.InvalidRegionError):
         raise ValueError(
             f'remote.region = "{settings.region}": allowed is the name of a region, eu-west-1 say'

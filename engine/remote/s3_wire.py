@@ -53,6 +53,10 @@ _CODE: Final = re.compile(rb"<Code>(\w{1,64})</Code>")
 Bounded = Callable[[Callable[[], socket.socket], Deadline], socket.socket]
 
 
+class _OtherWayError(Exception):
+    """Not by this way; the SDK may know another."""
+
+
 class _StaleError(Exception):
     """A kept connection had been closed meanwhile."""
 
@@ -146,6 +150,7 @@ class Wire:
         self,
         signer: UrlSigner,
         *,
+        ca_bundle: str | None,
         connect_timeout_s: float,
         read_timeout_s: float,
         idle_max: int,
@@ -153,6 +158,7 @@ class Wire:
     ) -> None:
         self._bounded = bounded
         self._signer = signer
+        self._ca_bundle = ca_bundle
         self._connect_timeout_s = connect_timeout_s
         self._read_timeout_s = read_timeout_s
         self._idle_max = idle_max
@@ -179,7 +185,11 @@ class Wire:
         if not request:
             yield None
             return
-        sock, body = self._ask(place, request, deadline)
+        try:
+            sock, body = self._ask(place, request, deadline)
+        except _OtherWayError:
+            yield None
+            return
         reusable = False
         try:
             if body.head.status in (200, 206) and body.head.length is not None:
@@ -291,6 +301,9 @@ class Wire:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             if scheme == "https":
                 sock = self._context().wrap_socket(sock, server_hostname=host)
+        except ssl.SSLCertVerificationError as e:
+            sock.close()
+            raise _OtherWayError from e
         except BaseException:
             sock.close()
             raise
@@ -303,7 +316,7 @@ class Wire:
 
     def _context(self) -> ssl.SSLContext:
         if self._tls is None:
-            self._tls = ssl.create_default_context(cafile=get_cert_path(True))
+            self._tls = ssl.create_default_context(cafile=self._ca_bundle or get_cert_path(True))
         return self._tls
 
     def _put_back(self, place: tuple[str, str], sock: socket.socket, *, reusable: bool) -> None:

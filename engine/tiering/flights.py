@@ -228,8 +228,9 @@ class Flights:
                 here = sum(objects.on_disk(handle.block_len(b)) for b in run.blocks if handle.is_resident(b))
                 reservation.commit(here)
                 reservation.release()
-        rest = run.tail(next(b for b in run.blocks if not handle.is_resident(b)))
-        await self._hold_run(handle, rest, pages, said)
+        left = next((b for b in run.blocks if not handle.is_resident(b)), None)
+        if left is not None:
+            await self._hold_run(handle, run.tail(left), pages, said)
 
     async def _hold_run(self, handle: ObjectHandle, run: _Run, pages: dict[int, bytes] | None, said: Said) -> None:
         """In memory: there is no room on the disk."""
