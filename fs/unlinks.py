@@ -147,8 +147,8 @@ class Unlinks:
 
     def as_told(self, row: InodeRow) -> InodeRow:
         """The row as it is once everything is folded; not of one that `is_nameless`."""
-        last_ns = self._touched.get(row.ino, 0)
-        if last_ns <= row.mtime_ns:
+        last_ns = self._touched.get(row.ino)
+        if last_ns is None or last_ns <= row.mtime_ns:
             return row
         return msgspec.structs.replace(row, mtime_ns=last_ns, ctime_ns=max(last_ns, row.ctime_ns))
 

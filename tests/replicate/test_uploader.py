@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import trio
 
+from aof2.engine.catalog import writer
 from aof2.engine.catalog.fold import load_index
 from aof2.engine.manifest.format import LOG_SEGMENT_ID
 from aof2.engine.manifest.reader import parse_chunk
@@ -254,6 +255,7 @@ def test_a_burst_is_held_back_while_the_remote_takes_it(tmp_path: Path, monkeypa
     monkeypatch.setattr(uploader, "BRAKE_FROM_BYTES", 64 << 10)
     monkeypatch.setattr(uploader, "BRAKE_FULL_BYTES", 128 << 10)
     monkeypatch.setattr(uploader, "BRAKE_S_MAX", 0.05)
+    monkeypatch.setattr(writer, "BRAKE_EVERY_BYTES", 128)
     most, braked_s = 0, 0.0
 
     async def body(r: Rig) -> None:
