@@ -72,9 +72,9 @@ class ControlServer:
             try:
                 talk = _Talk(client)
                 if not _may_ask(client):
-                    await talk.say({"error": "only the user who mounted, and root, are answered", "exit": 1})
+                    await _refuse(talk, "only the user who mounted, and root, are answered")
                 elif self._clients > CLIENTS_MAX:
-                    await talk.say({"error": f"{CLIENTS_MAX} requests are under way; try again", "exit": 1})
+                    await _refuse(talk, f"{CLIENTS_MAX} requests are under way; try again")
                 else:
                     await self._answer(talk)
             except (OSError, trio.TooSlowError):
@@ -188,3 +188,10 @@ class _Talk:
             while await self._client.recv(4096):
                 pass  # one request a connection
         scope.cancel()
+
+
+async def _refuse(talk: _Talk, why: str) -> None:
+    """After the question came: hanging up on unread bytes would take the answer along."""
+    with trio.move_on_after(ASK_MAX_S), contextlib.suppress(ProtocolError):
+        await talk.line()
+    await talk.say({"error": why, "exit": 1})

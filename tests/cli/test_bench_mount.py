@@ -339,7 +339,7 @@ def test_tiny_run_with_the_mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     result = run(*TINY)
     assert result.exit_code == 0, result.output
     for row in objects(result):
-        assert row["value"], row
+        assert row["value"], str(row)
     assert list(tmp_path.iterdir()) == []
 
 
