@@ -1,7 +1,8 @@
 """S3Store: the remote tier on any S3, by boto3.
 
 Below 16 MiB an object is one PUT, above a multipart upload of 8 MiB parts; either way the server is told the crc64 (and
-refuses other bytes). Reads are ranges of 8 MiB, four at once, tied together by the ETag of the first.
+refuses other bytes). Whole objects are read in ranges of 8 MiB, four at once, tied together by the ETag of the first;
+single ranges go over `s3_wire.py`, and the SDK is asked where that way is refused.
 
 The transfer managers of boto3 are not used. Measured with SeaweedFS on the same two cores, which others were using too:
 six objects of 64 MiB from and to a file, range over 5 runs (put) and 6 (get):
