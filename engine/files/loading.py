@@ -26,7 +26,7 @@ from aof2.engine.files import marks
 from aof2.engine.files.charges import Charges
 from aof2.engine.files.known import Known
 from aof2.engine.files.parts import Parts
-from aof2.engine.files.state import OpenFile, Stamp, stream_of
+from aof2.engine.files.state import Kernel, Mode, OpenFile, Stamp, stream_of
 
 if TYPE_CHECKING:
     from aof2.engine.volume import Volume
@@ -35,8 +35,9 @@ if TYPE_CHECKING:
 class Loader:
     """Brings files to where they can be opened."""
 
-    def __init__(self, volume: Volume, known: Known, parts: Parts, charges: Charges) -> None:
+    def __init__(self, volume: Volume, kernel: Kernel, known: Known, parts: Parts, charges: Charges) -> None:
         self._volume = volume
+        self._kernel = kernel
         self._known = known
         self._parts = parts
         self._charges = charges
@@ -106,6 +107,8 @@ class Loader:
         hydrator, handles = self._volume.hydrator, self._volume.handles
         old_key = file.key
         base.written_to = True  # from here on; what was fetched the other way is waited for
+        if file.registered and file.mode is Mode.RANGED:
+            await self._kernel.clear(file.ino, 0, 0)  # it no longer keeps still
         await hydrator.quiesce_object(old_key)
         await hydrator.attach(base)
         await hydrator.prove(base)

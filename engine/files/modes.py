@@ -88,8 +88,9 @@ class Modes:
     def register(self, file: OpenFile, row: InodeRow, fd: int) -> None:
         """The channel serves the file from this descriptor, which stays the caller's."""
         all_present = file.mode is Mode.PASSTHROUGH
-        flags = NodeFlags.ALL_PRESENT if all_present else NodeFlags.NONE
-        bits = int(flags)
+        bits = int(NodeFlags.ALL_PRESENT if all_present else NodeFlags.NONE)
+        if not file.dirty:
+            bits |= NodeFlags.STILL
         file.special = self._is_special(row)
         if file.special:
             bits |= NodeFlags.SUID

@@ -40,6 +40,8 @@ class NodeFlags(IntEnum):
     """Every block is in the backing file."""
     SUID = 2
     """A write by another user comes here, where suid, sgid and capabilities are cleared."""
+    STILL = 4
+    """Nobody writes to it or cuts it, until `Kernel.clear` was awaited: it may be answered from a mapping."""
 
 
 class Written(Protocol):

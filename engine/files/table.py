@@ -68,7 +68,7 @@ class Files:
         self.room = WriteRoom(self)
         self.sealer = Sealer(self)
         self._charges = Charges(volume, kernel, self.parts)
-        self._loader = Loader(volume, self._known, self.parts, self._charges)
+        self._loader = Loader(volume, kernel, self._known, self.parts, self._charges)
         self._modes = Modes(volume, kernel, self.parts, self.room)
         self._content = Content(volume, self._modes, self.parts, self.room)
         self._durability = Durability(volume, self._known, self._charges)

@@ -60,7 +60,7 @@ enum proto_event { /* channel to daemon */
 #define PROTO_UNTRACKED 4u /* EV_WRITTEN: something was written that no range tells */
 
 enum { NODE_PASSTHROUGH = 1, NODE_RANGED = 2 };
-enum { NODE_ALL_PRESENT = 1u, NODE_SUID = 2u };
+enum { NODE_ALL_PRESENT = 1u, NODE_SUID = 2u, NODE_STILL = 4u };
 enum { GONE_UNMOUNTED = 1, GONE_ABORTED = 2, GONE_BROKEN = 3 };
 
 /* Any message from the daemon, decoded: the fields its kind has, the others zero. */

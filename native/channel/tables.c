@@ -129,6 +129,7 @@ node *node_put(const control_message *m, int fd, aftermath *after) {
   if (slot == INDEX_NONE) return NULL; /* the one it replaces is in use, and the table full */
   node *n = &nodes[slot];
   *n = (node){.id = m->nodeid, .fd = fd, .mode = m->node.mode, .flags = m->node.node_flags};
+  n->still = n->flags & NODE_STILL;
   n->block_bytes = m->node.block_bytes;
   if (n->mode == NODE_RANGED && n->block_bytes && !(n->flags & NODE_ALL_PRESENT)) bitmap_grow(&n->present, m->node.block_count);
   index_put(&node_index, m->nodeid, 0, slot);
@@ -159,6 +160,7 @@ void node_blocks(node *n, uint64_t first, uint64_t count) {
 
 bool node_clear(node *n, uint64_t first, uint64_t count, uint32_t seq, bool *again) {
   *again = false;
+  n->still = false;
   bitmap_clear(&n->present, first, count);
   if (!users_of(n)) return true;
   if (!clears_free) {

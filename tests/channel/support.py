@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 PASSTHROUGH, RANGED = 1, 2
-ALL_PRESENT, SUID = 1, 2
+ALL_PRESENT, SUID, STILL = 1, 2, 4
 MIB = 1 << 20
 TOP = Path(__file__).resolve().parents[2]
 ANSWER_MAX_S = 20

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.channel.support import ALL_PRESENT, MIB, PASSTHROUGH, RANGED, SUID, Daemon, in_time, until
+from tests.channel.support import ALL_PRESENT, MIB, PASSTHROUGH, RANGED, STILL, SUID, Daemon, in_time, until
 
 pytestmark = pytest.mark.timeout(90)
 BLOCKS = 8
@@ -67,6 +67,31 @@ def test_present_blocks_are_answered_here_and_others_forwarded(daemon: Daemon) -
     ]:
         assert pread(path, size, offset) == data[offset : offset + size]
         assert bool(daemon.ops("read")) == forwarded, (offset, size)
+
+
+def copied_bytes(daemon: Daemon) -> int:
+    """What the channel read into its own memory."""
+    counters = dict(line.split(": ") for line in Path(f"/proc/{daemon.channel_pid}/io").read_text().splitlines())
+    return int(counters["rchar"])
+
+
+@pytest.mark.parametrize("size", [BLOCKS * MIB, BLOCKS * MIB - 4095])
+def test_long_answers_of_a_still_file_are_not_copied(daemon: Daemon, size: int) -> None:
+    path = ranged(daemon, flags=ALL_PRESENT | STILL)
+    os.truncate(daemon.root / "f", size)
+    data = (daemon.root / "f").read_bytes()
+    for still in (True, False):
+        before = copied_bytes(daemon)
+        fd = in_time(lambda: os.open(path, os.O_RDONLY))
+        try:
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            if not still:
+                daemon.call("clear", name="f", first=0, count=0)
+            assert b"".join(in_time(partial(os.pread, fd, MIB, at)) for at in range(0, size, MIB)) == data
+        finally:
+            os.close(fd)
+        copied = copied_bytes(daemon) - before
+        assert copied < 2 * MIB if still else copied >= size, (still, copied)
 
 
 def test_blocks_that_arrive_while_it_is_open(daemon: Daemon) -> None:

@@ -56,6 +56,7 @@ class FakeKernel:
 
     async def clear(self, nodeid: int, first: int, count: int) -> None:
         await trio.lowlevel.checkpoint()
+        self.flags[nodeid] &= ~NodeFlags.STILL
         self.present[nodeid] = {b for b in self.present[nodeid] if not first <= b < first + count}
 
     def grant(self, nodeid: int, budget_bytes: int) -> None:

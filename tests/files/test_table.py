@@ -13,6 +13,7 @@ from aof2.engine import namespace
 from aof2.engine.aio import result_of
 from aof2.engine.catalog.rows import ObjectState
 from aof2.engine.files import Files, Mode, stream_of
+from aof2.engine.files.state import NodeFlags
 from tests.engine.helpers import KIB, small_settings
 from tests.files.helpers import FakeKernel, content, make, publish, row_of, run_files, scribble, top
 
@@ -63,6 +64,24 @@ def test_an_evicted_file_is_ranged_and_comes_back(tmp_path: Path) -> None:
         await files.volume.hydrator.quiesce()
         fh = await files.open(ino, os.O_RDONLY)
         assert kernel.modes[ino] == Mode.PASSTHROUGH
+        await files.release(fh)
+
+    run_files(small_settings(tmp_path), body)
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_clean_file_keeps_still_until_somebody_writes(tmp_path: Path, cut: bool) -> None:
+    async def body(files: Files, kernel: FakeKernel) -> None:
+        ino = await make(files, b"a", data_of(300 * KIB))
+        await publish(files)
+        await files.volume.evict([(stream_of(ino), ino, 1)])
+        fh = await files.open(ino, os.O_RDONLY)
+        assert kernel.modes[ino] == Mode.RANGED and kernel.flags[ino] & NodeFlags.STILL
+        if cut:
+            await files.truncate(ino, BLOCK)
+        else:
+            await files.release(await files.open(ino, os.O_RDWR))
+        assert not kernel.flags[ino] & NodeFlags.STILL
         await files.release(fh)
 
     run_files(small_settings(tmp_path), body)

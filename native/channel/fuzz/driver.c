@@ -53,7 +53,7 @@ static void control_put(void) {
   switch (kind) {
     case PROTO_NODE:
       store_u32(m + 16, (uint32_t)(1 + below(2)));
-      store_u32(m + 20, (uint32_t)below(4));
+      store_u32(m + 20, (uint32_t)below(8));
       store_u64(m + 24, below(4) ? 4096 : number(5));
       store_u64(m + 32, number(200));
       len = 40;
