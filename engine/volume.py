@@ -536,6 +536,7 @@ async def open_volume(
         try:
             await trio.to_thread.run_sync(volume.ensure_tenants)
             if settings.manifest.enabled:
+                volume.hot.leave_access_times()
                 await trio.to_thread.run_sync(recover_births, volume)
                 await trio.to_thread.run_sync(recover_unlinks, volume)
                 volume.dirty_inos = await trio.to_thread.run_sync(recover, volume)

@@ -14,6 +14,7 @@ Owner: blocking calls, made on worker threads; safe from several at once for dif
 
 from __future__ import annotations
 
+import array
 import contextlib
 import ctypes
 import errno
@@ -32,6 +33,9 @@ FALLOC_KEEP_SIZE: Final = 1
 FALLOC_PUNCH_HOLE: Final = 2
 PROBE_BYTES: Final = 128 << 10
 _probe: Final = [bytearray(1)]
+FS_IOC_GETFLAGS: Final = 0x80086601
+FS_IOC_SETFLAGS: Final = 0x40086602
+FS_NOATIME_FL: Final = 0x80
 
 
 class Identity(NamedTuple):
@@ -48,6 +52,14 @@ class HotCache:
     def __init__(self, env: Env, root: Path) -> None:
         self.env = env
         self.root = root
+
+    def leave_access_times(self) -> None:
+        """Backing files made from here on keep their access time: nobody asks for it (SEMANTICS.md, 19), and every read
+        through the kernel would spend time on it."""
+        self.env.make_dirs(self.root)
+        for folder in (self.root, *(path for path in self.root.iterdir() if path.is_dir())):
+            with contextlib.suppress(OSError):  # not every filesystem has flags
+                _set_noatime(folder)
 
     def path(self, tenant: str, ino: int, generation: int) -> Path:
         return self.root / tenant / f"{ino}.{generation}"
@@ -100,6 +112,19 @@ class HotCache:
             clear_range(fd, offset, length)
         finally:
             self.env.files.close(fd)
+
+
+def _set_noatime(folder: Path) -> None:
+    """What is made in the folder inherits it."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        flags = array.array("L", [0])
+        fcntl.ioctl(fd, FS_IOC_GETFLAGS, flags)
+        if not flags[0] & FS_NOATIME_FL:
+            flags[0] |= FS_NOATIME_FL
+            fcntl.ioctl(fd, FS_IOC_SETFLAGS, flags)
+    finally:
+        os.close(fd)
 
 
 def clear_range(fd: int, offset: int, length: int) -> None:
