@@ -106,14 +106,8 @@ class Modes:
 
     def _tell_present(self, file: OpenFile) -> None:
         """The blocks that are here, run by run."""
-        base = file.source
-        first = 0
-        for block in range(base.block_count + 1):
-            if block < base.block_count and base.is_ready(block):
-                continue
-            if block > first:
-                self._parts.tell(file, first, block - first)
-            first = block + 1
+        for first, count in file.source.ready_runs():
+            self._parts.tell(file, first, count)
 
     def landed(self, file: OpenFile, first: int, count: int) -> None:
         """Blocks of its base came in: from now on the channel answers for them."""

@@ -93,6 +93,26 @@ class ObjectHandle:
         """Blocks of first..last (inclusive) that cannot simply be read."""
         return [block for block in range(first, last + 1) if not self.is_ready(block)]
 
+    def ready_runs(self) -> Iterator[tuple[int, int]]:
+        """(first, count) of the blocks that can simply be read, as few pairs as there can be."""
+        start = stop = 0
+        for first, count in _runs_of((mask & ok for mask, ok in self._masks()), self.blocks_per_chunk):
+            if first != stop:
+                if stop > start:
+                    yield start, stop - start
+                start = first
+            stop = first + count
+        if stop > start:
+            yield start, stop - start
+
+    def suspects(self) -> list[int]:
+        """Blocks that are here and not trusted."""
+        runs = _runs_of((mask & ~ok for mask, ok in self._masks()), self.blocks_per_chunk)
+        return [block for first, count in runs for block in range(first, first + count)]
+
+    def _masks(self) -> Iterator[tuple[int, int]]:
+        return zip(self.masks, self.trusted, strict=True)
+
     def is_resident(self, block: int) -> bool:
         chunk, bit = self.locate(block)
         return bool(self.masks[chunk] >> bit & 1)
@@ -163,6 +183,18 @@ class ObjectHandle:
             self.trust_all()
             return True
         return False
+
+
+def _runs_of(masks: Iterable[int], blocks_per_chunk: int) -> Iterator[tuple[int, int]]:
+    """(first, count) of the bits that are set, chunk by chunk."""
+    for chunk, bits in enumerate(masks):
+        at = chunk * blocks_per_chunk
+        while bits:
+            zeros = (bits & -bits).bit_length() - 1
+            ones = (~(bits >> zeros) & (bits >> zeros) + 1).bit_length() - 1
+            yield at + zeros, ones
+            bits >>= zeros + ones
+            at += zeros + ones
 
 
 def load_handle(view: View, hot: HotCache, key: Key, tenant: str, block_bytes: int) -> ObjectHandle:

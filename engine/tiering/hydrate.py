@@ -229,7 +229,8 @@ class Hydrator:
 
     async def prove(self, handle: ObjectHandle) -> None:
         """Whatever of the object is here but not trusted is checked; what fails is given up."""
-        await self._recheck(handle, [b for b in range(handle.block_count) if handle.is_resident(b)])
+        if suspects := handle.suspects():
+            await self._recheck(handle, suspects)
 
     async def _read_local(self, handle: ObjectHandle, offset: int, length: int) -> bytes | None:
         data = read_cached(handle.fd, offset, length)
