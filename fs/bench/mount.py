@@ -45,6 +45,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     ranges: int = 64
     random_s: float = 3.0
     create_budget_s: float = 60.0
+    later_s: float = 5.0
     deadline_s: float = 300.0
     peers: Sequence[str] = tuple(PEERS)
     with_aof2: bool = True
@@ -52,7 +53,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 FULL: Final = Plan()
-QUICK: Final = Plan(size=64 << 20, files=500, rounds=1, random_s=0.5, create_budget_s=10.0)
+QUICK: Final = Plan(size=64 << 20, files=500, rounds=1, random_s=0.5, create_budget_s=10.0, later_s=2.0)
 
 
 def run(plan: Plan, *, say: Say, on_progress: Progress | None = None) -> list[Measurement]:
@@ -118,6 +119,7 @@ def _field(plan: Plan, setup: Setup, peers: Sequence[str]) -> rows.Field:
         ranges=plan.ranges,
         random_s=plan.random_s,
         create_budget_s=plan.create_budget_s,
+        later_s=plan.later_s,
     )
 
 
