@@ -154,6 +154,7 @@ class Operations(pyfuse3.Operations):
     async def forget(self, inode_list: Sequence[tuple[int, int]]) -> None:
         for ino, _ in inode_list:
             self._ghosts.pop(ino, None)
+            self.files.forgotten(ino)
             if ino in self._lingering:
                 await self._drop_lingering(ino)
 
@@ -430,7 +431,8 @@ class Operations(pyfuse3.Operations):
             return await self._open_special(inode, flags)
         if flags & os.O_TRUNC and ctx.uid != 0:
             await self._kill_if_special(inode)
-        return pyfuse3.FileInfo(fh=await self.files.open(inode, flags), keep_cache=False)
+        fh = await self.files.open(inode, flags)
+        return pyfuse3.FileInfo(fh=fh, keep_cache=self.files.keeps_pages(fh))
 
     async def _kill_if_special(self, ino: int) -> None:
         with self.volume.catalog.view() as view:

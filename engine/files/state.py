@@ -134,10 +134,10 @@ class OpenFile:
     room: trio.Lock  # held by who asks for room for it: in turn
 
     __slots__ = (
-        "_path", "base", "base_len", "budget", "charged_bytes", "clean_ns", "clean_stamp", "clearing", "fd", "frozen",
-        "granted_bytes", "handles", "io", "key", "masked", "mode", "new_name", "noted_partial", "pending_bytes",
-        "registered", "room", "running", "seal_attempt", "special", "state", "taking", "tenant", "told", "told_stamp",
-        "unlinked", "whole", "window_bytes", "writers", "written", "wrote",
+        "_path", "base", "base_len", "budget", "charged_bytes", "clean_ns", "clean_stamp", "clearing", "doubted", "fd",
+        "frozen", "granted_bytes", "handles", "io", "key", "masked", "mode", "new_name", "noted_partial",
+        "pending_bytes", "registered", "room", "running", "seal_attempt", "special", "state", "taking", "tenant",
+        "told", "told_stamp", "unlinked", "whole", "window_bytes", "writers", "written", "wrote",
     )  # fmt: skip
 
     def __init__(self, key: Key, tenant: str, path: Path, state: ObjectState) -> None:
@@ -162,6 +162,7 @@ class OpenFile:
         self.pending_bytes = 0  # admitted, and being written by us
         self.window_bytes = 0  # the last grant: the next is larger
         self.charged_bytes = 0  # of quota, while it is dirty
+        self.doubted = False  # a block of it turned out bad: what the kernel was given may be, until all close it
         self.fd = -1
         self.seal_attempt = 0  # a write-open in between makes a seal under way void
         self.new_name = False  # the backing file's name may not be durable yet
@@ -249,6 +250,7 @@ class Handle(NamedTuple):
 
     file: OpenFile
     flags: int
+    keeps_pages: bool = False  # the kernel need not drop what it has of the file (`kept.py`)
 
     @property
     def writes(self) -> bool:

@@ -11,6 +11,7 @@ This is the door for everybody outside, and it opens and closes; the rest is don
     modes.py    passthrough or ranged, what the channel knows durability.py  fsync
     charges.py  what the quota counts                         removal.py     files without a name
     room.py     room for writers                              parts.py       files larger than the cache
+    kept.py     which pages the kernel may keep
 
 Invariants
 - One backing file an inode, one mode for all who have it open (`state.py`).
@@ -39,6 +40,7 @@ from aof2.engine.errors import os_error
 from aof2.engine.files.charges import Charges
 from aof2.engine.files.content import Content
 from aof2.engine.files.durability import Durability
+from aof2.engine.files.kept import KeptPages
 from aof2.engine.files.known import Known
 from aof2.engine.files.loading import Loader
 from aof2.engine.files.modes import Modes
@@ -64,6 +66,7 @@ class Files:
         self._handles: dict[int, Handle] = {}
         self._next_fh = 1
         self._known = Known()
+        self._kept = KeptPages()
         self.parts = Parts(self)
         self.room = WriteRoom(self)
         self.sealer = Sealer(self)
@@ -77,6 +80,7 @@ class Files:
         )
         self._removal = Removal(volume, self._known, self.parts, self.sealer)
         volume.hydrator.on_landed = self._landed
+        volume.hydrator.on_lost = self._lost
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """The background: sealing what was closed, watching what grows."""
@@ -215,6 +219,7 @@ class Files:
                 async with self.holding(ino):
                     row, file = await self._loader.load(ino)
                     if wants_write(flags):
+                        self._kept.forget(ino)
                         await self._loader.make_writable(file, row, keep=not flags & os.O_TRUNC)
                     if flags & os.O_TRUNC:
                         await self.sizes.truncate(file, 0)
@@ -232,6 +237,7 @@ class Files:
             try:
                 async with self.holding(ino):
                     row, file = await self._loader.load(ino)
+                    self._kept.forget(ino)
                     await self._loader.make_writable(file, row, keep=size > 0)
                     await self.sizes.truncate(file, size)
             finally:
@@ -246,7 +252,7 @@ class Files:
 
     def _new_handle(self, file: OpenFile, flags: int) -> int:
         fh, self._next_fh = self._next_fh, self._next_fh + 1
-        handle = Handle(file, flags)
+        handle = Handle(file, flags, keeps_pages=self._kept.opened(file, fh))
         self._handles[fh] = handle
         file.handles += 1
         if handle.writes:
@@ -269,6 +275,13 @@ class Files:
         if file is not None and file.base is not None and file.base.key == key:
             self._modes.landed(file, first, count)
 
+    def _lost(self, key: tuple[int, int, int]) -> None:
+        """Blocks turned out bad, or gone."""
+        self._kept.forget(key[1])
+        file = self._known.get(key[1])
+        if file is not None:
+            file.doubted = True
+
     def refused(self, ino: int) -> None:
         """The kernel would not pass this file through after all: the channel serves it as a ranged one."""
         file = self._known.get(ino)
@@ -283,6 +296,7 @@ class Files:
             return
         file = handle.file
         async with self.holding(file.ino):
+            self._kept.released(file.ino, fh)
             if handle.writes:
                 await self.collect(file)
             file.handles -= 1
@@ -351,8 +365,17 @@ class Files:
         return self.sizes.seek(self.handle(fh).file, offset, whence)
 
     async def drop_kernel_pages(self, ino: int) -> None:
-        """The kernel gives up what it remembers of the file's bytes."""
+        """The kernel gives up what it remembers of the file's bytes, by the next open at the latest."""
+        self._kept.forget(ino)
         self.kernel.invalidate_inode(ino)
+
+    def keeps_pages(self, fh: int) -> bool:
+        """Whether the kernel may keep what it remembers of the file's bytes at this open."""
+        return self.handle(fh).keeps_pages
+
+    def forgotten(self, ino: int) -> None:
+        """The kernel knows nothing of this inode any more."""
+        self._kept.forget(ino)
 
     # -- durability and quota ----------------------------------------------------------------------------------
 

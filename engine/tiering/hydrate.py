@@ -98,6 +98,7 @@ class Hydrator:
         self.handles = handles
         self.block_bytes = block_bytes
         self.on_landed: Callable[[Key, int, int], None] | None = None  # object, first block, how many
+        self.on_lost: Callable[[Key], None] | None = None  # object of which blocks are given up
         self._metrics = metrics or StorageMetrics()
         self._flights = Flights(
             catalog,
@@ -399,6 +400,8 @@ class Hydrator:
             chunk, bit = handle.locate(block)
             by_chunk[chunk] = by_chunk.get(chunk, 0) | 1 << bit
             handle.remove(block)
+        if self.on_lost is not None:
+            self.on_lost(handle.key)
         for chunk, bits in by_chunk.items():
             chunk_id = handle.chunks[chunk].chunk_id
             work = partial(objects.lost, chunk_id=chunk_id, bad=bits, block_bytes=self.block_bytes)
