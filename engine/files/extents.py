@@ -41,7 +41,7 @@ def punch_absent(env: Env, base: ObjectHandle, block_bytes: int) -> None:
     must not be taken for written.
     """
     punched = False
-    for first, count in _runs_of(block for block in range(base.block_count) if not base.is_resident(block)):
+    for first, count in runs_of(block for block in range(base.block_count) if not base.is_resident(block)):
         start = first * block_bytes
         with contextlib.suppress(OSError):
             if os.lseek(base.fd, start, os.SEEK_DATA) >= start + count * block_bytes:
@@ -96,7 +96,7 @@ def data_bytes(path: Path) -> int:
         return 0
 
 
-def _runs_of(blocks: Iterable[int]) -> list[tuple[int, int]]:
+def runs_of(blocks: Iterable[int]) -> list[tuple[int, int]]:
     """(first, how many) of neighbours."""
     runs: list[tuple[int, int]] = []
     for block in blocks:

@@ -40,6 +40,7 @@ from aof2.engine.errors import os_error
 from aof2.engine.files.charges import Charges
 from aof2.engine.files.content import Content
 from aof2.engine.files.durability import Durability
+from aof2.engine.files.extents import runs_of
 from aof2.engine.files.kept import KeptPages
 from aof2.engine.files.known import Known
 from aof2.engine.files.loading import Loader
@@ -275,12 +276,19 @@ class Files:
         if file is not None and file.base is not None and file.base.key == key:
             self._modes.landed(file, first, count)
 
-    def _lost(self, key: tuple[int, int, int]) -> None:
-        """Blocks turned out bad, or gone."""
+    async def _lost(self, key: tuple[int, int, int], blocks: list[int]) -> None:
+        """Blocks turned out bad, or gone: nobody answers for them any more."""
         self._kept.forget(key[1])
         file = self._known.get(key[1])
-        if file is not None:
-            file.doubted = True
+        if file is None:
+            return
+        file.doubted = True
+        if file.base is None or file.base.key != key:
+            return
+        if file.registered and file.masked:
+            for first, count in runs_of(sorted(blocks)):
+                await self.kernel.clear(file.ino, first, count)
+        self.kernel.invalidate_inode(file.ino)
 
     def refused(self, ino: int) -> None:
         """The kernel would not pass this file through after all: the channel serves it as a ranged one."""

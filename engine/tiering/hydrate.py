@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -98,7 +98,7 @@ class Hydrator:
         self.handles = handles
         self.block_bytes = block_bytes
         self.on_landed: Callable[[Key, int, int], None] | None = None  # object, first block, how many
-        self.on_lost: Callable[[Key], None] | None = None  # object of which blocks are given up
+        self.on_lost: Callable[[Key, list[int]], Awaitable[None]] | None = None  # object, blocks that are given up
         self._metrics = metrics or StorageMetrics()
         self._flights = Flights(
             catalog,
@@ -401,7 +401,7 @@ class Hydrator:
             by_chunk[chunk] = by_chunk.get(chunk, 0) | 1 << bit
             handle.remove(block)
         if self.on_lost is not None:
-            self.on_lost(handle.key)
+            await self.on_lost(handle.key, blocks)
         for chunk, bits in by_chunk.items():
             chunk_id = handle.chunks[chunk].chunk_id
             work = partial(objects.lost, chunk_id=chunk_id, bad=bits, block_bytes=self.block_bytes)

@@ -87,6 +87,29 @@ def test_a_clean_file_keeps_still_until_somebody_writes(tmp_path: Path, cut: boo
     run_files(small_settings(tmp_path), body)
 
 
+def test_bad_blocks_of_an_open_file_are_not_answered_for(tmp_path: Path) -> None:
+    async def body(files: Files, kernel: FakeKernel) -> None:
+        data = data_of(300 * KIB)
+        ino = await make(files, b"a", data)
+        await publish(files)
+        key = (stream_of(ino), ino, 1)
+        await files.volume.evict([key])
+        fh = await files.open(ino, os.O_RDONLY)
+        await files.read(fh, 0, len(data))
+        await files.volume.hydrator.quiesce()
+        for block in (4, 5, 7):
+            kernel.present[ino].add(block)
+        scribble(files, ino, b"rot", 5 * BLOCK)
+        async with files.volume.opened_object(key) as handle:
+            await files.volume.hydrator.give_up(handle, [5, 4, 7])
+        assert not kernel.present[ino] & {4, 5, 7} and kernel.present[ino] >= {3, 6}
+        assert await files.read(fh, 5 * BLOCK, 100) == data[5 * BLOCK :][:100]
+        assert 5 in kernel.present[ino]
+        await files.release(fh)
+
+    run_files(small_settings(tmp_path), body)
+
+
 def test_writing_a_published_file_on_makes_a_generation(tmp_path: Path) -> None:
     async def body(files: Files, kernel: FakeKernel) -> None:
         data = data_of(300 * KIB)
