@@ -56,6 +56,7 @@ class ObjectHandle:
         self.added: dict[int, int] = {}  # chunk index → bits the catalog does not know yet
         self.added_since_s = 0.0
         self.fd = -1
+        self.made_in: HotCache | None = None  # its backing file was made for it, with nothing in it yet
         self.users = 0
         self.pins = 0
         self.filling = 0  # how many want all of it here, and durable
@@ -162,11 +163,18 @@ class ObjectHandle:
         """The backing file, open; a new, sparse one where nothing of the object is here."""
         if self.fd < 0:
             self.fd = hot.create(self.path, self.size)
+            self.made_in = hot
 
     def close_file(self) -> None:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+
+    def remove_hollow_file(self) -> None:
+        """A backing file in which nothing ever landed is nobody's: the catalog knows of no byte in it."""
+        if self.made_in is not None and self.chunks and not any(self.masks) and not self.written_to:
+            self.made_in.unlink(self.path)
+        self.made_in = None
 
     @property
     def resident_bytes(self) -> int:
@@ -241,6 +249,7 @@ class HandleTable:
         handle = self._table.pop(key, None)
         if handle is not None:
             handle.close_file()
+            handle.remove_hollow_file()
 
     def detach(self, key: Key) -> ObjectHandle | None:
         """Out of the table, its file still open: whoever holds it goes on with it under another name."""

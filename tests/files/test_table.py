@@ -110,6 +110,27 @@ def test_bad_blocks_of_an_open_file_are_not_answered_for(tmp_path: Path) -> None
     run_files(small_settings(tmp_path), body)
 
 
+@pytest.mark.parametrize("looked_at", [False, True])
+def test_a_backing_file_without_a_byte_does_not_stay(tmp_path: Path, looked_at: bool) -> None:
+    async def body(files: Files, kernel: FakeKernel) -> None:
+        data = data_of(300 * KIB)
+        ino = await make(files, b"a", data)
+        await publish(files)
+        await files.volume.evict([(stream_of(ino), ino, 1)])
+        fh = await files.open(ino, os.O_RDONLY)
+        if looked_at:
+            assert await files.read(fh, 5 * BLOCK, 100) == data[5 * BLOCK :][:100]
+        await files.release(fh)
+        await files.volume.hydrator.quiesce()
+        path = files.volume.hot.path(files.volume.tenant_names()[stream_of(ino)], ino, 1)
+        assert path.exists()
+        files.volume.handles.close_all()
+        assert path.exists() == looked_at
+        assert await content(files, ino) == data
+
+    run_files(small_settings(tmp_path), body)
+
+
 def test_writing_a_published_file_on_makes_a_generation(tmp_path: Path) -> None:
     async def body(files: Files, kernel: FakeKernel) -> None:
         data = data_of(300 * KIB)
