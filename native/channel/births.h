@@ -1,29 +1,32 @@
 /* Births: files the channel creates by itself, so that making many small ones does not wait for the daemon each time.
  *
- * A *nest* is a directory whose every name the channel has seen, by hash: a name that is not among them is not there. In a
- * nest LOOKUP of such a name and GETATTR of the directory are answered, and CREATE takes a backing file under an inode number
- * that the daemon granted, made ahead (keeper.h) or now, writes a record to the tenant's birth log, and answers with a
- * passthrough handle. RELEASE of such a handle is a record, too.
+ * In a *nest* (nests.h), where a name that is not known is not there, CREATE takes a backing file under an inode number that
+ * the daemon granted, made ahead (keeper.h) or now, writes a record to the tenant's birth log, and answers with a passthrough
+ * handle. RELEASE of such a handle is a record, too. A *stream* is what a tenant has for that: folder, log and numbers.
  * The daemon folds the records into the catalog soon after, always before it looks at any later request.
  *
  * Invariants
  * - A record is in the log (the page cache: it survives both processes) before its request is answered.
- * - The names of a nest are a superset of the directory's: what was forwarded is added before it is forwarded, what goes
- *   stays. Forgetting a nest is always right.
- * - A nest's attributes are the daemon's last answer, with the times of later births; any other change to names forgets
- *   them, and an answer that such a change may have overtaken is not remembered.
- * - Fixed room: a full table forgets all nests; with more than UNFOLDED_MAX bytes of records ahead of the daemon, or no
- *   inode numbers left, requests are forwarded as ever.
+ * - Fixed room: with more than UNFOLDED_MAX bytes of records ahead of the daemon, or no inode numbers left, requests are
+ *   forwarded as ever.
+ * - Records that the daemon had not folded when either process died are in the logs: it folds them at its next start.
  *
- * Owner: births_lock inside; any thread may call. Never called with tables_lock held.
+ * Owner: births_lock, which guards everything in births.c and in nests.c: whether a name is free and that it is taken, a
+ * record and what it does to the nest's attributes are one step. (The page and a stream's folder stay once they are there,
+ * and are used without it.) Any thread may call. The functions of both headers take the lock themselves, but those under "with
+ * births_lock held", which births.c and nests.c have for each other. It and tables_lock are never held together, and who
+ * calls the others holds neither. Nothing is sent under it.
  */
 #ifndef AOF2_CHANNEL_BIRTHS_H
 #define AOF2_CHANNEL_BIRTHS_H
+#include <pthread.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 #include "channel.h"
+
+extern pthread_mutex_t births_lock;
 
 #define BIRTH_FH (UINT64_C(1) << 61) /* set in the handles of births */
 #define BIRTH_BORN 1
@@ -60,23 +63,16 @@ void births_page(int fd);
 void births_dir(uint64_t stream_id, uint32_t slot, int fd);
 void births_log(uint64_t stream_id, uint64_t offset, int fd);
 void births_inos(uint64_t stream_id, uint64_t first, uint64_t count);
-/* 0: answer now, 1: answered later by EV_NEST, 2: there is no room. */
-enum { NEST_OPEN = 1, NEST_SERVE = 2, NEST_END = 3, NEST_END_ALL = 4 };
-int births_nest(uint64_t dir, uint32_t action, bool has_gid, uint32_t gid, uint32_t seq);
-void births_names(uint64_t dir, const uint8_t *packed, size_t len);
 
 /* keeper.c: an inode number to make a file for, if one is wanted; and what became of it. False: it is the keeper's to undo. */
 bool births_order(cradle *out, int *dir_fd);
 bool births_made(const cradle *c, bool made);
 
 /* serve.c: true when the request was answered. */
-bool births_lookup(const request *r);
-bool births_getattr(const request *r);
 bool births_create(const request *r);
 bool births_release(const request *r);
-/* forward.c: whether the answer of a request matters here, the request when it is about to be forwarded (what comes back is
- * for its pending's tag), and its answer. */
-bool births_minds(const request *r);
-uint64_t births_forwarded(const request *r);
-void births_answered(const pending *asked, const uint8_t *reply, size_t len);
+
+/* nests.c, with births_lock held: whether records can be told of, and whether the node's tenant has a stream. */
+bool births_have_page(void);
+bool births_have_stream(uint64_t nodeid);
 #endif

@@ -18,6 +18,7 @@
 #include "births.h"
 #include "channel.h"
 #include "keeper.h"
+#include "nests.h"
 
 #define RANGES_MAX 2048      /* of one EV_WRITTEN */
 #define WRITTEN_MAX 64       /* EV_WRITTENs of one COLLECT: what is left is told by the next */
@@ -120,7 +121,7 @@ static void answer_upcall(const control_message *m) {
 }
 
 static void nest(const control_message *m) {
-  int result = births_nest(m->nodeid, m->nest.action, m->nest.flags & 1, m->nest.gid, m->seq);
+  int result = nests_change(m->nodeid, m->nest.action, m->nest.flags & 1, m->nest.gid, m->seq);
   if (result != 1) event_send(EV_NEST, result ? PROTO_AGAIN : 0, m->seq, NULL, 0);
 }
 
@@ -149,7 +150,7 @@ void control_apply(const control_message *m, int fd) {
   switch (m->kind) {
     case PROTO_CLEAR: return clear(m);
     case PROTO_BIRTH_INOS: return births_inos(m->nodeid, m->blocks.first, m->blocks.count);
-    case PROTO_NAMES: return births_names(m->nodeid, m->reply.payload, m->reply.payload_len);
+    case PROTO_NAMES: return nests_names(m->nodeid, m->reply.payload, m->reply.payload_len);
     case PROTO_NEST: return nest(m);
     case PROTO_COLLECT: return collect(m);
     case PROTO_REPLY: return answer_upcall(m);

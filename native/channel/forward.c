@@ -15,8 +15,8 @@
 #include <unistd.h>
 
 #include "../bytes.h"
-#include "births.h"
 #include "channel.h"
+#include "nests.h"
 
 static init_offer offer;
 
@@ -46,7 +46,7 @@ static void forward(const request *r) {
 
 /* Notes what the answer will need; false: already answered, because no room is left to handle the answer right. */
 static bool before_forward(const request *r) {
-  bool go_on = true, minds = births_minds(r);
+  bool go_on = true, minds = nests_minds(r);
   pthread_mutex_lock(&tables_lock);
   switch (r->header.opcode) {
     case WIRE_INIT:
@@ -79,7 +79,7 @@ static bool before_forward(const request *r) {
       break;
   }
   pthread_mutex_unlock(&tables_lock);
-  uint64_t tag = go_on ? births_forwarded(r) : 0;
+  uint64_t tag = go_on ? nests_forwarded(r) : 0;
   if (go_on && minds) {
     pthread_mutex_lock(&tables_lock);
     pending_tag(r->header.unique, tag);
@@ -184,7 +184,7 @@ void reply_handle(uint8_t *buf, size_t len, uint8_t *data) {
     inited = !header.error && init_patch(buf, len, &offer, channel.privileged, channel.data_max, &init);
     if (!inited) note("an answer to INIT of %zu bytes, error %d: passed on as it is", len, header.error);
   } else if (known) {
-    births_answered(&asked, buf, len);
+    nests_answered(&asked, buf, len);
     if (asked.opcode == WIRE_OPENDIR) opendir_patch(buf, len, &asked);
     if (asked.opcode == WIRE_OPEN || asked.opcode == WIRE_CREATE) opened = open_patch(buf, len, &asked, &nodeid, &fh);
   }

@@ -20,6 +20,7 @@
 #include "../bytes.h"
 #include "births.h"
 #include "channel.h"
+#include "nests.h"
 
 #ifndef MADV_POPULATE_READ
 #define MADV_POPULATE_READ 22
@@ -301,8 +302,8 @@ static bool upcall(const request *r) {
 
 bool serve(const request *r, uint8_t *data) {
   switch (r->header.opcode) {
-    case WIRE_LOOKUP: return births_lookup(r);
-    case WIRE_GETATTR: return births_getattr(r);
+    case WIRE_LOOKUP: return nests_lookup(r);
+    case WIRE_GETATTR: return nests_getattr(r);
     case WIRE_CREATE: return births_create(r);
     case WIRE_RELEASE: return births_release(r);
     case WIRE_READ: return serve_read(r, data);

@@ -10,6 +10,7 @@
 #include "../channel.h"
 #include "../index.h"
 #include "../keeper.h"
+#include "../nests.h"
 #include "harness.h"
 
 #define BITS 700
@@ -350,7 +351,7 @@ static void check_cradles(void) {
   births_dir(TENANT, 0, open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   births_log(TENANT, 0, memfd_create("log", MFD_CLOEXEC));
   births_inos(TENANT, INO(100), 1000);
-  CHECK(!births_nest(NEST, NEST_OPEN, false, 0, 1) && !births_nest(NEST, NEST_SERVE, false, 0, 2));
+  CHECK(!nests_change(NEST, NEST_OPEN, false, 0, 1) && !nests_change(NEST, NEST_SERVE, false, 0, 2));
   CHECK(!keeper_round() && !files_from(100, 1100)); /* nothing is made where nothing was born */
 
   CHECK(born("a") && file_of(100).st_nlink && keeper_round());
