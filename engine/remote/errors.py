@@ -15,11 +15,13 @@ from aof2.engine.manifest.format import ReasonCode
 class RemoteUnavailableError(TransientError):
     """Network, 5xx, a missing bucket or folder, a passed deadline, an open breaker. Try again later.
 
-    `retryable` false: no retry within the same call can help (bucket missing, breaker open).
+    `retryable` false: no retry within the same call can help (bucket missing, breaker open). `again_in_s`: before that
+    no other call is let through.
     """
 
-    def __init__(self, message: str, *, retryable: bool = True) -> None:
+    def __init__(self, message: str, *, retryable: bool = True, again_in_s: float = 0.0) -> None:
         self.retryable = retryable
+        self.again_in_s = again_in_s
         super().__init__(message, reason_code=ReasonCode.UNAVAILABLE)
 
 

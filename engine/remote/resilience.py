@@ -188,6 +188,7 @@ class Resilience:
                 f"{what}: {self._name} has been unavailable for {since_s:.1f} s ({self._last_error}); "
                 f"asked again in {wait_s:.1f} s",
                 retryable=False,
+                again_in_s=wait_s,
             )
 
     def _end_probe(self) -> None:

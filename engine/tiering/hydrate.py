@@ -42,6 +42,7 @@ from aof2.engine.tiering import flights, settle
 from aof2.engine.tiering.fetch import BlobFetcher
 from aof2.engine.tiering.flights import Flights, Room
 from aof2.engine.tiering.hashing import block_crc
+from aof2.engine.tiering.patience import Patience
 from aof2.engine.tiering.settle import Settler
 
 log = logging.getLogger(__name__)
@@ -85,6 +86,7 @@ class Hydrator:
         *,
         block_bytes: int,
         parallel: int = 16,
+        patience_s: float = 0.0,
         warm: WarmStore | None = None,
         metrics: StorageMetrics | None = None,
         recently_evicted: Callable[[tuple[int, int]], bool] = lambda _: False,
@@ -114,6 +116,7 @@ class Hydrator:
             recently_evicted=recently_evicted,
             on_landed=self._landed,
         )
+        self._patience = Patience(hot.env, patience_s)
         self._settler = Settler(writer, hot, handles, block_bytes=block_bytes, arriving=self._flights.arriving)
         self._nursery: trio.Nursery | None = None
 
@@ -358,7 +361,8 @@ class Hydrator:
     ) -> tuple[dict[int, bytes], bool]:
         """Makes the blocks ready: those that found no room on disk, and whether the remote had to be waited for.
 
-        Not `wanted`: for later. What finds no room is in the PageCache then, as long as that keeps it.
+        Not `wanted`: for later. What finds no room is in the PageCache then, as long as that keeps it; and nobody waits
+        for a remote that is away.
         """
         blocks = await self._recheck(handle, blocks)
         pages: dict[int, bytes] = {}
@@ -369,8 +373,13 @@ class Hydrator:
                 pages[block] = page
             else:
                 missing.append(block)
-        waited = await self._flights.bring(handle, missing, pages if wanted else None)
-        return pages, waited
+        if not wanted:
+            return pages, await self._flights.bring(handle, missing, None)
+
+        async def bring() -> bool:
+            return await self._flights.bring(handle, [b for b in missing if not handle.is_ready(b)], pages)
+
+        return pages, await self._patience.insist(bring)
 
     async def _recheck(self, handle: ObjectHandle, blocks: list[int]) -> list[int]:
         """Resident but untrusted blocks prove themselves; those that fail are given up."""
