@@ -358,14 +358,8 @@ class Volume:
             gone = view.get(key[0], t.OBJECTS, (key[1], key[2])) is None
         if gone and not inode.nlink:
             self.handles.forget(key)
-            freed = await trio.to_thread.run_sync(self.remove_backing, key)
-            self.evictor.give_back(tenant, freed)
-
-    def remove_backing(self, key: Key) -> int:
-        path = self.backing_path(key)
-        size = objects.on_disk(path.stat().st_size) if path.exists() else 0
-        self.hot.unlink(path)
-        return size
+            self.evictor.doomed.add(self.backing_path(key), tenant)
+            await self.evictor.doomed.settle()
 
     async def undelete(self, tenant: str, ino: int, name: bytes) -> None:
         row = self.tenant(tenant)
@@ -464,6 +458,7 @@ class Volume:
     async def start(self, nursery: trio.Nursery, parts: Collection[str]) -> None:
         await nursery.start(self.hydrator.run)
         await nursery.start(self._run_snapshots)
+        await nursery.start(self.evictor.doomed.run)
         for name in PARTS:
             if name in parts:
                 await nursery.start(getattr(self, name).run)
@@ -490,6 +485,10 @@ class Volume:
         removed = 0
         names = self.tenant_names()
         hot = await trio.to_thread.run_sync(orphans.hot_orphans, self.catalog, self.hot.root, names)
+        try:
+            await result_of(self.writer.flushed())  # a name that is gone only from the page cache could come back
+        except (ReadOnlyError, FatalIOError):
+            return 0
         for key, path in hot:
             await trio.lowlevel.checkpoint()
             with self.catalog.view() as view:
@@ -588,6 +587,7 @@ async def _wind_down(volume: Volume, *, drain: bool) -> None:
 async def _close(volume: Volume) -> None:
     with contextlib.suppress(ReadOnlyError, FatalIOError, OSError):
         await volume.hydrator.settle()
+    await volume.evictor.doomed.settle()
     volume.handles.close_all()
     await trio.to_thread.run_sync(volume.writer.close)
     volume.bare_remote.close()

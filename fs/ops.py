@@ -349,7 +349,7 @@ class Operations(pyfuse3.Operations):
                 return
             await self.unlinks.catch_up()
         work = partial(namespace.unlink, parent=parent_inode, name=name, is_open=self.files.is_open)
-        await self._removed(await self._change(parent_inode, work))
+        self._removed(await self._change(parent_inode, work))
 
     @answered
     async def rmdir(self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> None:
@@ -358,13 +358,13 @@ class Operations(pyfuse3.Operations):
         self._tenant_dir(parent_inode)
         self._bury(await self._change(parent_inode, partial(namespace.rmdir, parent=parent_inode, name=name)))
 
-    async def _removed(self, row: InodeRow | None) -> None:
+    def _removed(self, row: InodeRow | None) -> None:
         if row is None or row.nlink:
             return
         if not self.files.is_open(row.ino):
             self._bury(row)
         if stat.S_ISREG(row.mode):
-            await self.files.removed(row)
+            self.files.removed(row)
 
     @answered
     async def rename(

@@ -203,7 +203,7 @@ class Unlinks:
                 self._touched.clear()
             for row in rows:
                 await trio.lowlevel.checkpoint()
-                await self._files.removed(row)
+                self._files.removed(row)
             self.folded_files += len(group)
         if one.end > LOG_BYTES_MAX and not one.waiting:
             await self._open_log(one)

@@ -284,7 +284,11 @@ class CatalogWriter:
 
     def flush(self) -> None:
         """Everything submitted before is durable when this returns."""
-        self._thread.flush().result()
+        self.flushed().result()
+
+    def flushed(self) -> Future[object]:
+        """Done when everything submitted before is durable."""
+        return self._thread.flush()
 
     @property
     def groups(self) -> int:

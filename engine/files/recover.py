@@ -33,10 +33,12 @@ FS_APPEND_FL: Final = 0x20
 def recover(volume: Volume) -> list[int]:
     """Brings every dirty file to where it can be opened and sealed; their inodes."""
     found: list[int] = []
+    gone: list[Path] = []
     for stream_id, tenant in volume.tenant_names().items():
         with volume.catalog.view() as view:
             dirty = marks.dirty_rows(view, stream_id)
             nameless = set(namespace.orphans(view, stream_id))
+        generations = {ino: row.generation for ino, row in dirty}
         for ino, row in dirty:
             path = _backing(volume, tenant, ino, row)
             set_immutable(path, on=False)
@@ -44,11 +46,13 @@ def recover(volume: Volume) -> list[int]:
                 found.append(ino)
         for ino in nameless:
             # Whoever had it open is gone with the daemon before this one.
-            gone = volume.writer.call(stream_id, partial(namespace.drop_orphan, ino=ino))
-            if gone is not None and gone.generation:
-                with volume.catalog.view() as view:
-                    if ino in dict(dirty):
-                        volume.hot.unlink(volume.hot.path(tenant, ino, dict(dirty)[ino].generation))
+            dropped = volume.writer.call(stream_id, partial(namespace.drop_orphan, ino=ino))
+            if dropped is not None and dropped.generation and ino in generations:
+                gone.append(volume.hot.path(tenant, ino, generations[ino]))
+    if gone:
+        volume.writer.flush()  # that they have no name is durable before their bytes go
+        for path in gone:
+            volume.hot.unlink(path)
     return found
 
 

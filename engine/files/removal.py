@@ -1,7 +1,7 @@
 """Files whose last name is gone: their bytes go with it, or with the last close.
 
 Invariants
-- Nothing is removed that somebody has open, or is about to open.
+- Nothing is removed that somebody has open, or is about to open, or whose name could come back (`local/doomed.py`).
 - What a file was charged is given back once: by its charge while it is dirty, by what its backing file held else.
 
 Owner: the trio thread. A crash leaves files without a name to recovery (`recover.py`).
@@ -10,9 +10,7 @@ Owner: the trio thread. A crash leaves files without a name to recovery (`recove
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Final
-
-import trio
+from typing import TYPE_CHECKING
 
 from aof2.engine import namespace
 from aof2.engine.aio import result_of
@@ -23,12 +21,10 @@ from aof2.engine.files.known import Known
 from aof2.engine.files.parts import Parts
 from aof2.engine.files.seal import Sealer
 from aof2.engine.files.state import OpenFile, stream_of
+from aof2.engine.local.doomed import full_size
 
 if TYPE_CHECKING:
     from aof2.engine.volume import Volume
-
-
-INLINE_BYTES: Final = 128 << 10  # larger ones may wait for the disk: not on the loop
 
 
 class Removal:
@@ -39,57 +35,51 @@ class Removal:
         self._known = known
         self._parts = parts
         self._sealer = sealer
+        self._doomed = volume.evictor.doomed
 
-    async def removed(self, row: InodeRow) -> None:
+    def removed(self, row: InodeRow) -> None:
         """The last name of a regular file is gone; its bytes go with it, or with the last close."""
         file = self._known.get(row.ino)
         if file is not None and file.handles:
             file.unlinked = True
             return
-        if file is not None:
-            self._discard(file)
+        charged = self._discard(file) if file is not None else None
         stream_id = stream_of(row.ino)
         key = (stream_id, row.ino, row.generation)
+        tenant = self._volume.tenant_names()[stream_id]
         with self._volume.catalog.view() as view:
             obj = view.get(stream_id, t.OBJECTS, (row.ino, row.generation))
         if obj is None:
             self._volume.handles.forget(key)
-            tenant = self._volume.tenant_names()[stream_id]
+            measure = data_bytes if key in self._parts.sealed else full_size
+            self._parts.sealed.discard(key)
             path = self._volume.hot.path(tenant, row.ino, row.generation)
-            if file is None or not file.dirty:
-                held = await trio.to_thread.run_sync(data_bytes, path) if key in self._parts.sealed else None
-                if row.size <= INLINE_BYTES:
-                    freed = self._volume.remove_backing(key)
-                else:
-                    freed = await trio.to_thread.run_sync(self._volume.remove_backing, key)
-                self._parts.sealed.discard(key)
-                self._volume.evictor.give_back(tenant, freed if held is None else held)
-            else:
-                self._volume.hot.unlink(path)
+            self._doomed.add(path, tenant, measure if charged is None else charged)
+        elif charged is not None:
+            self._volume.evictor.give_back(tenant, charged)
 
-    def _discard(self, file: OpenFile) -> None:
-        """A file that nobody has open is forgotten, and what it was charged given back."""
+    def _discard(self, file: OpenFile) -> int | None:
+        """A file that nobody has open is forgotten; what it was charged, if it is dirty."""
         file.seal_attempt += 1
         self._sealer.wait(file)
         file.close_fd()
         if file.dirty:
-            self._volume.evictor.give_back(file.tenant, file.charged_bytes)
             if file.base is not None:
                 file.base.close_file()
         elif file.base is not None:
             self._volume.hydrator.close(file.base)
         file.base = None
         self._known.forget(file)
+        return file.charged_bytes if file.dirty else None
 
     async def drop_orphan(self, file: OpenFile) -> None:
         """The last close of a file without a name."""
-        path, was_dirty = file.path, file.dirty
         row = await self._drop_inode(file.ino)
-        self._discard(file)
-        if was_dirty:
-            self._volume.hot.unlink(path)
+        charged = self._discard(file)
+        if charged is not None:
+            self._doomed.add(file.path, file.tenant, charged)
         elif row is not None:
-            await self.removed(row)
+            self.removed(row)
 
     async def _drop_inode(self, ino: int) -> InodeRow | None:
         work = partial(namespace.drop_orphan, ino=ino)
@@ -115,7 +105,7 @@ class Removal:
                 return
             row = await self._drop_inode(ino)
             if row is not None:
-                await self.removed(row)
+                self.removed(row)
 
     def linked(self, ino: int) -> None:
         """A file without a name got one again (O_TMPFILE, then link)."""

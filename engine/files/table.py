@@ -412,9 +412,9 @@ class Files:
 
     # -- removal and sealing -----------------------------------------------------------------------------------
 
-    async def removed(self, row: InodeRow) -> None:
+    def removed(self, row: InodeRow) -> None:
         """The last name of a regular file is gone; its bytes go with it, or with the last close."""
-        await self._removal.removed(row)
+        self._removal.removed(row)
 
     def nameless(self, ino: int) -> None:
         """Another file took its last name. Whoever looked that up a moment ago may still open this one."""

@@ -32,6 +32,7 @@ from aof2.engine.catalog.rows import ChunkRow, ObjectState
 from aof2.engine.catalog.store import Catalog
 from aof2.engine.catalog.writer import CatalogWriter
 from aof2.engine.errors import CorruptError
+from aof2.engine.local.doomed import DoomedFiles
 from aof2.engine.local.handles import HandleTable, Key
 from aof2.engine.local.hot import HotCache
 from aof2.engine.local.warm import WORTH_RATIO, WarmStore
@@ -85,6 +86,7 @@ class Evictor:
         self.hot = hot
         self.handles = handles
         self.quota = quota
+        self.doomed = DoomedFiles(writer, hot, self.give_back)
         self.evicted_bytes = 0
         self.evictions = 0
         self._tenants = tenants
@@ -106,6 +108,7 @@ class Evictor:
             return reservation
         if size_bytes > self._limit_bytes:
             return None
+        await self.doomed.settle()
         short = self.quota.shortage(tenant, size_bytes)
         if short.tenants_bytes:
             await self.make_room(size_bytes, tenant)
@@ -123,6 +126,7 @@ class Evictor:
     async def make_room(self, size_bytes: int, tenant: str | None = None, *, demote: bool = True) -> int:
         """Evicts until so much would fit below the low-water mark; how much was freed. `tenant`: of this one's alone,
         for its own limit. Without `demote` nothing is kept warm: that takes time."""
+        await self.doomed.settle()
         async with self.lock:
             wanted = self._wanted(size_bytes, tenant)
             freed = 0

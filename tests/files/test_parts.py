@@ -284,9 +284,10 @@ def test_unlink_releases_the_parts(tmp_path: Path, when: str) -> None:
         if when == "sealed":
             await files.seal_closed()
         work = partial(namespace.unlink, parent=top(files.volume), name=b"a", is_open=files.is_open)
-        await files.removed(await result_of(files.volume.writer.submit(stream_of(ino), work)))
+        files.removed(await result_of(files.volume.writer.submit(stream_of(ino), work)))
         if when not in ("closed", "sealed"):
             await files.release(fh)
+        await files.volume.evictor.doomed.settle()
         assert on_disk(files.volume) == 0
         assert files.volume.quota.usage.used_bytes == 0
         with files.volume.catalog.view() as view:

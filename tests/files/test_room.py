@@ -408,9 +408,10 @@ def test_a_stopped_file_is_let_go(tmp_path: Path, end: str) -> None:
         file.unlinked = end == "unlink"
         if end == "unlink":
             work = partial(namespace.unlink, parent=top(files.volume), name=b"a", is_open=files.is_open)
-            await files.removed(await result_of(files.volume.writer.submit(stream_of(ino), work)))
+            files.removed(await result_of(files.volume.writer.submit(stream_of(ino), work)))
         await files.release(fh)
         if end == "unlink":
+            await files.volume.evictor.doomed.settle()
             assert not file.path.exists()
         else:
             await publish(files)

@@ -198,12 +198,13 @@ def test_unlinked_while_open(tmp_path: Path) -> None:
         row, fh = await files.create(top(files.volume), b"a", os.O_RDWR, mode=0o644, uid=0, gid=0)
         work = partial(namespace.unlink, parent=top(files.volume), name=b"a", is_open=files.is_open)
         gone = await result_of(files.volume.writer.submit(stream_of(row.ino), work))
-        await files.removed(gone)
+        files.removed(gone)
         scribble(files, row.ino, b"still there")
         file = files.file(row.ino)
         assert file is not None
         path = file.path
         await files.release(fh)
+        await files.volume.evictor.doomed.settle()
         assert not path.exists() and files.file(row.ino) is None
         assert files.volume.quota.usage.used_bytes == 0
 

@@ -68,6 +68,7 @@ def test_what_is_unlinked_is_gone_with_its_bytes_after_the_fold(tmp_path: Path) 
         await unlinks.catch_up()
         assert not unlinks.behind() and names(files) == [b"c"]
         assert _row(files, top(files.volume)) == told  # nobody saw the fold
+        await files.volume.evictor.doomed.settle()
         assert not files.volume.hot.path("default", inos[b"a"], 1).exists()
         assert files.volume.quota.usage.used_bytes == used // 3
 
