@@ -80,6 +80,7 @@ class RemoteStats(msgspec.Struct, frozen=True, kw_only=True):
     interval_s: float
     breaker: BreakerState
     breaker_opened: int
+    probe_in_s: float  # until the next call is let through; 0: now
 
 
 class Resilience:
@@ -183,13 +184,19 @@ class Resilience:
                 self._state = BreakerState.HALF_OPEN
                 return True
             since_s = now - self._opened_at_s
-            wait_s = max(0.0, self._probe_at_s - now)
+            wait_s = self._probe_in_s()
             raise RemoteUnavailableError(
                 f"{what}: {self._name} has been unavailable for {since_s:.1f} s ({self._last_error}); "
                 f"asked again in {wait_s:.1f} s",
                 retryable=False,
                 again_in_s=wait_s,
             )
+
+    def _probe_in_s(self) -> float:
+        """Under the lock."""
+        if self._state is BreakerState.CLOSED:
+            return 0.0
+        return max(0.0, self._probe_at_s - self._env.monotonic_s())
 
     def _end_probe(self) -> None:
         """A probe that neither succeeded nor failed (its caller was stopped) leaves the question open."""
@@ -285,6 +292,7 @@ class Resilience:
                 interval_s=self._interval_s,
                 breaker=self._state,
                 breaker_opened=self.breaker_opened,
+                probe_in_s=self._probe_in_s(),
             )
 
     def close(self) -> None:

@@ -1,7 +1,8 @@
 """Making data durable for somebody who waits: seal what is closed, upload it, say how far it is.
 
-A remote that is away is noticed and said: nobody waits longer than `remote.timeout` without a byte moving. What was not
-uploaded stays queued, and goes on by itself.
+A remote that is away is noticed and said: when no byte moved for `remote.timeout`, and it was asked once more after
+that, in vain. While somebody waits, jobs do not wait out their backoffs: the remote is asked as soon as its breaker
+lets a call through. What was not uploaded stays queued, and goes on by itself.
 
 Owner: the trio thread. A crash leaves what the jobs leave: they go on at the next start.
 """
@@ -16,15 +17,17 @@ import msgspec
 import trio
 
 from aof2.engine.catalog import tables as t
-from aof2.engine.catalog.rows import JobState, JobType, ObjectState
+from aof2.engine.catalog.rows import JobRow, JobState, JobType, ObjectState
 from aof2.engine.jobs import checkpoint as plans
 from aof2.engine.local.handles import Key
+from aof2.engine.remote.resilience import COOL_DOWN_S_MAX, BreakerState
 from aof2.engine.volume import Volume
 from aof2.fs.control.protocol import ControlError, Progress
 
 LOOK_EVERY_S: Final = 0.25
 LOOK_AT_MOST_S: Final = 0.05  # between two looks, however often something changes
 LOOK_AT_FILES: Final = 1000
+ASK_EVERY_S: Final = 1.0
 Tell = Callable[[Progress], Awaitable[None]]
 
 
@@ -62,14 +65,16 @@ async def uploaded(volume: Volume, wanted: dict[Key, int], tell: Tell, *, hint: 
     total, files = sum(wanted.values()), len(wanted)
     left = deque(wanted.items())
     done = 0
-    watch = _Watch(volume)
+    watch = _Watch(volume, {key[0] for key in wanted})
     while True:
         change = volume.jobs.runner.changes.next()
         done += _drop_settled(volume, left)
         if not left:
             await tell(Progress("upload", total, total))
             return Uploaded(files, total)
-        _raise_failed(volume, left)
+        rows = _uploads(volume)
+        _raise_failed(rows, left)
+        await watch.ask(rows)
         await tell(Progress("upload", min(total, done + watch.sent_since(done, len(left))), total))
         watch.check(hint)
         await trio.sleep(LOOK_AT_MOST_S)
@@ -91,41 +96,81 @@ def _drop_settled(volume: Volume, left: deque[tuple[Key, int]]) -> int:
     return bytes_done
 
 
-def _raise_failed(volume: Volume, left: Collection[tuple[Key, int]]) -> None:
-    for tenant_id in volume.tenant_names():
-        for row in volume.jobs.runner.jobs(tenant_id):
-            if row.type == JobType.CREATE_CHECKPOINT and row.state == JobState.FAILED:
-                planned = set(plans.plan_of(row).objects)
-                if any((key[1], key[2]) in planned for key, _ in left if key[0] == tenant_id):
-                    raise ControlError(f"the upload failed: {row.reason}; what is not uploaded stays here")
+def _uploads(volume: Volume) -> list[JobRow]:
+    rows = [row for tenant_id in volume.tenant_names() for row in volume.jobs.runner.jobs(tenant_id)]
+    return [row for row in rows if row.type == JobType.CREATE_CHECKPOINT]
+
+
+def _raise_failed(rows: Collection[JobRow], left: Collection[tuple[Key, int]]) -> None:
+    for row in rows:
+        if row.state == JobState.FAILED:
+            planned = set(plans.plan_of(row).objects)
+            if any((key[1], key[2]) in planned for key, _ in left if key[0] == row.tenant_id):
+                raise ControlError(f"the upload failed: {row.reason}; what is not uploaded stays here")
 
 
 class _Watch:
     """Whether anything moves towards the remote."""
 
-    def __init__(self, volume: Volume) -> None:
+    def __init__(self, volume: Volume, tenant_ids: Collection[int]) -> None:
         self._volume = volume
+        self._tenant_ids = tenant_ids
         self._patience_s = volume.settings.remote.timeout_s
         self._sent = self._at_done = volume.remote.stats().bytes_sent
         self._done = 0
         self._left = 0
         self._moved_s = trio.current_time()
+        self._was_open = False
+        self._asked_s = float("-inf")
+        self._backing_off = False
+        self._late_s: float | None = None  # since when patience is over
+        self._late_unavailable = 0
 
     def sent_since(self, done: int, left: int) -> int:
         """Bytes sent for what is not done yet: a guess, for a bar that moves within a large file."""
         sent = self._volume.remote.stats().bytes_sent
         if left != self._left:  # files without a byte count, too
-            self._left, self._moved_s = left, trio.current_time()
+            self._left = left
+            self._moved()
         if done != self._done:
             self._done, self._at_done = done, sent
-            self._moved_s = trio.current_time()
+            self._moved()
         if sent != self._sent:
             self._sent = sent
-            self._moved_s = trio.current_time()
+            if not self._backing_off:  # else it is the log's, which says that too
+                self._moved()
         return sent - self._at_done
 
+    def _moved(self) -> None:
+        self._moved_s, self._late_s = trio.current_time(), None
+
+    async def ask(self, rows: Collection[JobRow]) -> None:
+        """Jobs that wait out a backoff try now, if the breaker lets them."""
+        stats, now_s = self._volume.remote.stats(), trio.current_time()
+        is_open = stats.breaker is not BreakerState.CLOSED
+        if self._was_open and not is_open:
+            self._moved()  # somebody got through
+        self._was_open = is_open
+        self._backing_off = any(row.state == JobState.QUEUED and row.not_before_ms for row in rows)
+        may_ask = not is_open or (stats.breaker is BreakerState.OPEN and not stats.probe_in_s)
+        if self._backing_off and may_ask and now_s - self._asked_s >= ASK_EVERY_S:
+            await plan(self._volume, self._tenant_ids)
+            self._asked_s, self._backing_off = now_s, False
+
     def check(self, hint: str) -> None:
-        if trio.current_time() - self._moved_s < self._patience_s:
+        now_s = trio.current_time()
+        if now_s - self._moved_s < self._patience_s:
+            return
+        if self._late_s is None:
+            self._late_s, self._late_unavailable = now_s, self._volume.remote.stats().unavailable
+        if not self._in_vain(now_s, self._late_s):
             return
         away = f"the remote {self._volume.settings.remote.url} does not answer"
         raise RemoteAwayError(f"{away}: nothing moved for {self._patience_s:g} s; uploads go on when it is back{hint}")
+
+    def _in_vain(self, now_s: float, late_s: float) -> bool:
+        """Whether the remote was asked since patience is over. Who is to ask may be held up himself, not for ever."""
+        if self._was_open:
+            asked = self._volume.remote.stats().unavailable != self._late_unavailable
+            return asked or now_s - late_s >= self._patience_s + COOL_DOWN_S_MAX
+        return (self._backing_off and self._asked_s >= late_s) or now_s - late_s >= self._patience_s

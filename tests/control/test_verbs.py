@@ -8,6 +8,7 @@ import random
 import shutil
 from collections import deque
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -19,6 +20,7 @@ from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.rows import ObjectState
 from aof2.engine.local.handles import Key
 from aof2.engine.remote.errors import RemoteUnavailableError
+from aof2.engine.remote.resilience import BreakerState
 from aof2.engine.settings import Settings
 from aof2.engine.volume import Volume
 from aof2.fs.control import durable
@@ -318,10 +320,39 @@ def test_a_remote_that_is_away_is_said(tmp_path: Path, monkeypatch: pytest.Monke
             assert trio.current_time() - started_s < 20
             assert await mounted.call("flush", wait=False) == {"files": 1, "bytes": 5000}
         with trio.fail_after(30):
-            while True:  # its next attempt may be later than the second that is waited for it
-                with contextlib.suppress(ControlError):
-                    await mounted.call("wait", paths=["default/a"])
-                    return
+            assert await mounted.call("wait", paths=["default/a"]) == {"files": 1, "bytes": 5000}
+
+    run_mounted(settings, body)
+
+
+@pytest.mark.expects_warnings
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_wait_asks_again_when_the_breaker_lets_it(tmp_path: Path, comes_back: bool) -> None:
+    """The remote is back, but is not asked before its cool-down is over, which is later than patience lasts."""
+    settings = small_settings(tmp_path, timeout_s=0.5, retries=0)
+    remote, away = tmp_path / "remote", tmp_path / "away"
+
+    async def body(mounted: FakeMounted) -> None:
+        volume = mounted.volume
+        await volume.put("default", b"before", b"x")
+        await volume.checkpoint("default")
+        weather: Any = volume.bare_remote._weather  # type: ignore[attr-defined]
+        remote.rename(away)
+        await mounted.files.write("default", b"a", data("a", 5000))
+        while weather.breaker is not BreakerState.OPEN:
+            with contextlib.suppress(ControlError):
+                await mounted.call("wait", paths=["default/a"])
+        weather._cool_down_s, weather._probe_at_s = 8.0, volume.env.monotonic_s() + 3.0
+        if comes_back:
+            away.rename(remote)
+            with trio.fail_after(20):
+                assert await mounted.call("wait", paths=["default/a"]) == {"files": 1, "bytes": 5000}
+            return
+        before = volume.remote.stats().unavailable
+        with trio.fail_after(20), pytest.raises(ControlError, match="does not answer"):
+            await mounted.call("wait", paths=["default/a"])
+        assert volume.remote.stats().unavailable > before  # it was asked
+        away.rename(remote)
 
     run_mounted(settings, body)
 

@@ -95,7 +95,7 @@ def comes_back(call: Callable[[], object]) -> None:
 
 def everything_is_there(w: World, files: dict[str, bytes]) -> None:
     """In the remote, and after a restart; and verify finds nothing."""
-    wait_for(lambda: w.run("wait", w.files).code == 0, "the remote to be noticed again, and everything to be there")
+    w.ok("wait", w.files)
     w.ok("evict", w.files)
     comes_back((w.files / min(files)).read_bytes)
     compare(w, files)
