@@ -24,6 +24,7 @@ from aof2.engine.objects import ObjectGoneError, mask_bytes
 from aof2.fs.cli.errors import explain_os_error
 from aof2.fs.cli.output import human_size
 from aof2.fs.control import durable, walk
+from aof2.fs.control.closing import Closing
 from aof2.fs.control.durable import Tell
 from aof2.fs.control.mounted import Mounted
 from aof2.fs.control.protocol import ControlError, Progress
@@ -181,15 +182,17 @@ async def evict(mounted: Mounted, paths: Sequence[str], tell: Tell) -> Moved:
     """Drops every local copy, durable first. What is open, pinned or still written to is skipped and named."""
     places = walk.find(mounted, paths)
     moved = Moved()
-    await _make_durable(mounted, places, tell)
+    closing = Closing(mounted)
+    await _make_durable(mounted, places, closing, tell)
     for page in walk.files(mounted, places):
+        await closing.closed([place.inode.ino for place in page])
         await trio.lowlevel.checkpoint()
-        await _evict_page(mounted, page, moved)
+        await _evict_page(mounted, page, closing, moved)
         await tell(Progress("evict", moved.files, moved.files, "files"))
     return moved
 
 
-async def _make_durable(mounted: Mounted, places: Sequence[Place], tell: Tell) -> None:
+async def _make_durable(mounted: Mounted, places: Sequence[Place], closing: Closing, tell: Tell) -> None:
     wanted: dict[Key, int] = {}
     inos: list[int] = []
     for page in walk.files(mounted, places):
@@ -198,6 +201,7 @@ async def _make_durable(mounted: Mounted, places: Sequence[Place], tell: Tell) -
             inos += [p.inode.ino for p in page if not walk.is_durable(walk.newest(view, p))]
     if not inos:
         return
+    await closing.closed(inos)
     await mounted.files.seal_closed(inos)
     chosen = set(inos)
     tenants = {place.tenant_id for place in places}
@@ -206,7 +210,7 @@ async def _make_durable(mounted: Mounted, places: Sequence[Place], tell: Tell) -
     await durable.uploaded(mounted.volume, wanted, tell)
 
 
-async def _evict_page(mounted: Mounted, page: Sequence[Place], moved: Moved) -> None:
+async def _evict_page(mounted: Mounted, page: Sequence[Place], closing: Closing, moved: Moved) -> None:
     volume = mounted.volume
     by_key: dict[Key, Place] = {}
     with volume.catalog.view() as view:
@@ -221,6 +225,9 @@ async def _evict_page(mounted: Mounted, page: Sequence[Place], moved: Moved) -> 
                 by_key[key] = place
     freed, refused = await volume.evict(list(by_key))
     moved.bytes += freed
+    while refused and await closing.again():
+        freed, refused = await volume.evict(refused)
+        moved.bytes += freed
     for place in {by_key[key].inode.ino: by_key[key] for key in refused}.values():
         moved.files -= 1
         moved.skip(walk.shown(mounted, place), "in use")

@@ -21,12 +21,10 @@ from aof2.engine.local.handles import Key
 from aof2.engine.objects import ObjectGoneError
 from aof2.engine.units import format_time
 from aof2.fs.control import durable, move, views, walk
+from aof2.fs.control.closing import Closing
 from aof2.fs.control.durable import Tell, Uploaded
 from aof2.fs.control.mounted import Mounted
 from aof2.fs.control.protocol import ControlError
-
-CLOSING_MAX_S: Final = 2.0
-CLOSING_EVERY_S: Final = 0.02
 
 
 class Args(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -144,7 +142,7 @@ async def wait(mounted: Mounted, args: Paths, tell: Tell) -> Uploaded:
             inos |= {p.inode.ino for p in page if not walk.is_durable(walk.newest(view, p))}
     if not inos:
         return Uploaded(0, 0)
-    await _until_closed(mounted, inos)
+    await Closing(mounted).closed(inos)
     await mounted.files.seal_closed(inos)
     tenants = {place.tenant_id for place in places}
     wanted: dict[Key, int] = {k: n for k, n in durable.pending(mounted.volume, tenants).items() if k[1] in inos}
@@ -152,15 +150,6 @@ async def wait(mounted: Mounted, args: Paths, tell: Tell) -> Uploaded:
     done = await durable.uploaded(mounted.volume, wanted, tell)
     await _raise_open(mounted, places)
     return done
-
-
-async def _until_closed(mounted: Mounted, inos: set[int]) -> None:
-    """What an application has closed is closed here a moment later: its close(2) does not wait for that. What is still
-    open then is open."""
-    with trio.move_on_after(CLOSING_MAX_S):
-        while any(mounted.files.is_open(ino) for ino in inos):
-            await trio.sleep(CLOSING_EVERY_S)
-            await mounted.caught_up()  # a file that the channel created is closed by a record, too
 
 
 async def _raise_open(mounted: Mounted, places: list[Place]) -> None:

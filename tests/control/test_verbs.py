@@ -133,6 +133,31 @@ def test_evict_uploads_first_then_drops_everything_local(tmp_path: Path) -> None
     run_mounted(small_settings(tmp_path), body)
 
 
+@pytest.mark.parametrize("held", ["open here", "by the channel"])
+def test_evict_takes_a_close_that_is_on_its_way(tmp_path: Path, held: str) -> None:
+    """close(2) does not wait for RELEASE, nor that for the channel to let go of the backing file."""
+
+    async def body(mounted: FakeMounted) -> None:
+        key = await mounted.files.write("default", b"a", data("a", 5000))
+        await mounted.call("wait", paths=["default/a"])
+        fd = os.open(mounted.volume.backing_path(key), os.O_RDONLY)
+        mounted.files.opened |= {key[1]} if held == "open here" else set()
+
+        async def release_soon() -> None:
+            await trio.sleep(0.2)
+            mounted.files.opened.clear()
+            await trio.sleep(0.1)
+            os.close(fd)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(release_soon)
+            moved = await mounted.call("evict", paths=["default/a"])
+        assert (moved["files"], moved["skipped"]) == (1, []) and moved["bytes"]
+        assert not mounted.volume.backing_path(key).exists()
+
+    run_mounted(small_settings(tmp_path), body)
+
+
 def test_evict_names_what_is_open_or_pinned(tmp_path: Path) -> None:
     async def body(mounted: FakeMounted) -> None:
         for name in (b"open", b"pinned", b"free", b"writing"):
