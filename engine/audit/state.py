@@ -19,7 +19,7 @@ Invariants
 - `problems` are facts about the log's content, found under an intact chain; they never change the state.
 - Refs are kept sorted between anchors: a root costs one pass and a merge, not a full sort, when little has changed.
 
-Owner: one thread. Lives in memory only: replay rebuilds it.
+Owner: one thread. Lives in memory only (in a scratch file for those who keep it: `ondisk.py`): replay rebuilds it.
 """
 
 from __future__ import annotations
@@ -102,33 +102,32 @@ class VisibleState:
         match payload:
             case ArtifactPublish(ref):
                 key = encode_ref(ref)
-                self._published.add(key)
+                self._publish(key, on=True)
                 self._settle(key)
             case ArtifactUnpublish(ref):
                 key = encode_ref(ref)
-                self._published.discard(key)
+                self._publish(key, on=False)
                 self._settle(key)
             case Tombstone(ref):
                 key = encode_ref(ref)
-                self._tombstones.setdefault(key, []).append(logseq)
+                self._stand(key, [*self._standing(key), logseq])
                 self._settle(key)
             case TombstoneLift(ref, lifted):
                 self._lift(logseq, encode_ref(ref), lifted)
             case SegmentSeal(segment_id, digest):
-                if self.seals.setdefault(segment_id, digest) != digest:
-                    what = f"segment {segment_id} sealed as {digest.hex()}, before as {self.seals[segment_id].hex()}"
+                first = self._seal(segment_id, digest)
+                if first != digest:
+                    what = f"segment {segment_id} sealed as {digest.hex()}, before as {first.hex()}"
                     self.problems.append(ResealConflict(logseq, what))
             case SnapshotAnchor():
                 self._anchor(logseq, payload)
 
     def _lift(self, logseq: int, key: bytes, lifted: int) -> None:
-        standing = self._tombstones.get(key, [])
+        standing = self._standing(key)
         if lifted not in standing:
             self.problems.append(BadLift(logseq, f"no tombstone of that artifact stands at logseq {lifted}"))
             return
-        standing.remove(lifted)
-        if not standing:
-            del self._tombstones[key]
+        self._stand(key, [logseq for logseq in standing if logseq != lifted])
         self._settle(key)
 
     def _anchor(self, logseq: int, anchor: SnapshotAnchor) -> None:
@@ -146,26 +145,15 @@ class VisibleState:
 
     def _settle(self, key: bytes) -> None:
         """Recomputes the visibility of one artifact."""
-        visible = key in self._published and key not in self._tombstones
-        if visible == (key in self._visible):
-            return
-        self._root = None
-        if visible:
-            self._visible.add(key)
-            self._fresh.add(key)
-        else:
-            self._visible.discard(key)
-            self._fresh.discard(key)
+        visible = self._is_published(key) and not self._standing(key)
+        if visible != self._is_visible(key):
+            self._root = None
+            self._show(key, on=visible)
 
     def root_hash(self) -> bytes:
         if self._root is None:
-            # What was sorted at the last root stays sorted; timsort merges the new run into it.
-            self._sorted = [k for k in self._sorted if k in self._visible and k not in self._fresh]
-            self._sorted.extend(sorted(self._fresh))
-            self._sorted.sort()
-            self._fresh.clear()
-            digest = hashlib.sha256(struct.pack("<Q", len(self._sorted)))
-            keys = iter(self._sorted)
+            digest = hashlib.sha256(struct.pack("<Q", len(self)))
+            keys = self._in_order()
             while step := b"".join(islice(keys, _HASH_STEP)):
                 digest.update(step)
             self._root = digest.digest()
@@ -176,14 +164,17 @@ class VisibleState:
         return SnapshotAnchor(snapshot_id, self.root_hash())
 
     def is_visible(self, ref: ArtifactRef) -> bool:
-        return encode_ref(ref) in self._visible
+        return self._is_visible(encode_ref(ref))
 
     def is_published(self, ref: ArtifactRef) -> bool:
-        return encode_ref(ref) in self._published
+        return self._is_published(encode_ref(ref))
+
+    def is_sealed(self, segment_id: int) -> bool:
+        return segment_id in self.seals
 
     def tombstones(self, ref: ArtifactRef) -> tuple[int, ...]:
         """The logseqs of the tombstones that stand on `ref`, oldest first."""
-        return tuple(self._tombstones.get(encode_ref(ref), ()))
+        return tuple(self._standing(encode_ref(ref)))
 
     def __len__(self) -> int:
         """How many artifacts are visible."""
@@ -191,6 +182,54 @@ class VisibleState:
 
     def __iter__(self) -> Iterator[ArtifactRef]:
         """The visible artifacts, in root order."""
-        self.root_hash()
-        for key in tuple(self._sorted):
-            yield ArtifactRef(int.from_bytes(key[:4], "little"), key[8:])
+        for key in tuple(self._in_order()):
+            yield decode_key(key)
+
+    def published(self) -> Iterator[bytes]:
+        """Every published ref, tombstones or not, encoded, in root order."""
+        yield from sorted(self._published)
+
+    # -- where it is kept: `ondisk.py` has other places --------------------------------------------------------
+
+    def _publish(self, key: bytes, *, on: bool) -> None:
+        (self._published.add if on else self._published.discard)(key)
+
+    def _is_published(self, key: bytes) -> bool:
+        return key in self._published
+
+    def _stand(self, key: bytes, standing: list[int]) -> None:
+        if standing:
+            self._tombstones[key] = standing
+        else:
+            self._tombstones.pop(key, None)
+
+    def _standing(self, key: bytes) -> list[int]:
+        return self._tombstones.get(key, [])
+
+    def _seal(self, segment_id: int, digest: bytes) -> bytes:
+        """The hash that it was sealed with first."""
+        return self.seals.setdefault(segment_id, digest)
+
+    def _show(self, key: bytes, *, on: bool) -> None:
+        if on:
+            self._visible.add(key)
+            self._fresh.add(key)
+        else:
+            self._visible.discard(key)
+            self._fresh.discard(key)
+
+    def _is_visible(self, key: bytes) -> bool:
+        return key in self._visible
+
+    def _in_order(self) -> Iterator[bytes]:
+        # What was sorted at the last root stays sorted; timsort merges the new run into it.
+        self._sorted = [k for k in self._sorted if k in self._visible and k not in self._fresh]
+        self._sorted.extend(sorted(self._fresh))
+        self._sorted.sort()
+        self._fresh.clear()
+        return iter(self._sorted)
+
+
+def decode_key(key: bytes) -> ArtifactRef:
+    """The ref of an encoded one."""
+    return ArtifactRef(int.from_bytes(key[:4], "little"), key[8:])

@@ -30,7 +30,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -45,10 +45,10 @@ from aof2.engine.audit.format import (
     TombstoneLift,
     artifact_ref,
 )
+from aof2.engine.audit.ondisk import DiskState
 from aof2.engine.audit.ranges import cut_points
 from aof2.engine.audit.reader import LogRecord, Position
 from aof2.engine.audit.source import Source
-from aof2.engine.audit.state import VisibleState
 from aof2.engine.audit.writer import AuditWriter
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.batch import EVENT_SCHEMA_ID, Batch, Mutation, decode_event
@@ -84,33 +84,35 @@ class _DisagreeError(Exception):
 class Derivation:
     """Changes of rows into audit records, checked against records that are there already, the rest gathered."""
 
-    def __init__(self, tenant: str, state: VisibleState, existing: deque[LogRecord], next_logseq: int) -> None:
+    def __init__(self, tenant: str, state: DiskState, known_logseq: int) -> None:
         self.state = state
         self.fresh: list[Payload] = []
-        self.refs: dict[ObjectKey, ArtifactRef] = {}
-        self.published: set[ArtifactRef] = set()
         self.sweep_due = False
+        self.next_logseq = 0
         self._tenant = tenant
-        self._existing = existing
-        self._next_logseq = next_logseq
+        self._known_logseq = known_logseq
+        self._existing: deque[LogRecord] = deque()
 
-    def note(self, record: LogRecord) -> None:
-        """A record of the audit log that is accounted for."""
-        self.state.apply(record)
-        self._note_published(record.payload)
+    def replayed(self, record: LogRecord) -> None:
+        """A record that is in the audit log: accounted for, or to be compared."""
+        if record.logseq <= self._known_logseq:
+            self.state.apply(record)
+        else:
+            self._existing.append(record)
 
     def ref_of(self, row: ObjectRow) -> ArtifactRef:
         return artifact_ref(self._tenant, row.ino, row.generation, row.sha256)
 
     def chunk(self, row: ChunkRow) -> None:
-        if len(row.sha256) == 32 and row.chunk_id not in self.state.seals:
+        if len(row.sha256) == 32 and not self.state.is_sealed(row.chunk_id):
             self._emit(SegmentSeal(row.chunk_id, row.sha256))
 
     def object(self, row: ObjectRow) -> None:
         published = row.state == ObjectState.PUBLISHED
         if not published and not (row.state == ObjectState.TOMBSTONED and row.published_ms):
             return
-        ref = self.refs[row.ino, row.generation] = self.ref_of(row)
+        ref = self.ref_of(row)
+        self.state.remember((row.ino, row.generation), ref)
         if not self.state.is_published(ref):
             self._emit(ArtifactPublish(ref))
         standing = self.state.tombstones(ref)
@@ -121,7 +123,7 @@ class Derivation:
             self._emit(Tombstone(ref))
 
     def gone(self, key: ObjectKey) -> None:
-        ref = self.refs.pop(key, None)
+        ref = self.state.take(key)
         if ref is not None:
             if self.state.is_published(ref):
                 self._emit(ArtifactUnpublish(ref))
@@ -136,45 +138,38 @@ class Derivation:
 
     def sweep(self, live: Iterable[ArtifactRef]) -> None:
         """Whatever is published and has no row any more was purged."""
-        for ref in sorted(self.published.difference(live), key=lambda r: r.digest):
+        for ref in self.state.without(live):
             self._emit(ArtifactUnpublish(ref))
         self.sweep_due = False
 
     def accept_rest(self) -> None:
         """Takes what the audit log holds as it is."""
         while self._existing:
-            self.note(self._existing.popleft())
+            self.state.apply(self._existing.popleft())
 
     def _emit(self, payload: Payload) -> None:
         self._pass_anchors()
         if self._existing:
             if self._existing[0].payload != payload:
                 raise _DisagreeError(f"logseq {self._existing[0].logseq}: {self._existing[0].payload}, not {payload}")
-            self.note(self._existing.popleft())
+            self.state.apply(self._existing.popleft())
             return
-        self.state.apply_payload(self._next_logseq, payload)
-        self._note_published(payload)
-        self._next_logseq += 1
+        self.state.apply_payload(self.next_logseq, payload)
+        self.next_logseq += 1
         self.fresh.append(payload)
 
     def _pass_anchors(self) -> None:
         while self._existing and isinstance(self._existing[0].payload, SnapshotAnchor):
-            self.note(self._existing.popleft())
+            self.state.apply(self._existing.popleft())
 
     def anchor(self, snapshot_id: int) -> None:
         self._emit_anchor(self.state.anchor(snapshot_id))
 
     def _emit_anchor(self, payload: SnapshotAnchor) -> None:
         self.accept_rest()
-        self.state.apply_payload(self._next_logseq, payload)
-        self._next_logseq += 1
+        self.state.apply_payload(self.next_logseq, payload)
+        self.next_logseq += 1
         self.fresh.append(payload)
-
-    def _note_published(self, payload: Payload) -> None:
-        if isinstance(payload, ArtifactPublish):
-            self.published.add(payload.artifact)
-        elif isinstance(payload, ArtifactUnpublish):
-            self.published.discard(payload.artifact)
 
 
 class TenantAudit:
@@ -201,7 +196,9 @@ class TenantAudit:
         self._tenant = tenant
         self._fence = fence
         self._store = store
+        self._scratch = state_dir / "audit_scratch" / str(tenant_id)
         self._log: AuditWriter | None = None
+        self._state: DiskState | None = None
         self._derived: Derivation | None = None
         self._next_chunk = 0
         self._anchor_due = False
@@ -238,7 +235,9 @@ class TenantAudit:
     def close(self) -> None:
         if self._log is not None:
             self._log.close()
-            self._log = self._derived = None
+        if self._state is not None:
+            self._state.close()
+        self._log = self._derived = self._state = None
 
     # -- deriving ----------------------------------------------------------------------------------------------
 
@@ -248,16 +247,11 @@ class TenantAudit:
         with self._catalog.view() as view:
             logseq = view.get(self.tenant_id, t.COUNTERS, AUDIT_LOGSEQ)
             chunk = view.get(self.tenant_id, t.COUNTERS, AUDIT_CHUNK)
-        known, existing = deque[LogRecord](), deque[LogRecord]()
-
-        def on_record(record: LogRecord) -> None:
-            (known if record.logseq <= (logseq or 0) else existing).append(record)
-
         self.env.make_dirs(self.path.parent)
-        self._log = AuditWriter(self.env, self.path, on_record=on_record, acknowledged=logseq or 0)
-        derived = Derivation(self._tenant, VisibleState(), existing, self._log.next_logseq)
-        while known:
-            derived.note(known.popleft())
+        self._state = DiskState(self._scratch)
+        derived = Derivation(self._tenant, self._state, logseq or 0)
+        self._log = AuditWriter(self.env, self.path, on_record=derived.replayed, acknowledged=logseq or 0)
+        derived.next_logseq = self._log.next_logseq
         self._next_chunk = chunk or 0
         self._load_refs(derived)
         oldest = next((c.index for c, _ in chunk_headers(self._directory)), 0)
@@ -271,7 +265,7 @@ class TenantAudit:
         with self._catalog.view() as view:
             for key, row in view.scan(self.tenant_id, t.OBJECTS):
                 if row.published_ms:
-                    derived.refs[key] = derived.ref_of(row)
+                    derived.state.remember(key, derived.ref_of(row))
 
     def _derive_chunks(self, derived: Derivation) -> None:
         for where, header in chunk_headers(self._directory):
@@ -319,9 +313,11 @@ class TenantAudit:
         self._next_chunk = position.chunk_index if position else 0
         self._remember()
 
-    def _live(self, derived: Derivation) -> set[ArtifactRef]:
+    def _live(self, derived: Derivation) -> Iterator[ArtifactRef]:
         with self._catalog.view() as view:
-            return {derived.ref_of(row) for _, row in view.scan(self.tenant_id, t.OBJECTS) if row.published_ms}
+            for _, row in view.scan(self.tenant_id, t.OBJECTS):
+                if row.published_ms:
+                    yield derived.ref_of(row)
 
     def _append(self, derived: Derivation) -> None:
         if self._log is None:
