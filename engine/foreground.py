@@ -22,15 +22,24 @@ class Foreground:
 
     def __init__(self) -> None:
         self._last_s = float("-inf")
+        self._removed_s = float("-inf")
         self.hurry: Callable[[], bool] = lambda: False  # whether the background's work is what somebody waits for
 
     def asked(self) -> None:
         self._last_s = trio.current_time()
 
+    def removed(self) -> None:
+        """A file was removed. What is being removed is what there is too much of: hashing and uploading it helps less
+        than letting it go."""
+        self._removed_s = trio.current_time()
+
+    def _hurries(self) -> bool:
+        return trio.current_time() - self._removed_s > QUIET_S and self.hurry()
+
     async def let_pass(self, longest_s: float) -> None:
         """Returns when nobody asked for a moment; at once in a hurry, and after `longest_s` in any case."""
         until_s = trio.current_time() + longest_s
-        while not self.hurry():
+        while not self._hurries():
             now_s = trio.current_time()
             quiet_at_s = min(self._last_s + QUIET_S, until_s)
             if quiet_at_s <= now_s:

@@ -135,6 +135,7 @@ class Unlinks:
         self._names[parent, name] = ino
         self._inos.add(ino)
         self._touched[parent] = now_ns
+        self._files.volume.foreground.removed()
         self._woken.set()
         return True
 
