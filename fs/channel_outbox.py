@@ -23,6 +23,7 @@ from aof2.fs.channel_wire import ChannelError
 _SO_SNDBUFFORCE: Final = 32
 _SOCKET_ROOM: Final = 32 << 20
 _QUEUE_MAX: Final = 65536
+_FLAGS: Final = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 _BLOCKED_MAX_MS: Final = 1000
 _SEALS: Final = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
@@ -49,9 +50,12 @@ class Outbox:
         self._filled.set()
 
     def _put(self, data: bytes, fd: int | None) -> bool:
-        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))] if fd is not None else []
         try:
-            self.sock.sendmsg([data], rights, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            if fd is None:
+                self.sock.send(data, _FLAGS)
+            else:
+                rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))
+                self.sock.sendmsg([data], [rights], _FLAGS)
         except BlockingIOError:
             return False
         except OSError as e:

@@ -16,7 +16,6 @@ A crash leaves rows that a replay from their recorded positions completes, or fi
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 from collections.abc import Iterator, Mapping
@@ -52,7 +51,7 @@ def current_boot_id() -> str:
 
 
 class View:
-    """A consistent picture of the rows: one read transaction."""
+    """A consistent picture of the rows: one read transaction, which ends with the `with` block it is in."""
 
     __slots__ = ("_dbs", "_txn")
 
@@ -60,8 +59,15 @@ class View:
         self._txn = txn
         self._dbs = dbs
 
+    def __enter__(self) -> View:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._txn.abort()
+
     def get(self, stream_id: int, table: Table[K, R], key: K) -> R | None:
-        data = self.raw(table.database, STREAM.pack(stream_id) + table.key(key))
+        packed = STREAM.pack(stream_id) + table.tag + table.pack_key(key)
+        data = self._txn.get(packed, db=self._dbs[table.database])
         return None if data is None else table.decode(data)
 
     def raw(self, database: str, key: bytes) -> bytes | None:
@@ -129,10 +135,9 @@ class Catalog:
         env.failpoint("catalog.trust.withdrawn")
         return catalog
 
-    @contextlib.contextmanager
-    def view(self) -> Iterator[View]:
-        with self._lmdb.begin(buffers=False) as txn:
-            yield View(txn, self._dbs)
+    def view(self) -> View:
+        """For a `with` block. A class and not a generator: every look-up of a name takes one."""
+        return View(self._lmdb.begin(buffers=False), self._dbs)
 
     def begin_write(self) -> Any:
         return self._lmdb.begin(write=True)

@@ -75,7 +75,7 @@ def _raw(key: bytes) -> bytes:
 class Table(Generic[K, R]):
     """A typed slice of a database."""
 
-    __slots__ = ("_decoder", "database", "name", "number", "pack_key", "tag", "unpack_key")
+    __slots__ = ("database", "decode", "name", "number", "pack_key", "tag", "unpack_key")
 
     def __init__(
         self,
@@ -92,10 +92,7 @@ class Table(Generic[K, R]):
         self.name = name
         self.pack_key = pack_key
         self.unpack_key = unpack_key
-        self._decoder = msgspec.msgpack.Decoder(row)
-
-    def decode(self, data: bytes) -> R:
-        return self._decoder.decode(data)
+        self.decode: Callable[[bytes], R] = msgspec.msgpack.Decoder(row).decode
 
     def key(self, key: K) -> bytes:
         """The key without its stream."""
