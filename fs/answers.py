@@ -65,10 +65,11 @@ def _answered(operation: F, *, knows_unlinks: bool) -> F:
     async def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             self.volume.foreground.asked()
-            if self.births is not None and self.births.behind():
-                await self.births.catch_up()
-            if not knows_unlinks and self.unlinks is not None and self.unlinks.behind():
-                await self.unlinks.catch_up()
+            births, unlinks = self.nodes.births, self.nodes.unlinks
+            if births is not None and births.behind():
+                await births.catch_up()
+            if not knows_unlinks and unlinks is not None and unlinks.behind():
+                await unlinks.catch_up()
             return await operation(self, *args, **kwargs)
         except pyfuse3.FUSEError:
             raise

@@ -1,8 +1,10 @@
-"""Attributes as the kernel wants them, from rows and backing files.
+"""Attributes as the kernel wants them, from rows and backing files: for pyfuse3, or as they go over the wire.
 
 A dirty file's size and times are its backing file's, which the kernel may be writing behind our back; everything
 else is the catalog's. What nobody writes to changes only through us, so the kernel may remember it for long; where a
 mapping outlived its last close, the sealer tells the kernel.
+
+Invariant: both forms are made of the same facts (`_facts`), and say what libfuse would make of the first.
 
 Owner: stateless.
 """
@@ -11,6 +13,7 @@ from __future__ import annotations
 
 import os
 import stat
+import struct
 from typing import Final
 
 import pyfuse3
@@ -18,9 +21,31 @@ import pyfuse3
 from aof2.engine.catalog.rows import InodeRow
 from aof2.fs.options import Options
 
-LONG_S: Final = 3600.0
-DIRTY_S: Final = 1.0
+LONG_S: Final = 3600
+DIRTY_S: Final = 1
 BLOCK_SIZE: Final = 4096
+_NS: Final = 1_000_000_000
+_U32: Final = 0xFFFFFFFF
+
+# fuse_entry_out and fuse_attr_out: who and for how long, then fuse_attr. Times are signed, as the kernel takes them.
+_ATTR: Final = "QQQqqq10I"
+_ENTRY_OUT: Final = struct.Struct("=QQQQII" + _ATTR)
+_ATTR_OUT: Final = struct.Struct("=QII" + _ATTR)
+_DIRENT: Final = struct.Struct("=QQII")
+DIRENT_LEN: Final = _ENTRY_OUT.size + _DIRENT.size  # fuse_direntplus before the name, which is padded to 8 bytes
+
+
+def _facts(row: InodeRow, options: Options, backing: os.stat_result | None) -> tuple[int, ...]:
+    """size, blocks, three times in ns, mode, uid, gid."""
+    mode = row.mode if options.umask is None else row.mode & ~options.umask
+    uid = row.uid if options.uid is None else options.uid
+    gid = row.gid if options.gid is None else options.gid
+    if backing is not None:
+        ctime_ns = max(row.ctime_ns, backing.st_ctime_ns)
+        size, blocks, atime_ns, mtime_ns = backing.st_size, backing.st_blocks, backing.st_atime_ns, backing.st_mtime_ns
+        return size, blocks, atime_ns, mtime_ns, ctime_ns, mode, uid, gid
+    size, blocks = (BLOCK_SIZE, 8) if stat.S_ISDIR(row.mode) else (row.size, -(-row.size // 512))
+    return size, blocks, row.atime_ns, row.mtime_ns, row.ctime_ns, mode, uid, gid
 
 
 def attributes(
@@ -32,27 +57,19 @@ def attributes(
     attr.generation = 0
     attr.entry_timeout = LONG_S
     attr.attr_timeout = DIRTY_S if changing else LONG_S
-    attr.st_mode = row.mode if options.umask is None else row.mode & ~options.umask
     attr.st_nlink = row.nlink
-    attr.st_uid = row.uid if options.uid is None else options.uid
-    attr.st_gid = row.gid if options.gid is None else options.gid
     attr.st_rdev = row.rdev
     attr.st_blksize = BLOCK_SIZE
-    if backing is None:
-        attr.st_size = row.size
-        attr.st_blocks = -(-row.size // 512)
-        attr.st_atime_ns = row.atime_ns
-        attr.st_mtime_ns = row.mtime_ns
-        attr.st_ctime_ns = row.ctime_ns
-    else:
-        attr.st_size = backing.st_size
-        attr.st_blocks = backing.st_blocks
-        attr.st_atime_ns = backing.st_atime_ns
-        attr.st_mtime_ns = backing.st_mtime_ns
-        attr.st_ctime_ns = max(row.ctime_ns, backing.st_ctime_ns)
-    if stat.S_ISDIR(row.mode):
-        attr.st_size = BLOCK_SIZE
-        attr.st_blocks = 8
+    (
+        attr.st_size,
+        attr.st_blocks,
+        attr.st_atime_ns,
+        attr.st_mtime_ns,
+        attr.st_ctime_ns,
+        attr.st_mode,
+        attr.st_uid,
+        attr.st_gid,
+    ) = _facts(row, options, backing)
     return attr
 
 
@@ -62,3 +79,36 @@ def absent() -> pyfuse3.EntryAttributes:
     attr.st_ino = 0
     attr.entry_timeout = LONG_S
     return attr
+
+
+def _packed(row: InodeRow, options: Options, backing: os.stat_result | None) -> tuple[int, ...]:
+    """fuse_attr."""
+    size, blocks, atime_ns, mtime_ns, ctime_ns, mode, uid, gid = _facts(row, options, backing)
+    return (
+        row.ino, size, blocks, atime_ns // _NS, mtime_ns // _NS, ctime_ns // _NS,
+        atime_ns % _NS, mtime_ns % _NS, ctime_ns % _NS, mode, row.nlink, uid, gid, row.rdev & _U32, BLOCK_SIZE, 0,
+    )  # fmt: skip
+
+
+def entry_out(
+    row: InodeRow, options: Options, backing: os.stat_result | None = None, *, changing: bool = False
+) -> bytes:
+    """The answer of a LOOKUP."""
+    valid_s = DIRTY_S if changing else LONG_S
+    return _ENTRY_OUT.pack(row.ino, 0, LONG_S, valid_s, 0, 0, *_packed(row, options, backing))
+
+
+ABSENT_OUT: Final = _ENTRY_OUT.pack(0, 0, LONG_S, *[0] * 19)
+
+
+def attr_out(
+    row: InodeRow, options: Options, backing: os.stat_result | None = None, *, changing: bool = False
+) -> bytes:
+    """The answer of a GETATTR."""
+    return _ATTR_OUT.pack(DIRTY_S if changing else LONG_S, 0, 0, *_packed(row, options, backing))
+
+
+def direntplus(entry: bytes, ino: int, mode: int, name: bytes, position: int) -> bytes:
+    """One name in the answer of a READDIRPLUS, behind which the next is at `position`."""
+    padding = b"\0" * (-len(name) & 7)
+    return entry + _DIRENT.pack(ino, position, len(name), stat.S_IFMT(mode) >> 12) + name + padding

@@ -45,6 +45,7 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
+_EVENTS_A_TURN: Final = 64  # those who answer at once must not keep everybody else waiting
 _MOUNT_MAX_S: Final = 30.0
 _END_MAX_S: Final = 5.0
 _MNT_DETACH: Final = 2
@@ -118,6 +119,7 @@ class Channel:
         self._early: list[tuple[int, int, int, bytes]] = []
         self._upcall: Callable[[Upcall], Awaitable[bytes]] | None = None
         self._refused: Callable[[int, int], None] | None = None
+        self._at_once: Callable[[int, int, bytes], bytes | None] | None = None
 
     # -- what the channel is told ------------------------------------------------------------------------------
 
@@ -265,14 +267,21 @@ class Channel:
 
     # -- events ------------------------------------------------------------------------------------------------
 
-    async def run(self, upcall: Callable[[Upcall], Awaitable[bytes]], refused: Callable[[int, int], None]) -> None:
+    async def run(
+        self,
+        upcall: Callable[[Upcall], Awaitable[bytes]],
+        refused: Callable[[int, int], None],
+        *,
+        at_once: Callable[[int, int, bytes], bytes | None] | None = None,
+    ) -> None:
         """Reads events until the mount is gone.
 
         `upcall` answers a request with the reply's payload, or raises OSError. `refused(nodeid, errno)`: the node got
         no passthrough, or no place in the table: its requests are answered by preads, or come here.
+        `at_once(opcode, nodeid, body)` is asked first, and answers the same way, or None: `upcall` is to answer.
         """
         async with trio.open_nursery() as nursery:
-            self._nursery, self._upcall, self._refused = nursery, upcall, refused
+            self._nursery, self._upcall, self._refused, self._at_once = nursery, upcall, refused, at_once
             for event in self._early:
                 self._take(*event)
             self._early.clear()
@@ -282,7 +291,7 @@ class Channel:
             try:
                 while not self._ended:
                     await trio.lowlevel.wait_readable(self._control.sock)
-                    self._receive()
+                    self._answer_some()
             finally:
                 self._nursery = None
                 self._lose_waiters()
@@ -298,20 +307,49 @@ class Channel:
         if not self.max_write:
             raise ChannelError("the mount went away before it answered")
 
-    def _receive(self) -> None:
-        """Takes every event that has arrived. Callers of ours are not called from here: they run as tasks."""
-        while not self._ended:
-            try:
-                data = self._control.sock.recv(wire.MESSAGE_MAX, socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                return
-            except OSError:
-                data = b""
+    def _answer_some(self) -> None:
+        """Takes events that have arrived, and answers those that can be answered at once."""
+        for _ in range(_EVENTS_A_TURN):
+            data = self._next_event()
             if not data:
-                self._end()
                 return
             kind, flags, seq = wire.HEADER.unpack_from(data)
+            if kind != Kind.EV_UPCALL or not self._answered_at_once(data):
+                self._take(kind, flags, seq, data[wire.HEADER.size :])
+
+    def _answered_at_once(self, data: bytes) -> bool:
+        if self._at_once is None:
+            return False
+        unique, opcode, nodeid, _, _, _ = wire.UPCALL.unpack_from(data, wire.HEADER.size)
+        error = 0
+        try:
+            payload = self._at_once(opcode, nodeid, data[wire.HEADER.size + wire.UPCALL.size :])
+        except OSError as e:
+            error, payload = -(e.errno or errno.EIO), b""
+        if payload is None:
+            return False
+        self._tell(Kind.REPLY, wire.REPLY.pack(unique, error) + payload)
+        return True
+
+    def _receive(self) -> None:
+        """Takes every event that has arrived. Callers of ours are not called from here: they run as tasks."""
+        while data := self._next_event():
+            kind, flags, seq = wire.HEADER.unpack_from(data)
             self._take(kind, flags, seq, data[wire.HEADER.size :])
+
+    def _next_event(self) -> bytes:
+        """b"": none has arrived, or none will any more."""
+        if self._ended:
+            return b""
+        try:
+            data = self._control.sock.recv(wire.MESSAGE_MAX, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return b""
+        except OSError:
+            data = b""
+        if not data:
+            self._end()
+        return data
 
     def _take(self, kind: int, flags: int, seq: int, body: bytes) -> None:
         match kind:
@@ -481,10 +519,11 @@ async def _mounted(control: socket.socket, process: trio.Process, mountpoint: Pa
 
 @contextlib.asynccontextmanager
 async def open_channel(
-    mountpoint: Path, options: MountOptions, *, arguments: tuple[str, ...] = ()
+    mountpoint: Path, options: MountOptions, *, names: bool = False, arguments: tuple[str, ...] = ()
 ) -> AsyncIterator[Channel]:
     """Starts the channel and mounts; ChannelError says why it could not. The mount answers once pyfuse3 runs on
-    `fuse_fd_path`, and is taken away at the end. `arguments` are further ones of the executable, for tests."""
+    `fuse_fd_path`, and is taken away at the end. With `names`, LOOKUP, GETATTR and READDIRPLUS are upcalls. `arguments`
+    are further ones of the executable, for tests."""
     mountpoint = Path(os.path.realpath(mountpoint))
     fuse, fuse_theirs, reply_room = socket_pair()
     control, control_theirs, _ = socket_pair()
@@ -499,6 +538,7 @@ async def open_channel(
                 f"--mountpoint={mountpoint}",
                 f"--reply-room={reply_room}",
                 *options.arguments(),
+                *(["--upcall-names"] if names else []),
                 *arguments,
             ],
             pass_fds=[s.fileno() for s in theirs],

@@ -33,8 +33,11 @@ from aof2.fs.births import Births
 from aof2.fs.channel import Channel, ChannelError, MountOptions, open_channel
 from aof2.fs.control import views
 from aof2.fs.control.server import ControlServer
-from aof2.fs.ops import CAPABILITY, Operations
+from aof2.fs.nodes import Nodes
+from aof2.fs.ops import Operations
 from aof2.fs.options import Options
+from aof2.fs.quick import Quick
+from aof2.fs.setattr import CAPABILITY
 from aof2.fs.special import Special
 from aof2.fs.unlinks import Unlinks
 from aof2.fs.upcalls import Upcalls
@@ -88,7 +91,7 @@ async def serve(
             metrics=lambda: [views.metrics_text(mounted)],
             manifest=lambda tenant: views.manifest_jsonl(mounted, tenant),
         )
-        operations = Operations(volume, files, special, options)
+        operations = Operations(Nodes(volume, files, special, options))
         pyfuse3.init(operations, channel.fuse_fd_path, {"default_permissions"})
         try:
             await _run(mounted, operations, ready)
@@ -108,7 +111,7 @@ async def _open_mount(mountpoint: Path, options: Options) -> AsyncIterator[Chann
         uid=os.getuid(),
         gid=os.getgid(),
     )
-    async with open_channel(mountpoint, wanted) as channel:
+    async with open_channel(mountpoint, wanted, names=True) as channel:
         yield channel
 
 
@@ -116,18 +119,19 @@ async def _run(mounted: MountedVolume, operations: Operations, ready: Callable[[
     files, channel = mounted.files, mounted.channel
     births: Births | None = None
     unlinks: Unlinks | None = None
-    upcalls = Upcalls(operations, files)
+    quick = Quick(operations.nodes, operations.directories)
+    upcalls = Upcalls(operations, quick)
     async with trio.open_nursery() as background:
         async with trio.open_nursery() as nursery:
             await background.start(files.run)
             nursery.start_soon(_serve_kernel)
-            nursery.start_soon(_until_gone, channel, upcalls, files, nursery.cancel_scope)
+            nursery.start_soon(_until_gone, channel, upcalls, quick, files, nursery.cancel_scope)
             await _decide_passthrough(mounted)
             await _announce_capabilities(mounted)
             births = await _start_births(mounted, background)
-            operations.births = mounted.births = births
+            operations.nodes.births = mounted.births = births
             unlinks = await _start_unlinks(mounted, background)
-            operations.unlinks = mounted.unlinks = unlinks
+            operations.nodes.unlinks = mounted.unlinks = unlinks
             for ino in mounted.volume.dirty_inos:
                 nursery.start_soon(_adopt, files, ino)
             await nursery.start(ControlServer(mounted.volume.state_dir / CONTROL_NAME, mounted).run)
@@ -172,9 +176,9 @@ async def _serve_kernel() -> None:
     await pyfuse3.main(max_tasks=REQUESTS_MAX)
 
 
-async def _until_gone(channel: Channel, upcalls: Upcalls, files: Files, scope: trio.CancelScope) -> None:
+async def _until_gone(channel: Channel, upcalls: Upcalls, quick: Quick, files: Files, scope: trio.CancelScope) -> None:
     try:
-        await channel.run(upcalls.answer, lambda ino, _: files.refused(ino))
+        await channel.run(upcalls.answer, lambda ino, _: files.refused(ino), at_once=quick.answer)
     except ChannelError:
         # Nobody can be served, whatever still waits for a disk or a remote: what it leaves is what a crash leaves.
         faulthandler.dump_traceback_later(END_WITHOUT_CHANNEL_MAX_S, exit=True, file=sys.__stderr__ or 2)

@@ -13,29 +13,12 @@ import bisect
 from collections.abc import Iterator
 from typing import Final
 
-import pyfuse3
-
 from aof2.engine import namespace
 from aof2.engine.catalog.rows import DentryRow
 from aof2.engine.catalog.store import View
 
 PAGE_ROWS: Final = 256
 DOTS: Final = (b".", b"..")
-DIRENT_LEN: Final = 152  # fuse_direntplus, before the name, which is padded to 8 bytes
-
-
-class Page:
-    """An answer with entries, of `room` bytes at most: kernels ask for a megabyte where the caller has room for it. The
-    kernel asks for the rest."""
-
-    def __init__(self, token: pyfuse3.ReaddirToken, room: int) -> None:
-        self._token = token
-        self._left = room
-
-    def add(self, name: bytes, attributes: pyfuse3.EntryAttributes, position: int) -> bool:
-        """False: it is full, and this one not in it."""
-        self._left -= DIRENT_LEN + (len(name) + 7 & ~7)
-        return self._left >= 0 and bool(pyfuse3.readdir_reply(self._token, name, attributes, position))
 
 
 class Listing:

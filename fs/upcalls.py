@@ -1,6 +1,7 @@
 """Requests that libfuse does not know or pyfuse3 does not pass on: the channel hands them over, and is answered here.
 
 fallocate, lseek for data and holes, copy_file_range on files that the channel does not hold whole, syncfs, O_TMPFILE.
+And what asks about names, when `quick.py` could not answer at once.
 
 Owner: the trio thread.
 """
@@ -12,10 +13,10 @@ import struct
 from typing import Final
 
 from aof2.engine.errors import os_error
-from aof2.engine.files import Files
 from aof2.fs.answers import code_of
 from aof2.fs.channel import Upcall
 from aof2.fs.ops import Operations
+from aof2.fs.quick import ABOUT_NAMES, Quick
 
 FALLOCATE: Final = 43
 LSEEK: Final = 46
@@ -32,9 +33,10 @@ _LSEEK_IN: Final = struct.Struct("<QQII")
 class Upcalls:
     """Answers them."""
 
-    def __init__(self, operations: Operations, files: Files) -> None:
+    def __init__(self, operations: Operations, quick: Quick) -> None:
         self._operations = operations
-        self._files = files
+        self._files = operations.files
+        self._quick = quick
 
     async def answer(self, call: Upcall) -> bytes:
         """The body of the reply; OSError with what the kernel is told instead."""
@@ -46,10 +48,13 @@ class Upcalls:
             raise OSError(code_of(f"opcode {call.opcode}", e), "") from None
 
     async def _answer(self, call: Upcall) -> bytes:
-        if self._operations.births is not None:
-            await self._operations.births.catch_up()
-        if self._operations.unlinks is not None:
-            await self._operations.unlinks.catch_up()
+        if call.opcode in ABOUT_NAMES:
+            return await self._quick.answer_in_time(call.opcode, call.nodeid, call.body)
+        nodes = self._operations.nodes
+        if nodes.births is not None:
+            await nodes.births.catch_up()
+        if nodes.unlinks is not None:
+            await nodes.unlinks.catch_up()
         if call.opcode == FALLOCATE:
             return await self._fallocate(call)
         if call.opcode == LSEEK:

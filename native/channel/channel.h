@@ -32,6 +32,7 @@ typedef struct {
   uint64_t mount_id;
   uint32_t data_max;     /* payload of one request that all sockets can carry */
   bool privileged;       /* CAP_SYS_ADMIN: passthrough may be asked for */
+  bool upcall_names;     /* LOOKUP, GETATTR and READDIRPLUS are upcalls: the daemon answers them faster than libfuse's way */
 } channel_state;
 
 extern channel_state channel;

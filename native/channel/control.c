@@ -95,7 +95,7 @@ static void collect(const control_message *m) {
   }
 }
 
-/* An upcall's answer. TMPFILE opens a file, as CREATE does. */
+/* An upcall's answer. TMPFILE opens a file, as CREATE does; what a nest's GETATTR says is remembered. */
 static void answer_upcall(const control_message *m) {
   static uint8_t buf[PROTO_MESSAGE_MAX + sizeof(wire_out_header)]; /* under control_lock */
   pending asked;
@@ -111,6 +111,7 @@ static void answer_upcall(const control_message *m) {
   wire_out_header header = {.len = (uint32_t)len, .error = m->reply.error, .unique = asked.unique};
   memcpy(buf, &header, sizeof header);
   memcpy(buf + sizeof header, m->reply.payload, m->reply.payload_len);
+  nests_answered(&asked, buf, len);
   bool opened = asked.opcode == WIRE_TMPFILE && open_patch(buf, len, &asked, &nodeid, &fh);
   struct iovec part = {buf, len};
   if (!device_write(channel.dev, &part, 1) && opened) {

@@ -101,7 +101,7 @@ static void start(void *(*run)(void *)) {
 }
 
 enum { O_FUSE = 1, O_CONTROL, O_NOTIFY, O_MOUNTPOINT, O_FSNAME, O_UID, O_GID, O_ROOT_MODE, O_REPLY_ROOM, O_NODES, O_HANDLES,
-       O_PENDING, O_ALLOW_OTHER, O_READ_ONLY, O_NOSUID, O_NODEV, O_NOEXEC, O_PERMISSIONS };
+       O_PENDING, O_ALLOW_OTHER, O_READ_ONLY, O_NOSUID, O_NODEV, O_NOEXEC, O_PERMISSIONS, O_UPCALL_NAMES };
 
 static const struct option known[] = {
     {"fuse", required_argument, NULL, O_FUSE},
@@ -122,6 +122,7 @@ static const struct option known[] = {
     {"nodev", no_argument, NULL, O_NODEV},
     {"noexec", no_argument, NULL, O_NOEXEC},
     {"default-permissions", no_argument, NULL, O_PERMISSIONS},
+    {"upcall-names", no_argument, NULL, O_UPCALL_NAMES},
     {0}};
 
 int main(int argc, char **argv) {
@@ -148,6 +149,7 @@ int main(int argc, char **argv) {
       case O_NODEV: options.nodev = true; break;
       case O_NOEXEC: options.noexec = true; break;
       case O_PERMISSIONS: options.default_permissions = true; break;
+      case O_UPCALL_NAMES: channel.upcall_names = true; break;
       default: return 2;
     }
   }

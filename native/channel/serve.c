@@ -275,21 +275,17 @@ static bool serve_getxattr(const request *r) {
   return true;
 }
 
-/* What libfuse cannot ask pyfuse3: the daemon answers on the control socket. */
-static bool upcall(const request *r) {
+/* Hands a request to the daemon on the control socket, which answers it there; false: no room to remember it. */
+static bool hand_up(const request *r) {
   uint8_t head[32];
-  if (r->body_len > PROTO_MESSAGE_MAX - PROTO_HEADER_LEN - sizeof head) {
-    answer(r, EIO, NULL, 0);
-    return true;
-  }
+  bool minds = nests_minds(r);
+  uint64_t tag = minds ? nests_forwarded(r) : 0;
   pthread_mutex_lock(&tables_lock);
   bool room = (r->header.opcode != WIRE_TMPFILE || tables_room_for_open()) &&
               pending_put(r->header.unique, r->header.nodeid, r->header.opcode, true);
+  if (room && minds) pending_tag(r->header.unique, tag);
   pthread_mutex_unlock(&tables_lock);
-  if (!room) {
-    answer(r, ENFILE, NULL, 0);
-    return true;
-  }
+  if (!room) return false;
   store_u64(head, r->header.unique);
   store_u32(head + 8, r->header.opcode);
   store_u64(head + 12, r->header.nodeid);
@@ -300,10 +296,23 @@ static bool upcall(const request *r) {
   return true;
 }
 
+static bool fits_upcall(const request *r) { return r->body_len <= PROTO_MESSAGE_MAX - PROTO_HEADER_LEN - 32; }
+
+/* What libfuse cannot ask pyfuse3. */
+static bool upcall(const request *r) {
+  if (!fits_upcall(r)) answer(r, EIO, NULL, 0);
+  else if (!hand_up(r)) answer(r, ENFILE, NULL, 0);
+  return true;
+}
+
+/* What it could, but slowly; where there is no room it still does. */
+static bool upcall_name(const request *r) { return channel.upcall_names && fits_upcall(r) && hand_up(r); }
+
 bool serve(const request *r, uint8_t *data) {
   switch (r->header.opcode) {
-    case WIRE_LOOKUP: return nests_lookup(r);
-    case WIRE_GETATTR: return nests_getattr(r);
+    case WIRE_LOOKUP: return nests_lookup(r) || upcall_name(r);
+    case WIRE_GETATTR: return nests_getattr(r) || upcall_name(r);
+    case WIRE_READDIRPLUS: return upcall_name(r);
     case WIRE_CREATE: return births_create(r);
     case WIRE_RELEASE: return births_release(r);
     case WIRE_READ: return serve_read(r, data);
