@@ -120,6 +120,7 @@ class Channel:
         self._upcall: Callable[[Upcall], Awaitable[bytes]] | None = None
         self._refused: Callable[[int, int], None] | None = None
         self._at_once: Callable[[int, int, bytes], bytes | None] | None = None
+        self._next_names: Callable[[int, bytes], bytes] | None = None
 
     # -- what the channel is told ------------------------------------------------------------------------------
 
@@ -273,15 +274,18 @@ class Channel:
         refused: Callable[[int, int], None],
         *,
         at_once: Callable[[int, int, bytes], bytes | None] | None = None,
+        next_names: Callable[[int, bytes], bytes] | None = None,
     ) -> None:
         """Reads events until the mount is gone.
 
         `upcall` answers a request with the reply's payload, or raises OSError. `refused(nodeid, errno)`: the node got
         no passthrough, or no place in the table: its requests are answered by preads, or come here.
         `at_once(opcode, nodeid, body)` is asked first, and answers the same way, or None: `upcall` is to answer.
+        `next_names(directory, body)` is asked after each LOOKUP: entries that will be looked up next, packed.
         """
         async with trio.open_nursery() as nursery:
-            self._nursery, self._upcall, self._refused, self._at_once = nursery, upcall, refused, at_once
+            self._nursery, self._upcall, self._refused = nursery, upcall, refused
+            self._at_once, self._next_names = at_once, next_names
             for event in self._early:
                 self._take(*event)
             self._early.clear()
@@ -314,21 +318,23 @@ class Channel:
             if not data:
                 return
             kind, flags, seq = wire.HEADER.unpack_from(data)
-            if kind != Kind.EV_UPCALL or not self._answered_at_once(data):
+            if kind != Kind.EV_UPCALL or not self._answered_at_once(seq, data):
                 self._take(kind, flags, seq, data[wire.HEADER.size :])
 
-    def _answered_at_once(self, data: bytes) -> bool:
+    def _answered_at_once(self, seq: int, data: bytes) -> bool:
         if self._at_once is None:
             return False
         unique, opcode, nodeid, _, _, _ = wire.UPCALL.unpack_from(data, wire.HEADER.size)
-        error = 0
+        error, body = 0, data[wire.HEADER.size + wire.UPCALL.size :]
         try:
-            payload = self._at_once(opcode, nodeid, data[wire.HEADER.size + wire.UPCALL.size :])
+            payload = self._at_once(opcode, nodeid, body)
         except OSError as e:
             error, payload = -(e.errno or errno.EIO), b""
         if payload is None:
             return False
         self._tell(Kind.REPLY, wire.REPLY.pack(unique, error) + payload)
+        if opcode == wire.LOOKUP and self._next_names is not None and (packed := self._next_names(nodeid, body)):
+            self._tell(Kind.AHEAD, wire.NODEID.pack(nodeid) + packed, seq=seq)
         return True
 
     def _receive(self) -> None:
@@ -416,9 +422,9 @@ class Channel:
             for line in lines:
                 log.warning("%s", line.decode(errors="replace"))
 
-    def _tell(self, kind: Kind, body: bytes, fd: int | None = None, *, now: bool = False) -> None:
+    def _tell(self, kind: Kind, body: bytes, fd: int | None = None, *, now: bool = False, seq: int = 0) -> None:
         if not self._closed:
-            self._control.send(wire.HEADER.pack(kind, 0, 0) + body, fd, now=now)
+            self._control.send(wire.HEADER.pack(kind, 0, seq) + body, fd, now=now)
 
     async def _ask(self, kind: Kind, body: bytes, fd: int | None = None) -> list[tuple[int, bytes]]:
         if self._ended or self._closed:

@@ -33,6 +33,9 @@ INVAL_ENTRY: Final = struct.Struct("=QII")
 DELETE: Final = struct.Struct("=QQII")
 
 
+LOOKUP: Final = 1  # opcodes of upcalls
+GETATTR: Final = 3
+READDIRPLUS: Final = 44
 SERVE: Final = 600  # as the errno of a READ: its blocks are here now, the channel serves it
 HELD: Final = 700  # and a slot: its bytes were sent as BYTES
 SLOTS: Final = 256
@@ -63,6 +66,7 @@ class Kind(IntEnum):
     NAMES = 17
     BYTES = 18
     COMING = 19
+    AHEAD = 20
     EV_MOUNTED = 128
     EV_FAILED = 129
     EV_INIT = 130

@@ -29,6 +29,7 @@ from aof2.engine.errors import Aof2Error
 from aof2.engine.files import Files
 from aof2.engine.settings import Settings
 from aof2.engine.volume import Volume, open_volume
+from aof2.fs.ahead import Ahead
 from aof2.fs.births import Births
 from aof2.fs.channel import Channel, ChannelError, MountOptions, open_channel
 from aof2.fs.control import views
@@ -125,7 +126,9 @@ async def _run(mounted: MountedVolume, operations: Operations, ready: Callable[[
         async with trio.open_nursery() as nursery:
             await background.start(files.run)
             nursery.start_soon(_serve_kernel)
-            nursery.start_soon(_until_gone, channel, upcalls, quick, files, nursery.cancel_scope)
+            nursery.start_soon(
+                _until_gone, channel, upcalls, quick, Ahead(operations.nodes), files, nursery.cancel_scope
+            )
             await _decide_passthrough(mounted)
             await _announce_capabilities(mounted)
             births = await _start_births(mounted, background)
@@ -176,9 +179,13 @@ async def _serve_kernel() -> None:
     await pyfuse3.main(max_tasks=REQUESTS_MAX)
 
 
-async def _until_gone(channel: Channel, upcalls: Upcalls, quick: Quick, files: Files, scope: trio.CancelScope) -> None:
+async def _until_gone(
+    channel: Channel, upcalls: Upcalls, quick: Quick, ahead: Ahead, files: Files, scope: trio.CancelScope
+) -> None:
     try:
-        await channel.run(upcalls.answer, lambda ino, _: files.refused(ino), at_once=quick.answer)
+        await channel.run(
+            upcalls.answer, lambda ino, _: files.refused(ino), at_once=quick.answer, next_names=ahead.after
+        )
     except ChannelError:
         # Nobody can be served, whatever still waits for a disk or a remote: what it leaves is what a crash leaves.
         faulthandler.dump_traceback_later(END_WITHOUT_CHANNEL_MAX_S, exit=True, file=sys.__stderr__ or 2)

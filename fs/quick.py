@@ -20,12 +20,10 @@ from typing import Final
 from aof2.engine.errors import os_error
 from aof2.fs.answers import code_of
 from aof2.fs.attrs import ABSENT_OUT
+from aof2.fs.channel_wire import GETATTR, LOOKUP, READDIRPLUS
 from aof2.fs.directories import Directories, PackedPage
 from aof2.fs.nodes import Nodes
 
-LOOKUP: Final = 1
-GETATTR: Final = 3
-READDIRPLUS: Final = 44
 ABOUT_NAMES: Final = {LOOKUP: "lookup", GETATTR: "getattr", READDIRPLUS: "readdir"}
 _READ_IN: Final = struct.Struct("=QQI")
 

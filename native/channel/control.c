@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "../bytes.h"
+#include "ahead.h"
 #include "births.h"
 #include "channel.h"
 #include "keeper.h"
@@ -112,6 +113,7 @@ static void answer_upcall(const control_message *m) {
   memcpy(buf, &header, sizeof header);
   memcpy(buf + sizeof header, m->reply.payload, m->reply.payload_len);
   nests_answered(&asked, buf, len);
+  if (!ahead_harmless(asked.opcode)) ahead_forget();
   bool opened = asked.opcode == WIRE_TMPFILE && open_patch(buf, len, &asked, &nodeid, &fh);
   struct iovec part = {buf, len};
   if (!device_write(channel.dev, &part, 1) && opened) {
@@ -152,6 +154,7 @@ void control_apply(const control_message *m, int fd) {
     case PROTO_CLEAR: return clear(m);
     case PROTO_BIRTH_INOS: return births_inos(m->nodeid, m->blocks.first, m->blocks.count);
     case PROTO_NAMES: return nests_names(m->nodeid, m->reply.payload, m->reply.payload_len);
+    case PROTO_AHEAD: return ahead_put(m->nodeid, m->seq, m->reply.payload, m->reply.payload_len);
     case PROTO_NEST: return nest(m);
     case PROTO_COLLECT: return collect(m);
     case PROTO_REPLY: return answer_upcall(m);

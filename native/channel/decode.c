@@ -23,6 +23,7 @@ static size_t body_len_of(uint16_t kind) {
     case PROTO_BIRTH_LOG: return 16;
     case PROTO_BIRTH_INOS: return 24;
     case PROTO_NEST: return 20;
+    case PROTO_AHEAD:
     case PROTO_NAMES: return 8; /* at least */
     case PROTO_DUMP:
     case PROTO_BIRTH_PAGE:
@@ -30,6 +31,8 @@ static size_t body_len_of(uint16_t kind) {
     default: return SIZE_MAX;
   }
 }
+
+static bool is_open_ended(uint16_t kind) { return kind == PROTO_REPLY || kind == PROTO_NAMES || kind == PROTO_AHEAD; }
 
 bool control_decode(const uint8_t *buf, size_t len, control_message *out) {
   if (len < PROTO_HEADER_LEN) return false;
@@ -39,7 +42,7 @@ bool control_decode(const uint8_t *buf, size_t len, control_message *out) {
   out->seq = load_u32(buf + 4);
   const uint8_t *body = buf + PROTO_HEADER_LEN;
   size_t left = len - PROTO_HEADER_LEN, want = body_len_of(out->kind);
-  if (want == SIZE_MAX || left < want || (left > want && out->kind != PROTO_REPLY && out->kind != PROTO_NAMES)) return false;
+  if (want == SIZE_MAX || left < want || (left > want && !is_open_ended(out->kind))) return false;
   if (out->kind == PROTO_REPLY) {
     out->reply.unique = load_u64(body);
     out->reply.error = (int32_t)load_u32(body + 8);
@@ -78,6 +81,7 @@ bool control_decode(const uint8_t *buf, size_t len, control_message *out) {
       out->bytes.slot = load_u32(body + 16);
       out->bytes.len = load_u32(body + 20);
       return true;
+    case PROTO_AHEAD:
     case PROTO_NAMES:
       out->reply.payload = body + want;
       out->reply.payload_len = left - want;

@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "../bytes.h"
+#include "ahead.h"
 #include "channel.h"
 #include "nests.h"
 
@@ -107,6 +108,7 @@ void request_handle(const uint8_t *buf, size_t len, uint8_t *data) {
     note("a request of %zu bytes that is none", len);
     return;
   }
+  if (!ahead_harmless(r.header.opcode)) ahead_forget();
   if (serve(&r, data) || interrupts_upcall(&r) || !before_forward(&r)) return;
   forward(&r);
 }
@@ -168,6 +170,7 @@ void reply_handle(uint8_t *buf, size_t len, uint8_t *data) {
     if (send(channel.relay[0], buf, len, MSG_DONTWAIT | MSG_NOSIGNAL) < 0) note("a notification was dropped: %s", strerror(errno));
     return;
   }
+  ahead_forget();
   pthread_mutex_lock(&tables_lock);
   bool known = pending_find(header.unique, false, &asked) && !asked.upcall && pending_find(header.unique, true, &asked);
   pthread_mutex_unlock(&tables_lock);

@@ -33,6 +33,7 @@ enum proto_kind { /* daemon to channel */
   PROTO_NAMES = 17,
   PROTO_BYTES = 18,
   PROTO_COMING = 19,
+  PROTO_AHEAD = 20,
 };
 
 enum proto_event { /* channel to daemon */
@@ -98,7 +99,7 @@ typedef struct {
   };
 } control_message;
 
-/* Whether the bytes are a whole message of a known kind: the lengths are exact but for REPLY and NAMES, whose payload is the
- * rest (`reply.payload` for both). */
+/* Whether the bytes are a whole message of a known kind: the lengths are exact but for REPLY, NAMES and AHEAD, whose payload is
+ * the rest (`reply.payload` for all). */
 bool control_decode(const uint8_t *buf, size_t len, control_message *out);
 #endif

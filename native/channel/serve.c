@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 #include "../bytes.h"
+#include "ahead.h"
 #include "births.h"
 #include "channel.h"
 #include "nests.h"
@@ -280,6 +281,7 @@ static bool hand_up(const request *r) {
   uint8_t head[32];
   bool minds = nests_minds(r);
   uint64_t tag = minds ? nests_forwarded(r) : 0;
+  uint32_t seq = r->header.opcode == WIRE_LOOKUP ? ahead_moves() : 0;
   pthread_mutex_lock(&tables_lock);
   bool room = (r->header.opcode != WIRE_TMPFILE || tables_room_for_open()) &&
               pending_put(r->header.unique, r->header.nodeid, r->header.opcode, true);
@@ -292,7 +294,7 @@ static bool hand_up(const request *r) {
   store_u32(head + 20, r->header.uid);
   store_u32(head + 24, r->header.gid);
   store_u32(head + 28, r->header.pid);
-  event_send2(EV_UPCALL, 0, 0, head, sizeof head, r->body, r->body_len);
+  event_send2(EV_UPCALL, 0, seq, head, sizeof head, r->body, r->body_len);
   return true;
 }
 
@@ -310,7 +312,7 @@ static bool upcall_name(const request *r) { return channel.upcall_names && fits_
 
 bool serve(const request *r, uint8_t *data) {
   switch (r->header.opcode) {
-    case WIRE_LOOKUP: return nests_lookup(r) || upcall_name(r);
+    case WIRE_LOOKUP: return nests_lookup(r) || ahead_lookup(r) || upcall_name(r);
     case WIRE_GETATTR: return nests_getattr(r) || upcall_name(r);
     case WIRE_READDIRPLUS: return upcall_name(r);
     case WIRE_CREATE: return births_create(r);

@@ -16,11 +16,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyfuse3
 import trio
 
+from aof2.engine.catalog.rows import InodeRow
+from aof2.fs import attrs
 from aof2.fs import channel as fs_channel
+from aof2.fs import channel_wire as wire
 from aof2.fs.channel import Channel, MountOptions, Upcall, open_channel
+from aof2.fs.options import Options
 
 Json = dict[str, Any]
 
@@ -41,6 +46,7 @@ class Folder(pyfuse3.Operations):
         self.upcalls: list[list[Any]] = []
         self.xattrs: dict[tuple[str, bytes], bytes] = {}
         self.next_fh = 100
+        self.ahead: list[str] = []  # names that are told ahead after the next look-up, each as 1,000 bytes long
         self.misdirected = 0  # the errno that long answers are told with, where it is a wrong one
         self.channel: Channel
 
@@ -174,6 +180,32 @@ class Folder(pyfuse3.Operations):
             setattr(out, name, getattr(st, name))
         return out
 
+    def at_once(self, opcode: int, nodeid: int, body: bytes) -> bytes | None:
+        """Names, where they are upcalls; the kernel must not remember them."""
+        if opcode == wire.GETATTR:
+            return attrs.attr_out(self.row(self.names[nodeid]), Options())
+        if opcode != wire.LOOKUP:
+            return None
+        name = os.fsdecode(body[:-1])
+        self.ops.append(["upcall", name])
+        if not (self.root / name).exists():
+            raise OSError(errno.ENOENT, name)
+        return self.entry(self.row(name))
+
+    def row(self, name: str) -> InodeRow:
+        st = os.stat(self.root / name)
+        ino = self.inode(name) if name else pyfuse3.ROOT_INODE
+        return InodeRow(ino, st.st_mode, st.st_uid, st.st_gid, st.st_size, st.st_nlink)
+
+    def entry(self, row: InodeRow) -> bytes:
+        entry = attrs.entry_out(row, Options())
+        return entry[:16] + bytes(8) + entry[24:]
+
+    def next_names(self, directory: int, body: bytes) -> bytes:
+        told, self.ahead = self.ahead, []
+        rows = [(name.encode(), msgspec.structs.replace(self.row(name), size=1000)) for name in told]
+        return b"".join(self.entry(row) + bytes([len(name)]) + name for name, row in rows)
+
     async def upcall(self, call: Upcall) -> bytes:
         self.upcalls.append([call.opcode, self.names[call.nodeid], call.body.hex(), call.uid])
         raise OSError(errno.EOPNOTSUPP, "not in this test")
@@ -205,6 +237,9 @@ class Commands:
     async def do_upcalls(self) -> list[Any]:
         seen, self.ops.upcalls = self.ops.upcalls, []
         return seen
+
+    async def do_ahead(self, names: list[str]) -> None:
+        self.ops.ahead = names
 
     async def do_refused(self) -> list[Any]:
         return self.ops.refused
@@ -321,7 +356,8 @@ async def main(mountpoint: str, root: str, options: Json) -> None:
     arguments = tuple(options.pop("arguments", ()))
     if executable := options.pop("channel", None):
         fs_channel.channel_path = lambda: Path(executable)
-    async with open_channel(Path(mountpoint), MountOptions(**options), arguments=arguments) as channel:
+    names = options.pop("names", False)
+    async with open_channel(Path(mountpoint), MountOptions(**options), names=names, arguments=arguments) as channel:
         ops = Folder(Path(root))
         ops.channel = channel
         pyfuse3.init(ops, channel.fuse_fd_path, {"default_permissions"})
@@ -331,7 +367,12 @@ async def main(mountpoint: str, root: str, options: Json) -> None:
                 nursery.start_soon(commands, ops, channel, nursery.cancel_scope)
                 sys.stdout.write(json.dumps({"tag": 0, "ok": "mounted"}) + "\n")
                 sys.stdout.flush()
-                await channel.run(ops.upcall, lambda nodeid, code: ops.refused.append([nodeid, code]))
+                await channel.run(
+                    ops.upcall,
+                    lambda nodeid, code: ops.refused.append([nodeid, code]),
+                    at_once=ops.at_once,
+                    next_names=ops.next_names,
+                )
                 nursery.cancel_scope.cancel()
         finally:
             pyfuse3.close(unmount=False)

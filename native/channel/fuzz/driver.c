@@ -44,8 +44,8 @@ static void step_put(uint8_t what, uint8_t flags, const uint8_t *data, size_t le
 }
 
 static void control_put(void) {
-  uint8_t m[64] = {0};
-  uint16_t kind = (uint16_t)(1 + below(18));
+  uint8_t m[400] = {0};
+  uint16_t kind = (uint16_t)(1 + below(20));
   size_t len = PROTO_HEADER_LEN + 8;
   store_u16(m, kind);
   store_u32(m + 4, (uint32_t)below(100));
@@ -78,6 +78,11 @@ static void control_put(void) {
       break;
     case PROTO_NEST: store_u32(m + 16, (uint32_t)number(5)); store_u32(m + 20, (uint32_t)below(2)); len = 28; break;
     case PROTO_NAMES: m[16] = (uint8_t)below(6); m[18] = 'a'; len = 16 + below(20); break;
+    case PROTO_AHEAD: /* two entries, often cut */
+      m[16 + WIRE_ENTRY_OUT_LEN] = 1, m[17 + WIRE_ENTRY_OUT_LEN] = 'a';
+      m[18 + 2 * WIRE_ENTRY_OUT_LEN] = (uint8_t)below(4), m[19 + 2 * WIRE_ENTRY_OUT_LEN] = 'b';
+      len = below(2) ? 20 + 2 * WIRE_ENTRY_OUT_LEN : 16 + below(22 + 2 * WIRE_ENTRY_OUT_LEN);
+      break;
     case PROTO_BYTES:
       store_u64(m + 16, number(3));
       store_u32(m + 24, (uint32_t)number(4));
@@ -90,14 +95,14 @@ static void control_put(void) {
     default: break;
   }
   bool takes_fd = kind == PROTO_NODE || kind == PROTO_PROBE || (kind == PROTO_BYTES && below(8)) || (kind >= PROTO_BIRTH_PAGE && kind <= PROTO_BIRTH_LOG);
-  step_put(STEP_CONTROL, takes_fd ? WITH_FD : below(20) == 0, m, len);
+  step_put(STEP_CONTROL, takes_fd ? WITH_FD : below(20) == 0 ? WITH_FD : RIGHT_SEQ, m, len);
 }
 
 static void request_put(void) {
   static const uint32_t opcodes[] = {WIRE_OPEN, WIRE_READ, WIRE_WRITE, WIRE_RELEASE, WIRE_GETXATTR, WIRE_CREATE, WIRE_INTERRUPT,
                                      WIRE_FALLOCATE, WIRE_LSEEK, WIRE_COPY_FILE_RANGE, WIRE_COPY_FILE_RANGE_64, WIRE_TMPFILE,
                                      WIRE_INIT, WIRE_STATX, WIRE_READ, WIRE_WRITE, WIRE_LOOKUP, WIRE_GETATTR, WIRE_SETATTR,
-                                     WIRE_MKDIR, WIRE_UNLINK, WIRE_RENAME, WIRE_RENAME2, WIRE_LINK};
+                                     WIRE_READDIRPLUS, WIRE_LOOKUP, WIRE_MKDIR, WIRE_UNLINK, WIRE_RENAME, WIRE_RENAME2, WIRE_LINK};
   static const char *names[] = {"security.selinux", "security.capability", "system.posix_acl_access", "user.x", ""};
   uint8_t m[400] = {0};
   wire_in_header h = {.opcode = opcodes[below(sizeof opcodes / sizeof *opcodes)], .unique = below(20), .nodeid = number(6)};
@@ -122,7 +127,7 @@ static void request_put(void) {
   }
   h.len = (uint32_t)(at + len);
   memcpy(m, &h, sizeof h);
-  step_put(STEP_REQUEST, 0, m, at + len);
+  step_put(STEP_REQUEST, (uint8_t)below(2), m, at + len);
 }
 
 static void reply_put(void) {

@@ -11,7 +11,7 @@
 #include <stdlib.h>
 
 enum { STEP_CONTROL, STEP_REQUEST, STEP_REPLY, STEPS };
-enum { STEP_HEADER_LEN = 4, WITH_FD = 1 };
+enum { STEP_HEADER_LEN = 4, WITH_FD = 1, RIGHT_SEQ = 4 };
 
 #define CHECK(condition)                                                          \
   do {                                                                            \
