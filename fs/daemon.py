@@ -29,7 +29,6 @@ from aof2.engine.errors import Aof2Error
 from aof2.engine.files import Files
 from aof2.engine.settings import Settings
 from aof2.engine.volume import Volume, open_volume
-from aof2.fs.ahead import Ahead
 from aof2.fs.births import Births
 from aof2.fs.channel import Channel, ChannelError, MountOptions, open_channel
 from aof2.fs.control import views
@@ -37,7 +36,6 @@ from aof2.fs.control.server import ControlServer
 from aof2.fs.nodes import Nodes
 from aof2.fs.ops import Operations
 from aof2.fs.options import Options
-from aof2.fs.quick import Quick
 from aof2.fs.setattr import CAPABILITY
 from aof2.fs.special import Special
 from aof2.fs.unlinks import Unlinks
@@ -120,15 +118,12 @@ async def _run(mounted: MountedVolume, operations: Operations, ready: Callable[[
     files, channel = mounted.files, mounted.channel
     births: Births | None = None
     unlinks: Unlinks | None = None
-    quick = Quick(operations.nodes, operations.directories)
-    upcalls = Upcalls(operations, quick)
+    upcalls = Upcalls(operations)
     async with trio.open_nursery() as background:
         async with trio.open_nursery() as nursery:
             await background.start(files.run)
             nursery.start_soon(_serve_kernel)
-            nursery.start_soon(
-                _until_gone, channel, upcalls, quick, Ahead(operations.nodes), files, nursery.cancel_scope
-            )
+            nursery.start_soon(_until_gone, channel, upcalls, files, nursery.cancel_scope)
             await _decide_passthrough(mounted)
             await _announce_capabilities(mounted)
             births = await _start_births(mounted, background)
@@ -179,12 +174,13 @@ async def _serve_kernel() -> None:
     await pyfuse3.main(max_tasks=REQUESTS_MAX)
 
 
-async def _until_gone(
-    channel: Channel, upcalls: Upcalls, quick: Quick, ahead: Ahead, files: Files, scope: trio.CancelScope
-) -> None:
+async def _until_gone(channel: Channel, upcalls: Upcalls, files: Files, scope: trio.CancelScope) -> None:
     try:
         await channel.run(
-            upcalls.answer, lambda ino, _: files.refused(ino), at_once=quick.answer, next_names=ahead.after
+            upcalls.answer,
+            lambda ino, _: files.refused(ino),
+            at_once=upcalls.at_once,
+            next_names=upcalls.next_names,
         )
     except ChannelError:
         # Nobody can be served, whatever still waits for a disk or a remote: what it leaves is what a crash leaves.

@@ -13,6 +13,7 @@ import struct
 from typing import Final
 
 from aof2.engine.errors import os_error
+from aof2.fs.ahead import Ahead
 from aof2.fs.answers import code_of
 from aof2.fs.channel import Upcall
 from aof2.fs.ops import Operations
@@ -33,10 +34,12 @@ _LSEEK_IN: Final = struct.Struct("<QQII")
 class Upcalls:
     """Answers them."""
 
-    def __init__(self, operations: Operations, quick: Quick) -> None:
+    def __init__(self, operations: Operations) -> None:
         self._operations = operations
         self._files = operations.files
-        self._quick = quick
+        self._quick = Quick(operations.nodes, operations.directories)
+        self.at_once = self._quick.answer
+        self.next_names = Ahead(operations.nodes).after
 
     async def answer(self, call: Upcall) -> bytes:
         """The body of the reply; OSError with what the kernel is told instead."""

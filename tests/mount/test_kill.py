@@ -108,9 +108,9 @@ from aof2.fs.channel import ChannelError
 daemon.END_WITHOUT_CHANNEL_MAX_S = 0.5
 
 class Channel:
-    answer = None
+    answer = at_once = next_names = None
 
-    async def run(self, *_):
+    async def run(self, *_, **__):
         raise ChannelError("killed")
 
 async def main():
