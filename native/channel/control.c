@@ -263,7 +263,7 @@ void *control_thread(void *unused) {
     struct pollfd at[2] = {{.fd = channel.control, .events = POLLIN | POLLRDHUP}, {.fd = wake, .events = POLLIN}};
     if (poll(at, 2, -1) < 0) continue;
     eventfd_t woken;
-    eventfd_read(wake, &woken);
+    if (at[1].revents) eventfd_read(wake, &woken);
     pthread_mutex_lock(&control_lock);
     drain();
     bool wanted = dump_wanted;
