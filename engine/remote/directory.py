@@ -83,7 +83,9 @@ class DirectoryStore:
         self._env = env
         self._root = parse_url(settings.url).path
         self._timeout_s = settings.timeout_s
-        self._weather = Resilience(env, f"file://{self._root}", retries=settings.retries, sleep_s=sleep_s)
+        self._weather = Resilience(
+            env, f"file://{self._root}", retries=settings.retries, timeout_s=settings.timeout_s, sleep_s=sleep_s
+        )
         try:
             self._root.mkdir(parents=True, exist_ok=True)
             self._identity = self._root_identity()

@@ -7,7 +7,8 @@ are used up, or an error says that trying again is no use.
 - **Throttling** sets a common interval between the starts of requests: doubled (from 10 ms to 2 s) by each throttled
   request that started after the last doubling, so that a burst counts once; shortened by a tenth with each success.
 - **The breaker** opens after 8 unavailable attempts in a row: new calls fail at once and say since when. After a
-  cool-down (1 s, doubling to 30 s, jittered) one call is let through as a probe, with one attempt; its success closes
+  cool-down (1 s, doubling to 5 s, jittered; never more than half of `remote.timeout`, so that whoever waits as long as
+  that sees a remote that is back) one call is let through as a probe, with one attempt; its success closes
   the breaker, its failure opens it for longer. Calls that were under way go on with their requests and retries until
   their deadline, and close it when they get through: a server that restarts does not fail an upload. Only
   RemoteUnavailableError counts: an answer, be it "denied" or "no such key", is a living remote.
@@ -39,7 +40,7 @@ INTERVAL_S_MIN: Final = 0.01
 INTERVAL_S_MAX: Final = 2.0
 BREAKER_FAILURES: Final = 8
 COOL_DOWN_S: Final = 1.0
-COOL_DOWN_S_MAX: Final = 30.0
+COOL_DOWN_S_MAX: Final = 5.0
 
 
 class Deadline:
@@ -87,7 +88,13 @@ class Resilience:
     """The weather of one remote. `sleep_s` defaults to a wait that `close` ends."""
 
     def __init__(
-        self, env: Env, name: str, *, retries: int = 5, sleep_s: Callable[[float], object] | None = None
+        self,
+        env: Env,
+        name: str,
+        *,
+        retries: int = 5,
+        timeout_s: float = 30.0,
+        sleep_s: Callable[[float], object] | None = None,
     ) -> None:
         self.requests = 0
         self.retries = 0
@@ -111,7 +118,8 @@ class Resilience:
         self._opened_at_s = 0.0
         self._opened_at_ms = 0
         self._probe_at_s = 0.0
-        self._cool_down_s = COOL_DOWN_S
+        self._cool_down_max_s = min(COOL_DOWN_S_MAX, timeout_s / 2)
+        self._cool_down_s = min(COOL_DOWN_S, self._cool_down_max_s)
         self._last_error = ""
 
     def run(self, what: str, attempt: Callable[[], T], deadline: Deadline, *, under_way: bool = False) -> T:
@@ -226,7 +234,7 @@ class Resilience:
         self._failures = 0
         if self._state is not BreakerState.CLOSED:
             self._state = BreakerState.CLOSED
-            self._cool_down_s = COOL_DOWN_S
+            self._cool_down_s = min(COOL_DOWN_S, self._cool_down_max_s)
             lasted_s = self._env.monotonic_s() - self._opened_at_s
             log.info("remote: available again", extra={"remote": self._name, "after_s": round(lasted_s, 1)})
 
@@ -243,7 +251,7 @@ class Resilience:
                 log.warning("remote: %s is unavailable: %s", self._name, error)
             elif self._state is not BreakerState.CLOSED:
                 if self._state is BreakerState.HALF_OPEN:
-                    self._cool_down_s = min(COOL_DOWN_S_MAX, self._cool_down_s * 2)
+                    self._cool_down_s = min(self._cool_down_max_s, self._cool_down_s * 2)
                 self._last_error = str(error)
                 self._open(now)  # a call still under way failed: as good as a probe
 

@@ -39,7 +39,9 @@ class S3Calls:
         self.bucket = bucket
         sdk = make_client(settings, connections=settings.parallel + writers)
         self.client: Any = sdk.client
-        self.weather = Resilience(env, f"s3://{bucket}", retries=settings.retries, sleep_s=sleep_s)
+        self.weather = Resilience(
+            env, f"s3://{bucket}", retries=settings.retries, timeout_s=settings.timeout_s, sleep_s=sleep_s
+        )
         self.wire = Wire(
             UrlSigner(env, sdk, bucket),
             ca_bundle=sdk.ca_bundle,
