@@ -17,7 +17,6 @@ Owner: the trio thread; downloads and file work on worker threads.
 
 from __future__ import annotations
 
-import errno
 import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -47,19 +46,11 @@ from aof2.engine.tiering.settle import Settler
 
 log = logging.getLogger(__name__)
 
-REQUEST_BYTES: Final = 8 << 20
-REQUESTS_MAX: Final = 4
-# Losing what was not recorded yet means fetching it again: not worth an fsync more often than this.
-SETTLE_PERIOD_S: Final = 1.0
-SETTLE_AGE_MAX_S: Final = 5.0
-WRITEBACK_BYTES_MIN: Final = 1 << 20
 BEHIND_BLOCKS: Final = 4
 GLANCE_BYTES_MAX: Final = 128 << 10
 # A block takes as long as about three of its pieces: whoever comes back that often might have had it all.
 GLANCES_A_BLOCK: Final = 3
 GLANCES_KEPT_S: Final = 60.0
-ATTEMPTS: Final = 2
-NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 
 CRASH_POINTS: Final = (*flights.CRASH_POINTS, *settle.CRASH_POINTS)
 
