@@ -164,7 +164,6 @@ class Volume:
             self.pages,
             block_bytes=engine.block_bytes,
             parallel=settings.remote.parallel,
-            patience_s=settings.remote.timeout_s,
             warm=self.warm,
             metrics=self.metrics,
             recently_evicted=self.evictor.recently_evicted,

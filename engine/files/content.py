@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import errno
 import os
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import trio
@@ -22,6 +23,7 @@ from aof2.engine.files.parts import Parts
 from aof2.engine.files.room import WriteRoom
 from aof2.engine.files.state import Mode, OpenFile
 from aof2.engine.local.hot import read_exactly
+from aof2.engine.tiering.patience import Patience
 
 if TYPE_CHECKING:
     from aof2.engine.volume import Volume
@@ -39,12 +41,13 @@ class Content:
         self._parts = parts
         self._room = room
         self._block_bytes = volume.settings.engine.block_bytes
+        self._patience = Patience(volume.env.rng, volume.settings.remote.timeout_s)
 
     # -- reading -----------------------------------------------------------------------------------------------
 
     async def read(self, file: OpenFile, offset: int, length: int) -> bytes:
         if not file.dirty and file.base is not None:
-            data = await self._volume.hydrator.read(file.base, offset, length)
+            data = await self._patience.insist(partial(self._volume.hydrator.read, file.base, offset, length))
             self._modes.passed(file, offset, length)
             return data
         if not file.whole:
@@ -62,7 +65,9 @@ class Content:
         base = file.base
         if file.dirty or base is None or not file.registered or file.mode is not Mode.RANGED or not file.masked:
             return False
-        if not length or offset >= base.size or not await self._volume.hydrator.make_ready(base, offset, length):
+        if not length or offset >= base.size:
+            return False
+        if not await self._patience.insist(partial(self._volume.hydrator.make_ready, base, offset, length)):
             return False
         last = (min(offset + length, base.size) - 1) // self._block_bytes
         self._parts.tell(file, offset // self._block_bytes, last + 1 - offset // self._block_bytes)
@@ -107,7 +112,7 @@ class Content:
             return {}
         file.open_base()
         with file.keeping_times():
-            pages, _ = await self._volume.hydrator.obtain(file.base, blocks)
+            pages, _ = await self._patience.insist(partial(self._volume.hydrator.obtain, file.base, blocks))
         return pages
 
     async def bring(self, file: OpenFile, blocks: list[int]) -> None:

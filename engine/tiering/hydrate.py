@@ -41,7 +41,6 @@ from aof2.engine.tiering import flights, settle
 from aof2.engine.tiering.fetch import BlobFetcher
 from aof2.engine.tiering.flights import Flights, Room
 from aof2.engine.tiering.hashing import block_crc
-from aof2.engine.tiering.patience import Patience
 from aof2.engine.tiering.settle import Settler
 
 log = logging.getLogger(__name__)
@@ -77,7 +76,6 @@ class Hydrator:
         *,
         block_bytes: int,
         parallel: int = 16,
-        patience_s: float = 0.0,
         warm: WarmStore | None = None,
         metrics: StorageMetrics | None = None,
         recently_evicted: Callable[[tuple[int, int]], bool] = lambda _: False,
@@ -107,7 +105,6 @@ class Hydrator:
             recently_evicted=recently_evicted,
             on_landed=self._landed,
         )
-        self._patience = Patience(hot.env, patience_s)
         self._settler = Settler(writer, hot, handles, block_bytes=block_bytes, arriving=self._flights.arriving)
         self._nursery: trio.Nursery | None = None
 
@@ -352,8 +349,7 @@ class Hydrator:
     ) -> tuple[dict[int, bytes], bool]:
         """Makes the blocks ready: those that found no room on disk, and whether the remote had to be waited for.
 
-        Not `wanted`: for later. What finds no room is in the PageCache then, as long as that keeps it; and nobody waits
-        for a remote that is away.
+        Not `wanted`: for later. What finds no room is in the PageCache then, as long as that keeps it.
         """
         blocks = await self._recheck(handle, blocks)
         pages: dict[int, bytes] = {}
@@ -364,13 +360,8 @@ class Hydrator:
                 pages[block] = page
             else:
                 missing.append(block)
-        if not wanted:
-            return pages, await self._flights.bring(handle, missing, None)
-
-        async def bring() -> bool:
-            return await self._flights.bring(handle, [b for b in missing if not handle.is_ready(b)], pages)
-
-        return pages, await self._patience.insist(bring)
+        waited = await self._flights.bring(handle, missing, pages if wanted else None)
+        return pages, waited
 
     async def _recheck(self, handle: ObjectHandle, blocks: list[int]) -> list[int]:
         """Resident but untrusted blocks prove themselves; those that fail are given up."""

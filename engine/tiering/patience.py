@@ -1,5 +1,5 @@
-"""Readers wait for a remote that is away, as long as the outage is young: one shorter than `remote.timeout` is nobody's
-error, and in a longer one nobody waits longer than that.
+"""Who reads a file waits for a remote that is away, while the outage is young: one shorter than `remote.timeout` is
+nobody's error, and in a longer one nobody waits longer than that. (Jobs do not wait: they come again.)
 
 An outage is counted from the first request that failed, whoever made it: once it is `patience_s` old, readers are told
 at once. When nothing failed for as long, the next failure begins another one.
@@ -9,12 +9,12 @@ Owner: the trio thread. A crash leaves nothing.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
 import trio
 
-from aof2.engine.env import Env
 from aof2.engine.remote.errors import RemoteUnavailableError
 
 T = TypeVar("T")
@@ -26,15 +26,15 @@ PAUSE_S_MAX: Final = 2.0
 class Patience:
     """What all readers of a volume know of the outage."""
 
-    def __init__(self, env: Env, patience_s: float) -> None:
-        self._env = env
+    def __init__(self, rng: random.Random, patience_s: float) -> None:
+        self._rng = rng
         self._patience_s = patience_s
-        self._began_s = self._failed_s = -patience_s - 1.0
+        self._began_s = self._failed_s = float("-inf")
 
     async def insist(self, work: Callable[[], Awaitable[T]]) -> T:
         """The result of `work`, tried again while the remote is away and that is not long ago."""
         while True:
-            started_s = self._env.monotonic_s()
+            started_s = trio.current_time()
             try:
                 return await work()
             except RemoteUnavailableError as e:
@@ -42,11 +42,11 @@ class Patience:
                 if left_s <= 0:
                     raise
                 pause_s = min(max(e.again_in_s, PAUSE_S_MIN), PAUSE_S_MAX, left_s)
-            await trio.sleep(pause_s * self._env.rng.uniform(1.0, 1.2))
+            await trio.sleep(pause_s * self._rng.uniform(1.0, 1.2))
 
     def _note_failure(self, started_s: float) -> float:
         """How much longer somebody whose request of that time failed should wait."""
-        now_s = self._env.monotonic_s()
+        now_s = trio.current_time()
         if started_s - self._failed_s > self._patience_s:
             self._began_s = started_s
         self._failed_s = now_s

@@ -569,14 +569,14 @@ def test_a_large_directory_is_read_by_the_page(tree: Tree, monkeypatch: pytest.M
 
     tree.do(fill)
     seen = [0]
-    decode = t.Table.decode
+    decode = t.DENTRIES.decode
 
-    def counted(table: t.Table[object, object], data: bytes) -> object:
+    def counted(data: bytes) -> DentryRow:
         seen[0] += 1
-        return decode(table, data)
+        return decode(data)
 
     with tree.v.catalog.view() as view, monkeypatch.context() as patch:
-        patch.setattr(t.Table, "decode", counted)
+        patch.setattr(t.DENTRIES, "decode", counted)
         page = ns.list_dir(view, 1, ROOT, b"050000", 10)
         found = ns.entry(view, 1, ROOT, b"099999")
     assert [name for name, _ in page] == [b"%06d" % n for n in range(50_001, 50_011)]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import trio
 import trio.testing
 
-from aof2.engine.env import Env
 from aof2.engine.remote.errors import RemoteUnavailableError
 from aof2.engine.tiering.patience import Patience
 
@@ -30,7 +31,7 @@ class Remote:
 
 
 def patience() -> Patience:
-    return Patience(Env(monotonic_s=trio.current_time), PATIENCE_S)
+    return Patience(random.Random(1), PATIENCE_S)
 
 
 def run(main: object) -> None:
