@@ -197,7 +197,7 @@ class Resilience:
                 f"{what}: {self._name} has been unavailable for {since_s:.1f} s ({self._last_error}); "
                 f"asked again in {wait_s:.1f} s",
                 retryable=False,
-                again_in_s=wait_s,
+                again_in_s=max(wait_s, 0.05),  # 0 would say that it was asked
             )
 
     def _probe_in_s(self) -> float:

@@ -2,7 +2,8 @@
 nobody's error, and in a longer one nobody waits longer than that. (Jobs do not wait: they come again.)
 
 An outage is counted from the first request that failed, whoever made it: once it is `patience_s` old, readers are told
-at once. When nothing failed for as long, the next failure begins another one.
+as soon as the remote was asked again, or the breaker's cool-down is over. When nothing failed for as long, the next
+failure begins another one.
 
 Owner: the trio thread. A crash leaves nothing.
 """
@@ -16,11 +17,13 @@ from typing import Final, TypeVar
 import trio
 
 from aof2.engine.remote.errors import RemoteUnavailableError
+from aof2.engine.remote.resilience import COOL_DOWN_S_MAX
 
 T = TypeVar("T")
 
 PAUSE_S_MIN: Final = 0.1
 PAUSE_S_MAX: Final = 2.0
+GRACE_S: Final = COOL_DOWN_S_MAX + 0.5
 
 
 class Patience:
@@ -33,12 +36,15 @@ class Patience:
 
     async def insist(self, work: Callable[[], Awaitable[T]]) -> T:
         """The result of `work`, tried again while the remote is away and that is not long ago."""
+        asked_by_s = trio.current_time() + min(GRACE_S, self._patience_s)
         while True:
             started_s = trio.current_time()
             try:
                 return await work()
             except RemoteUnavailableError as e:
                 left_s = self._note_failure(started_s)
+                if e.again_in_s:  # it was not even asked: it may be back
+                    left_s = max(left_s, asked_by_s - trio.current_time())
                 if left_s <= 0:
                     raise
                 pause_s = min(max(e.again_in_s, PAUSE_S_MIN), PAUSE_S_MAX, left_s)

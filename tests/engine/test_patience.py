@@ -21,12 +21,13 @@ class Remote:
         self.outages = outages
         self.asked = 0
         self.refuses = refuses
+        self.again_in_s = 0.0
 
     async def get(self) -> str:
         self.asked += 1
         if any(start <= trio.current_time() < end for start, end in self.outages):
             await trio.sleep(0 if self.refuses else PATIENCE_S)
-            raise RemoteUnavailableError("away", again_in_s=1.0 if self.refuses else 0.0)
+            raise RemoteUnavailableError("away", again_in_s=self.again_in_s)
         return "data"
 
 
@@ -41,6 +42,7 @@ def run(main: object) -> None:
 def test_a_short_outage_is_nobodys_error() -> None:
     async def main() -> None:
         now, readers, remote = trio.current_time(), patience(), Remote((0, trio.current_time() + 7))
+        remote.again_in_s = 1.0
         async with trio.open_nursery() as nursery:
             for _ in range(5):
                 nursery.start_soon(readers.insist, remote.get)
@@ -72,5 +74,26 @@ def test_the_next_outage_is_another_one() -> None:
             await readers.insist(remote.get)
         await trio.sleep_until(now + 101)
         assert await readers.insist(remote.get) == "data"
+
+    run(main)
+
+
+def test_nobody_is_told_before_the_remote_was_asked_again() -> None:
+    async def main() -> None:
+        now, readers, remote = trio.current_time(), patience(), Remote((0, trio.current_time() + 31))
+        with pytest.raises(RemoteUnavailableError):
+            await readers.insist(remote.get)
+        await trio.sleep_until(now + 12)
+        remote.again_in_s = 1.0
+        with pytest.raises(RemoteUnavailableError):
+            await readers.insist(remote.get)
+        assert trio.current_time() - now < 12 + 8
+        for at_s in (20, 28):  # not long ago, that is
+            await trio.sleep_until(now + at_s)
+            if at_s == 20:
+                with pytest.raises(RemoteUnavailableError):
+                    await readers.insist(remote.get)
+            else:
+                assert await readers.insist(remote.get) == "data"
 
     run(main)
