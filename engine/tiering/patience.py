@@ -1,9 +1,10 @@
 """Who reads a file waits for a remote that is away, while the outage is young: one shorter than `remote.timeout` is
-nobody's error, and in a longer one nobody waits longer than that. (Jobs do not wait: they come again.)
+nobody's error, and in a longer one nobody asks again later than that. (Jobs do not wait: they come again.)
 
 An outage is counted from the first request that failed, whoever made it: once it is `patience_s` old, readers are told
 as soon as the remote was asked again, or the breaker's cool-down is over. When nothing failed for as long, the next
-failure begins another one.
+failure begins another one; one that comes sooner counts as the same, since a read that went well may have been of what
+is here.
 
 Owner: the trio thread. A crash leaves nothing.
 """
