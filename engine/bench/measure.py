@@ -30,6 +30,8 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     target_text: str = ""
     ok: bool | None = None
     note: str = ""
+    cost_us: float | None = None  # processor time of the subject's daemons for each unit (bytes: for each MiB)
+    baseline_cost_us: float | None = None
 
 
 def timed(work: Callable[[], object]) -> Timed:

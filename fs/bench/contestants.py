@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from aof2.engine.bench.seaweed import Seaweed
-from aof2.fs.bench.process import Processes, StepError, end, is_mounted, unmount, wait_until
+from aof2.fs.bench.process import OWNER_NAME, Processes, StepError, end, is_mounted, unmount, wait_until
 
 START_S = 60.0
 
@@ -33,6 +33,7 @@ class Contestant:
     """One filesystem under test."""
 
     name = ""
+    bucket = True  # whether its files are in a bucket of its name
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
@@ -58,6 +59,10 @@ class Contestant:
     def fetched_bytes(self) -> int | None:
         """What came from the remote so far, where that can be told."""
         return None
+
+    def marked(self, environ: dict[str, str]) -> dict[str, str]:
+        """The environment of its daemons: their processor time is counted as this contestant's."""
+        return {**environ, OWNER_NAME: self.name}
 
 
 class Disk(Contestant):
@@ -97,7 +102,7 @@ class Mounted(Contestant):
     def start(self) -> None:
         self.mountpoint.mkdir(exist_ok=True)
         self.cache.mkdir(exist_ok=True)
-        self.daemon = daemon = self.setup.processes.spawn(self.command(), self.log, self.environ())
+        self.daemon = daemon = self.setup.processes.spawn(self.command(), self.log, self.marked(self.environ()))
         wait_until(lambda: is_mounted(self.mountpoint) or daemon.poll() is not None, START_S, f"{self.name} is mounted")
         if daemon.poll() is not None:
             raise StepError(f"{self.name} ended while mounting: {self.log_tail()}")

@@ -20,6 +20,8 @@ SEQUENTIAL_PASSES = 4
 class Rates(msgspec.Struct, frozen=True):
     bytes_per_s: float
     reads_per_s: float
+    bytes_read: int
+    reads: int
 
 
 def read_job(path: Path, *, threads: int, size: int, random_s: float | None, drop: bool = False) -> list[str]:
@@ -45,7 +47,7 @@ def parse_fio(text: str) -> Rates:
         if job["error"]:
             raise StepError(f"fio: error {job['error']}")
         read = job["read"]
-        rates = Rates(float(read["bw_bytes"]), float(read["iops"]))
+        rates = Rates(float(read["bw_bytes"]), float(read["iops"]), int(read["io_bytes"]), int(read["total_ios"]))
     except (ValueError, KeyError, IndexError, TypeError):
         raise StepError("fio printed something else than its report") from None
     if not rates.bytes_per_s:

@@ -23,13 +23,15 @@ from aof2.engine.bench.measure import Measurement
 from aof2.fs.bench import rows
 from aof2.fs.bench.contestants import Bare, Contestant, Disk, Setup
 from aof2.fs.bench.install import FIO, OF_PEER, ensure
-from aof2.fs.bench.peers import Rclone, S3fs, Weed
+from aof2.fs.bench.peers import Geesefs, PassthroughHp, Rclone, S3fs, Weed
 from aof2.fs.bench.process import Processes, StepError, remove_folder
 from aof2.fs.bench.race import Race
 from aof2.fs.bench.server import running_server
 from aof2.fs.bench.subject import Aof2, RangedAof2
 
 PEERS: Final[dict[str, type[Contestant]]] = {"rclone": Rclone, "s3fs": S3fs, "weed": Weed}
+# Take part in making small files, where their program is on PATH; they are not installed.
+MAKERS: Final[tuple[type[Contestant], ...]] = (Geesefs, PassthroughHp)
 ROOM_FACTOR: Final = 4  # of the file's size, for each contestant: its cache, the server's copy, a new file, slack
 
 Progress = Callable[[int, int], None]
@@ -66,7 +68,7 @@ def run(plan: Plan, *, say: Say, on_progress: Progress | None = None) -> list[Me
         stack.callback(remove_folder, processes, folder)
         stack.callback(processes.end_all)
         _check_room(folder, plan, len(peers) + 4)
-        buckets = [*peers, "aof2", "aof2-nopassthrough", Bare.name]
+        buckets = [*peers, "aof2", "aof2-nopassthrough", Bare.name, *(maker.name for maker in MAKERS if maker.bucket)]
         (folder / "server").mkdir()
         server = stack.enter_context(running_server(folder / "server", buckets))
         cache_bytes = max(4 * plan.size, 1 << 30)
@@ -106,7 +108,8 @@ def _field(plan: Plan, setup: Setup, peers: Sequence[str]) -> rows.Field:
     aof2 = Aof2(setup) if plan.with_aof2 else None
     ranged = RangedAof2(setup) if plan.with_aof2 and "daemon" in plan.only else None
     others = [PEERS[name](setup) for name in peers]
-    contestants = [disk, bare, *(c for c in (aof2, ranged) if c), *others]
+    makers = [maker(setup) for maker in MAKERS if "files" in plan.only and plan.peers and shutil.which(maker.name)]
+    contestants = [disk, bare, *(c for c in (aof2, ranged) if c), *others, *makers]
     return rows.Field(
         race=Race(setup.processes, contestants, rounds=plan.rounds, deadline_s=plan.deadline_s),
         disk=disk,
@@ -114,6 +117,7 @@ def _field(plan: Plan, setup: Setup, peers: Sequence[str]) -> rows.Field:
         aof2=aof2,
         ranged=ranged,
         peers=others,
+        makers=makers,
         size=plan.size,
         files=plan.files,
         ranges=plan.ranges,

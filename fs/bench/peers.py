@@ -1,8 +1,9 @@
-"""The peers: other filesystems over the same server, each with a cache on the local disk."""
+"""The peers: other filesystems over the same server, each with a cache on the local disk. Two only make files."""
 
 from __future__ import annotations
 
 import json
+import os
 import urllib.request
 from pathlib import Path
 
@@ -91,3 +92,33 @@ class Weed(Mounted):
             if line.startswith("rchar:"):
                 return int(line.split()[1])
         return None
+
+
+class Geesefs(Mounted):
+    """`geesefs`: uploads in the background, many small objects at a time."""
+
+    name = "geesefs"
+
+    def command(self) -> list[str]:
+        return [
+            self.name, "-f", f"--endpoint={self.setup.server.endpoint_url}", "--region=us-east-1",
+            f"--cache={self.cache}", self.name, str(self.mountpoint),
+        ]  # fmt: skip
+
+    def settle(self, path: Path) -> None:
+        """fsync of a directory uploads what is below it."""
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+class PassthroughHp(Mounted):
+    """libfuse's example of a fast filesystem: a directory of the local disk, passed through, with nothing recorded."""
+
+    name = "passthrough_hp"
+    bucket = False
+
+    def command(self) -> list[str]:
+        return [self.name, "--foreground", str(self.cache), str(self.mountpoint)]

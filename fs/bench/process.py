@@ -23,6 +23,11 @@ from pathlib import Path
 from typing import Final
 
 MARK_NAME: Final = "AOF2_BENCH_RUN"
+OWNER_NAME: Final = "AOF2_BENCH_OWNER"
+TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
+# A run is quiet when its processes take less than this share of one core.
+QUIET_SHARE: Final = 0.1
+QUIET_LOOK_S: Final = 0.2
 KILL_WAIT_S: Final = 10.0
 UMOUNT_S: Final = 30.0
 
@@ -82,14 +87,34 @@ class Processes:
         except OSError as e:
             raise StepError(f"{argv[0]}: {(e.strerror or str(e)).lower()}") from None
 
-    def alive(self) -> list[int]:
+    def alive(self, owner: str | None = None) -> list[int]:
+        """Processes of the run; with `owner`, those that were started with its name in OWNER_NAME."""
+        wanted = {self._mark} if owner is None else {self._mark, f"{OWNER_NAME}={owner}".encode()}
         found = []
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit() and int(entry.name) != os.getpid():
                 with contextlib.suppress(OSError):
-                    if self._mark in (entry / "environ").read_bytes().split(b"\0"):
+                    if wanted <= set((entry / "environ").read_bytes().split(b"\0")):
                         found.append(int(entry.name))
         return found
+
+    def processor_s(self, owner: str | None = None) -> float:
+        """User and system time that the living processes of an owner, or of the whole run, have taken so far."""
+        return sum(map(_processor_s, self.alive(owner)))
+
+    def quiet(self, deadline_s: float) -> None:
+        """Returns when the run's processes are idle, or at the deadline.
+
+        Work that an earlier turn left behind (uploads, sealing) takes a core from the next, or keeps it awake for it.
+        """
+        give_up = time.monotonic() + deadline_s
+        before = self.processor_s()
+        while self.alive() and time.monotonic() < give_up:
+            time.sleep(QUIET_LOOK_S)
+            now = self.processor_s()
+            if now - before < QUIET_SHARE * QUIET_LOOK_S:
+                return
+            before = now
 
     def end_all(self) -> None:
         for number in (signal.SIGTERM, signal.SIGKILL):
@@ -118,6 +143,14 @@ def _kill_group(process: subprocess.Popen[bytes]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(KILL_WAIT_S)
+
+
+def _processor_s(pid: int) -> float:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0  # it ended
+    return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
 
 
 def wait_until(condition: Callable[[], bool], deadline_s: float, what: str, pause_s: float = 0.05) -> None:

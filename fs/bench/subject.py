@@ -38,12 +38,12 @@ class Aof2(Contestant):
         super().__init__(setup)
         self.mountpoint = self.folder / "mnt"
         self.conf = self.folder / "mount.conf"
-        self.bucket = self.folder.name
+        self.bucket_name = self.folder.name
         self.conf.write_text(
             CONF.format(
                 mountpoint=self.mountpoint,
                 state=self.folder / "state",
-                bucket=self.bucket,
+                bucket=self.bucket_name,
                 endpoint=setup.server.endpoint_url,
                 hot_bytes=setup.cache_bytes,
                 tenant=TENANT,
@@ -75,11 +75,12 @@ class Aof2(Contestant):
 
     def fetched_bytes(self) -> int:
         """By the server's count, which has no reason to flatter."""
-        return sent_bytes(self.setup.server, self.bucket)
+        return sent_bytes(self.setup.server, self.bucket_name)
 
     def _aof2(self, verb: str, *arguments: str | Path) -> None:
         command = [Path(sys.executable).with_name("aof2"), verb, *arguments, "--conf", self.conf]
-        self.setup.processes.run(command, deadline_s=self.setup.deadline_s, env=self.setup.server.environ())
+        environ = self.marked(self.setup.server.environ())
+        self.setup.processes.run(command, deadline_s=self.setup.deadline_s, env=environ)
 
 
 class RangedAof2(Aof2):

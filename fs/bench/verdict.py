@@ -21,6 +21,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
     rates: dict[str, float] = {}
     failures: dict[str, str] = {}
+    costs_us: dict[str, float] = {}  # processor time of a contestant's daemons, for each unit
 
 
 def judge(
@@ -41,7 +42,9 @@ def judge(
     for name, rival in rivals.items():
         target = targets.get(BEST_PEER) if name == best else targets.get(name)
         label = f"{name}, {BEST_PEER}" if name == best and BEST_PEER in targets else name
-        rows.append(_row(what, unit, rate, label, rival, target, outcome.failures.get(subject, "")))
+        row = _row(what, unit, rate, label, rival, target, outcome.failures.get(subject, ""))
+        costs = {"cost_us": outcome.costs_us.get(subject), "baseline_cost_us": outcome.costs_us.get(name)}
+        rows.append(msgspec.structs.replace(row, **costs))
     for name, reason in outcome.failures.items():
         if name != subject:
             rows.append(Measurement(what=what, unit=unit, value=rate, baseline=name, note=reason))

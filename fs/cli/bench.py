@@ -15,7 +15,7 @@ from aof2.fs.cli.errors import EXIT_FAILED, CliError, complain
 
 MIB = 1 << 20
 
-COLUMNS = ("what", "value", "baseline", "ratio", "target", "verdict")
+COLUMNS = ("what", "value", "baseline", "ratio", "target", "verdict", "processor")
 
 
 @click.group()
@@ -79,8 +79,10 @@ def mount(
     """The mount against the local disk, rclone, s3fs and weed mount.
 
     Starts an S3 server (SeaweedFS) of its own on loopback and mounts everybody on it, with the same files and the same
-    loops, in turns. Peers that are not installed are installed when root, else named and left out. Files go to a folder
-    under $TMPDIR (some 30 GiB at full size) and are removed, whatever happens.
+    loops, in turns, each alone. Beside a ratio stands the processor time that the daemons took for each unit, in
+    brackets the baseline's. Peers that are not installed are installed when root, else named and left out; geesefs and
+    libfuse's passthrough_hp make small files, too, where they are on PATH. Files go to a folder under $TMPDIR (some
+    30 GiB at full size) and are removed, whatever happens.
     """
     from aof2.fs.bench.mount import FULL, PEERS, QUICK, run
     from aof2.fs.bench.process import StepError
@@ -165,7 +167,17 @@ def _cells(m: Measurement) -> tuple[str, ...]:
         "-" if m.ratio is None else f"{m.ratio:.2f}",
         m.target_text or "-",
         m.note or {True: "ok", False: "miss", None: "info"}[m.ok],
+        _cost(m),
     )
+
+
+def _cost(m: Measurement) -> str:
+    """Processor time of the daemons for each unit, and the baseline's: steadier than a rate on a noisy machine."""
+    if m.cost_us is None:
+        return "-"
+    unit = "MiB" if m.unit == "B/s" else m.unit.removesuffix("s/s")
+    other = "" if m.baseline_cost_us is None else f" ({m.baseline_cost_us:.3g})"
+    return f"{m.cost_us:.3g}{other} µs/{unit}"
 
 
 def amount(value: float, unit: str) -> str:

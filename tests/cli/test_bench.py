@@ -59,8 +59,8 @@ def test_a_miss_is_shown_and_fails_only_a_check(monkeypatch: pytest.MonkeyPatch,
     assert result.exit_code == code
     header, miss, info = (line.split("\t") for line in result.stdout.splitlines())
     assert header == list(bench.COLUMNS)
-    assert miss == ["a", "1 B/s", "b 2 B/s", "0.50", "at least 0.8", "miss"]
-    assert info == ["c", "12.3 M records/s", "-", "-", "-", "info"]
+    assert miss == ["a", "1 B/s", "b 2 B/s", "0.50", "at least 0.8", "miss", "-"]
+    assert info == ["c", "12.3 M records/s", "-", "-", "-", "info", "-"]
     assert json.loads(run("bench", "formats", "--json").stdout.splitlines()[0])["ok"] is False
 
 

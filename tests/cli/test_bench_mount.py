@@ -20,7 +20,7 @@ from aof2.engine.bench.measure import Measurement
 from aof2.fs.bench import install, mount, rows, work
 from aof2.fs.bench.contestants import Contestant, Mounted
 from aof2.fs.bench.fio import parse_fio, read_job
-from aof2.fs.bench.process import Processes, StepError, is_mounted, mounts_under, wait_until
+from aof2.fs.bench.process import OWNER_NAME, Processes, StepError, is_mounted, mounts_under, wait_until
 from aof2.fs.bench.race import Race
 from aof2.fs.bench.server import parse_sent
 from aof2.fs.bench.verdict import Outcome, at_most, judge
@@ -38,8 +38,8 @@ def report(**read: object) -> str:
 
 
 def test_fio_report_after_a_warning() -> None:
-    rates = parse_fio(report(bw_bytes=9_000_000, iops=2197.3, clat_ns={}))
-    assert (rates.bytes_per_s, rates.reads_per_s) == (9e6, 2197.3)
+    rates = parse_fio(report(bw_bytes=9_000_000, iops=2197.3, io_bytes=45_000_000, total_ios=10_986, clat_ns={}))
+    assert (rates.bytes_per_s, rates.reads_per_s, rates.bytes_read, rates.reads) == (9e6, 2197.3, 45_000_000, 10_986)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_fio_report_after_a_warning() -> None:
         ("fio: no such file", "something else"),
         ('{"jobs": []}', "something else"),
         ('{"jobs": [{"error": 5}]}', "error 5"),
-        (report(bw_bytes=0, iops=0), "nothing"),
+        (report(bw_bytes=0, iops=0, io_bytes=0, total_ios=0), "nothing"),
     ],
 )
 def test_fio_failures_are_steps_that_failed(text: str, reason: str) -> None:
@@ -179,6 +179,41 @@ def test_turns_go_back_and_forth_and_give_medians() -> None:
     _, outcome, order = raced(Fake("a", [1.0, 9.0, 2.0]), Fake("b", [4.0, 5.0, 6.0]))
     assert order == ["a", "b", "b", "a", "a", "b"]
     assert outcome == Outcome({"a": 2.0, "b": 5.0})
+
+
+def test_what_a_turn_cost_is_its_own_processes_time() -> None:
+    """For each unit, and of nobody else's process."""
+    processes = Processes()
+    busy = processes.spawn(["sh", "-c", "while :; do :; done"], Path(os.devnull), {OWNER_NAME: "a"})
+    race = Race(processes, [], rounds=1, deadline_s=5)
+
+    def attempt(c: Contestant, _: int) -> float:
+        with race.metering(c) as meter:
+            wait_until(lambda: processes.processor_s("a") > 0.3, 30, "it ran")
+            meter.units = 10
+        return 1.0
+
+    race.processes.quiet = lambda deadline_s: None  # type: ignore[method-assign]
+    try:
+        outcome = race.turns(attempt, [Fake("a", []), Fake("b", [])])
+    finally:
+        busy.kill()
+        busy.wait()
+    assert outcome.costs_us["a"] > 0
+    assert outcome.costs_us["b"] == 0
+
+
+def test_idle_processes_are_quiet_and_busy_ones_until_the_deadline() -> None:
+    processes = Processes()
+    asleep = processes.spawn(["sleep", "60"], Path(os.devnull))
+    processes.quiet(60.0)
+    asleep.kill()
+    asleep.wait()
+    busy = processes.spawn(["sh", "-c", "while :; do :; done"], Path(os.devnull))
+    processes.quiet(1.0)
+    assert busy.poll() is None
+    busy.kill()
+    busy.wait()
 
 
 def test_who_fails_sits_out_the_row_and_is_mounted_again() -> None:
@@ -320,15 +355,15 @@ def test_tiny_run_of_the_disk_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert measured[:8] == [
         ("resident sequential read, 1 thread", disk, 0.95),
         ("resident sequential read, 4 threads", disk, 0.95),
-        ("resident 4 KiB random reads, 1 thread", disk, 0.95),
-        ("resident 4 KiB random reads, 4 threads", disk, 0.95),
+        ("resident 4 KiB random reads, 1 thread", disk, 0.85),
+        ("resident 4 KiB random reads, 4 threads", disk, 0.85),
         ("resident sequential read, answered by the daemon", "", None),
         ("resident sequential read, passthrough off", "", None),
         ("write of a new 4 MiB file", disk, 0.9),
         ("write of a new 4 MiB file, with fsync", disk, None),
     ]
     assert ("first read of 4 MiB from S3", "boto3", 0.8) in measured
-    assert ("creating 20 files of 4 KiB", disk, 0.5) in measured
+    assert ("creating 20 files of 4 KiB", disk, None) in measured
     assert list(tmp_path.iterdir()) == []
 
 
@@ -340,6 +375,8 @@ def test_tiny_run_with_the_mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert result.exit_code == 0, result.output
     for row in objects(result):
         assert row["value"], str(row)
+    assert all("cost_us" in row for row in objects(result))
+    assert any(row["cost_us"] for row in objects(result))
     assert list(tmp_path.iterdir()) == []
 
 
