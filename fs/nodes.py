@@ -74,6 +74,8 @@ class Nodes:
     def find(self, parent: int, name: bytes) -> InodeRow | None:
         """What has this name, as it was told; None: nothing."""
         check_name(name)
+        if name in (b".", b".."):
+            return self._by_handle(parent, name)
         unlinks = self.unlinks
         if unlinks is not None and unlinks.is_gone(parent, name):
             return None
@@ -85,6 +87,27 @@ class Nodes:
                 entry = view.get(stream_id, t.DENTRIES, (parent, name))
                 row = view.get(stream_id, t.INODES, entry.ino) if entry is not None else None
         return row if row is None or unlinks is None else unlinks.as_told(row)
+
+    def _by_handle(self, ino: int, name: bytes) -> InodeRow | None:
+        """An inode that the kernel forgot and knows by its file handle (open_by_handle_at, NFS), or the directory it
+        is in; None: it has no name any more, and never comes back (the kernel says ESTALE)."""
+        with self.volume.catalog.view() as view:
+            try:
+                row = self.row(view, ino)
+                if name == b".." and ino != s.ROOT:
+                    row = self.row(view, self._parent(row))
+            except OSError:
+                return None
+        if self.unlinks is not None:
+            if self.unlinks.is_nameless(row.ino):
+                return None
+            row = self.unlinks.as_told(row)
+        return row if row.nlink and not self.is_buried(row.ino) else None
+
+    def _parent(self, row: InodeRow) -> int:
+        if s.is_special(row.ino):
+            return self.special.parent(row.ino)
+        return s.ROOT if row.ino == namespace.root_ino(stream_of(row.ino)) else row.parent
 
     def _find_special(self, view: View, parent: int, name: bytes) -> InodeRow | None:
         if parent == s.ROOT:

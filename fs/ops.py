@@ -55,7 +55,7 @@ def fail(code: int) -> pyfuse3.FUSEError:
 class Operations(pyfuse3.Operations):
     """What the kernel asks, request by request."""
 
-    supports_dot_lookup = False
+    supports_dot_lookup = True  # by inode: how the kernel finds what it forgot (file handles, NFS)
     enable_writeback_cache = False
     enable_acl = False
 

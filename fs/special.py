@@ -76,6 +76,12 @@ class Special:
             return [(name.encode() + b".jsonl", FIRST_LOG + tenant_id) for tenant_id, name in self._tenants().items()]
         raise os_error(errno.ENOTDIR)
 
+    def parent(self, ino: int) -> int:
+        """The directory that a special inode is in; the root's is itself."""
+        if ino in (STATUS, METRICS, MANIFEST):
+            return DOT
+        return MANIFEST if ino >= FIRST_LOG else ROOT
+
     def lookup(self, parent: int, name: bytes) -> int | None:
         return dict(self.entries(parent)).get(name)
 

@@ -14,8 +14,9 @@
  * is more than is needed and never wrong: a clean file's do not change by themselves. It is not what keeps pages right: a
  * writer can put both back. Whether an open keeps them is the daemon's to say (engine/files/kept.py). */
 #define FLAGS_ON                                                                                                      \
-  (WIRE_ASYNC_READ | WIRE_ATOMIC_O_TRUNC | WIRE_BIG_WRITES | WIRE_AUTO_INVAL_DATA | WIRE_DO_READDIRPLUS |             \
-   WIRE_PARALLEL_DIROPS | WIRE_MAX_PAGES | WIRE_CACHE_SYMLINKS | WIRE_HANDLE_KILLPRIV_V2 | WIRE_INIT_EXT)
+  (WIRE_ASYNC_READ | WIRE_ATOMIC_O_TRUNC | WIRE_EXPORT_SUPPORT | WIRE_BIG_WRITES | WIRE_AUTO_INVAL_DATA |             \
+   WIRE_DO_READDIRPLUS | WIRE_PARALLEL_DIROPS | WIRE_MAX_PAGES | WIRE_CACHE_SYMLINKS | WIRE_HANDLE_KILLPRIV_V2 |      \
+   WIRE_INIT_EXT)
 /* Writeback caching excludes passthrough; locks are the kernel's own; nothing is spliced through a socket. */
 #define FLAGS_OFF                                                                                                     \
   (WIRE_WRITEBACK_CACHE | WIRE_POSIX_ACL | WIRE_POSIX_LOCKS | WIRE_FLOCK_LOCKS | WIRE_SPLICE_READ | WIRE_SPLICE_WRITE | \

@@ -63,6 +63,7 @@ enum wire_init_flag {
   WIRE_ASYNC_READ = 1u << 0,
   WIRE_POSIX_LOCKS = 1u << 1,
   WIRE_ATOMIC_O_TRUNC = 1u << 3,
+  WIRE_EXPORT_SUPPORT = 1u << 4,
   WIRE_BIG_WRITES = 1u << 5,
   WIRE_SPLICE_WRITE = 1u << 7,
   WIRE_SPLICE_MOVE = 1u << 8,
