@@ -44,6 +44,14 @@ class Uploaded(NamedTuple):
     stored_bytes: int
     compression: str
     fresh: bool  # False: the content was already in the remote under this key
+    offset: int = 0  # of the blob in the object under `key`
+
+
+def found(blob: BlobRow, chunk: ChunkRow) -> Uploaded:
+    """The chunk's content is in the remote already, as this blob."""
+    return Uploaded(
+        chunk.chunk_id, blob.key, blob.etag, blob.stored_bytes, chunk.compression, False, offset=blob.offset
+    )
 
 
 def full_mask(length: int, block_bytes: int) -> int:
@@ -169,11 +177,11 @@ def part_begun(b: Batch, ino: int, generation: int, index: int, digest: ChunkDig
 def part_done(b: Batch, chunk: ChunkRow, up: Uploaded, *, block_bytes: int, piece_crcs: bytes = b"") -> ChunkRow:
     """It is in the remote, and will be punched out of the backing file: from this commit on its bytes are there."""
     row, dirty = _dirty_object(b, chunk.ino, chunk.generation)
-    key, etag = _reference(b, chunk, up)
-    chunk = msgspec.structs.replace(chunk, key=key, compression=up.compression)
+    blob = _reference(b, chunk, up)
+    chunk = _located(chunk, blob, up.compression)
     b.apply(o.UpsertChunk(chunk))
     _put_pieces(b, chunk.chunk_id, piece_crcs)
-    b.record(p.UploadDone(key, etag), segment_id=chunk.chunk_id, logical_offset=chunk.length)
+    b.record(p.UploadDone(blob.key, blob.etag), segment_id=chunk.chunk_id, logical_offset=chunk.length)
     b.record(p.LocalEvicted(chunk.length), segment_id=chunk.chunk_id, logical_offset=chunk.length)
     chunks = [*row.chunks, *(0 for _ in range(chunk.index + 1 - len(row.chunks)))]
     replaced, chunks[chunk.index] = chunks[chunk.index], chunk.chunk_id
@@ -225,9 +233,9 @@ def published(
         chunk = b.get(t.CHUNKS, up.chunk_id)
         if chunk is None:
             raise ObjectGoneError(f"chunk {up.chunk_id} of object {ino}.{generation} is gone")
-        key, etag = (up.key, up.etag) if chunk.key else _reference(b, chunk, up)
-        b.apply(o.UpsertChunk(msgspec.structs.replace(chunk, key=key, compression=up.compression)))
-        b.record(p.UploadDone(key, etag), segment_id=up.chunk_id, logical_offset=chunk.length)
+        blob = _blob_of(b, chunk) if chunk.key else _reference(b, chunk, up)
+        b.apply(o.UpsertChunk(_located(chunk, blob, up.compression)))
+        b.record(p.UploadDone(blob.key, blob.etag), segment_id=up.chunk_id, logical_offset=chunk.length)
     supersede(b, ino, generation, purge_at_ms=b.now_ms + purge_after_ms)
     b.apply(o.SetWatermark(CHECKPOINT, checkpoint_id))
     row = msgspec.structs.replace(row, state=ObjectState.PUBLISHED, checkpoint_id=checkpoint_id, published_ms=b.now_ms)
@@ -236,20 +244,36 @@ def published(
     return row
 
 
-def _reference(b: Batch, chunk: ChunkRow, up: Uploaded) -> tuple[str, str]:
-    """One more chunk with this content; key and etag of the one blob that holds it for all of them."""
+def _located(chunk: ChunkRow, blob: BlobRow, compression: str) -> ChunkRow:
+    """The chunk's row, with where its bytes are."""
+    return msgspec.structs.replace(
+        chunk, key=blob.key, offset=blob.offset, stored_bytes=blob.stored_bytes, compression=compression
+    )
+
+
+def _blob_of(b: Batch, chunk: ChunkRow) -> BlobRow:
+    """The blob of a chunk that is in the remote already."""
+    blob = b.get(t.BLOBS, chunk.sha256)
+    if blob is None:
+        raise BlobGoneError(f"{chunk.key} of chunk {chunk.chunk_id} is gone")
+    return blob
+
+
+def _reference(b: Batch, chunk: ChunkRow, up: Uploaded) -> BlobRow:
+    """One more chunk with this content; the one blob that holds it for all of them."""
     blob = b.get(t.BLOBS, chunk.sha256)
     if blob is None:
         owner = blob_segment(up.key)
         if not up.fresh or (owner != chunk.chunk_id and not upload_pending(b.view, b.stream_id, owner, up.key)):
             raise BlobGoneError(f"{up.key} was to be shared by chunk {chunk.chunk_id} and is gone")
-        blob = BlobRow(up.key, up.stored_bytes, chunk.length, 0, up.etag)
+        blob = BlobRow(up.key, up.stored_bytes, chunk.length, 0, up.etag, offset=up.offset)
     elif blob.key != up.key and up.fresh:
         # Somebody else uploaded the same content first: ours is one too many.
         b.record(p.UploadDone(up.key, up.etag), segment_id=up.chunk_id, logical_offset=chunk.length)
         b.record(p.Tier2DeleteQueued(up.key), segment_id=up.chunk_id)
-    b.put(t.BLOBS, chunk.sha256, msgspec.structs.replace(blob, refs=blob.refs + 1, unreferenced_ms=0))
-    return blob.key, blob.etag
+    blob = msgspec.structs.replace(blob, refs=blob.refs + 1, unreferenced_ms=0)
+    b.put(t.BLOBS, chunk.sha256, blob)
+    return blob
 
 
 def upload_pending(view: View, stream_id: int, chunk_id: int, key: str) -> bool:
@@ -345,9 +369,14 @@ def blob_rebuilt(b: Batch, sha256: bytes, chunk_ids: Sequence[int], up: Uploaded
     b.put(
         t.BLOBS,
         sha256,
-        msgspec.structs.replace(blob, stored_bytes=up.stored_bytes, etag=up.etag, verified_ms=b.now_ms),
+        msgspec.structs.replace(
+            blob, offset=up.offset, stored_bytes=up.stored_bytes, etag=up.etag, verified_ms=b.now_ms
+        ),
     )
     for chunk_id in chunk_ids:
+        chunk = b.get(t.CHUNKS, chunk_id)
+        if chunk is not None and chunk.key == up.key:
+            b.apply(o.UpsertChunk(msgspec.structs.replace(chunk, offset=up.offset, stored_bytes=up.stored_bytes)))
         b.record(p.UploadDone(up.key, up.etag), segment_id=chunk_id, logical_offset=blob.raw_bytes)
 
 

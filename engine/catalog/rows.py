@@ -14,6 +14,8 @@ from typing import Final
 
 import msgspec
 
+from aof2.engine.remote.location import Location
+
 INO_STREAM_SHIFT: Final = 40
 ROOT_INO: Final = 1
 
@@ -109,7 +111,11 @@ class DirtyRow(Row, frozen=True):
 
 
 class ChunkRow(Row, frozen=True):
-    """One chunk of an object. `block_crcs` is the crc64 of each block, 8 bytes little-endian each."""
+    """One chunk of an object. `block_crcs` is the crc64 of each block, 8 bytes little-endian each.
+
+    Its bytes in the remote are `stored_bytes` from `offset` on of the object under `key` ("": not there yet). Rows
+    written before these two fields were say 0 stored bytes: all of the object.
+    """
 
     chunk_id: int
     ino: int
@@ -123,6 +129,12 @@ class ChunkRow(Row, frozen=True):
     compression: str = ""
     superseded: bool = False
     purge_at_ms: int = 0
+    offset: int = 0
+    stored_bytes: int = 0
+
+    @property
+    def location(self) -> Location:
+        return Location(self.key, self.offset, self.stored_bytes)
 
 
 class ResidencyRow(Row, frozen=True):
@@ -133,7 +145,8 @@ class ResidencyRow(Row, frozen=True):
 
 
 class BlobRow(Row, frozen=True):
-    """One object in the remote that holds a chunk's content, shared by every chunk with that hash."""
+    """The bytes in the remote that hold a chunk's content, shared by every chunk with that hash: `stored_bytes` from
+    `offset` on of the object under `key`."""
 
     key: str
     stored_bytes: int
@@ -142,6 +155,11 @@ class BlobRow(Row, frozen=True):
     etag: str = ""
     unreferenced_ms: int = 0
     verified_ms: int = 0
+    offset: int = 0
+
+    @property
+    def location(self) -> Location:
+        return Location(self.key, self.offset, self.stored_bytes)
 
 
 class DeltaRow(Row, frozen=True):

@@ -39,6 +39,7 @@ from aof2.engine.jobs.worker import JobContext
 from aof2.engine.manifest.format import ReasonCode
 from aof2.engine.remote.errors import RemoteMissingError
 from aof2.engine.remote.keys import ChunkBlobKey, parse_key
+from aof2.engine.remote.location import LocatedBlob
 from aof2.engine.remote.store import RemoteStore
 from aof2.engine.tiering.hydrate import Hydrator
 from aof2.engine.tiering.publish import Publisher, Target
@@ -81,9 +82,10 @@ def check_blob(remote: RemoteStore, sha256: bytes, blob: BlobRow) -> None:
     info = remote.head_blob(blob.key)
     if info is None:
         raise RemoteMissingError(f"{blob.key}: no such object")
-    if info.size != blob.stored_bytes:
-        raise CorruptError(f"{info.size} bytes instead of {blob.stored_bytes}", path=blob.key)
-    footer = read_footer(partial(remote.get_range, blob.key), blob.stored_bytes, path=blob.key)
+    if not blob.location.fits(info.size):
+        raise CorruptError(f"{info.size} bytes instead of {blob.location.end}", path=blob.key)
+    located = LocatedBlob(remote, blob.location)
+    footer = read_footer(located.read, blob.stored_bytes, path=blob.key)
     name = parse_key(blob.key)
     own = (name.chunk_id, name.generation) if isinstance(name, ChunkBlobKey) else (None, None)
     check_identity(footer, chunk_id=own[0], generation=own[1], sha256=sha256, path=blob.key)
@@ -92,7 +94,7 @@ def check_blob(remote: RemoteStore, sha256: bytes, blob: BlobRow) -> None:
     for first in range(0, footer.frame_count, step):
         last = min(first + step, footer.frame_count) - 1
         start, length = footer.frames_range(first, last)
-        stored = memoryview(remote.get_range(blob.key, start, length))
+        stored = memoryview(located.read(start, length))
         for index in range(first, last + 1):
             at, frame_len = footer.frame_range(index)
             digest.update(decode_frame(footer, index, stored[at - start : at - start + frame_len], path=blob.key))
@@ -208,7 +210,7 @@ class VerifyManifest:
         """Whether the blob is still wanted: not pruned while we looked."""
         with self._catalog.view() as view:
             now = view.get(tenant_id, t.BLOBS, item[0])
-        return now is not None and now.refs > 0 and now.key == item[1].key
+        return now is not None and now.refs > 0 and now.location == item[1].location
 
     # -- repairing -----------------------------------------------------------------------------------------------
 

@@ -144,8 +144,8 @@ class TenantSalvage:
                 fold.reload(view)
             if chunk is None:
                 return None
-            if blob is not None and blob.refs > 0 and blobs.get(blob.key) == blob.stored_bytes:
-                found.append(Uploaded(chunk_id, blob.key, blob.etag, blob.stored_bytes, chunk.compression, False))
+            if blob is not None and blob.refs > 0 and blob.location.fits(blobs.get(blob.key, -1)):
+                found.append(objects.found(blob, chunk))
                 continue
             pending = [key for segment_id, key in fold.pending_uploads if segment_id == chunk_id and key in blobs]
             uploaded = next((up for key in pending if (up := self._verified(chunk, key, blobs[key]))), None)
@@ -232,7 +232,7 @@ class TenantSalvage:
         checked.add(chunk.key)
         blob = view.get(self._stream_id, t.BLOBS, chunk.sha256)
         size = blobs.get(chunk.key)
-        return chunk.key if size is None or (blob is not None and blob.stored_bytes != size) else None
+        return chunk.key if size is None or (blob is not None and not blob.location.fits(size)) else None
 
     def _lost_wals(self, paths: Paths) -> list[Lost]:
         with self._catalog.view() as view:

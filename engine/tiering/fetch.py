@@ -19,6 +19,7 @@ from aof2.engine.blob.reader import check_identity, decode_frame, read_footer
 from aof2.engine.catalog.rows import BlobRow, ChunkRow
 from aof2.engine.env import Files
 from aof2.engine.errors import CorruptError, LandingError
+from aof2.engine.remote.location import LocatedBlob, Location
 from aof2.engine.remote.source import FileTarget
 from aof2.engine.remote.store import RemoteStore
 from aof2.engine.tiering.hashing import PIECE_BYTES, block_crc
@@ -47,7 +48,7 @@ class BlobFetcher:
     def __init__(self, remote: RemoteStore, *, block_bytes: int) -> None:
         self.remote = remote
         self._block_bytes = block_bytes
-        self._footers: OrderedDict[str, BlobFooter] = OrderedDict()
+        self._footers: OrderedDict[Location, BlobFooter] = OrderedDict()
         self._lock = threading.Lock()
 
     def blocks(self, chunk: ChunkRow, blob: BlobRow, first: int, count: int) -> list[bytes | memoryview]:
@@ -57,7 +58,7 @@ class BlobFetcher:
             return plain
         footer = self._footer(chunk, blob)
         start, length = footer.frames_range(first, first + count - 1)
-        stored = memoryview(self.remote.get_range(blob.key, start, length))
+        stored = memoryview(self._at(blob).read(start, length))
         out: list[bytes | memoryview] = []
         for index in range(first, first + count):
             offset, frame_len = footer.frame_range(index)
@@ -91,7 +92,7 @@ class BlobFetcher:
 
         target = FileTarget(place.files, place.fd, place.offset, size, check)
         try:
-            self.remote.receive_range(blob.key, start, end - start, target)
+            self._at(blob).receive(start, end - start, target)
         except LandingError as e:
             raise e.error from None
         return end - start
@@ -102,7 +103,7 @@ class BlobFetcher:
             return None
         size = self._block_bytes
         start, end = first * size, min((first + count) * size, chunk.length)
-        stored = memoryview(self.remote.get_range(blob.key, start, end - start))
+        stored = memoryview(self._at(blob).read(start, end - start))
         out: list[bytes | memoryview] = [stored[at : at + size] for at in range(0, end - start, size)]
         good = all(native.crc64(piece) == block_crc(chunk.block_crcs, first + i) for i, piece in enumerate(out))
         return out if good else None
@@ -110,34 +111,35 @@ class BlobFetcher:
     async def glance_at_once(self, blob: BlobRow, piece_crcs: bytes, offset: int, length: int) -> bytes | None:
         """As `glance`, on the event loop; None also where the remote cannot do that."""
         start, end = _pieces_around(blob, offset, length)
-        stored = await self.remote.glance(blob.key, start, end - start)
+        stored = await self._at(blob).glance(start, end - start)
         return None if stored is None else _checked(stored, start, piece_crcs, offset, length)
 
     def glance(self, blob: BlobRow, piece_crcs: bytes, offset: int, length: int) -> bytes | None:
         """A few bytes of a plain blob, with the pieces around them that tell whether they are right; None: not."""
         start, end = _pieces_around(blob, offset, length)
-        return _checked(self.remote.get_range(blob.key, start, end - start), start, piece_crcs, offset, length)
+        return _checked(self._at(blob).read(start, end - start), start, piece_crcs, offset, length)
+
+    def _at(self, blob: BlobRow) -> LocatedBlob:
+        return LocatedBlob(self.remote, blob.location)
 
     def _footer(self, chunk: ChunkRow, blob: BlobRow) -> BlobFooter:
         with self._lock:
-            footer = self._footers.get(blob.key)
+            footer = self._footers.get(blob.location)
         if footer is None:
-
-            def pread(offset: int, length: int) -> bytes:
-                return self.remote.get_range(blob.key, offset, length)
-
-            footer = read_footer(pread, blob.stored_bytes, path=blob.key)
+            footer = read_footer(self._at(blob).read, blob.stored_bytes, path=blob.key)
             # Content may be shared by many chunks: it is the hash that identifies it.
             check_identity(footer, sha256=chunk.sha256, path=blob.key)
             with self._lock:
-                self._footers[blob.key] = footer
+                self._footers[blob.location] = footer
                 while len(self._footers) > FOOTERS_MAX:
                     self._footers.popitem(last=False)
         return footer
 
     def forget(self, key: str) -> None:
+        """The object under this key is gone, or is another one now."""
         with self._lock:
-            self._footers.pop(key, None)
+            for at in [at for at in self._footers if at.key == key]:
+                del self._footers[at]
 
 
 def _pieces_around(blob: BlobRow, offset: int, length: int) -> tuple[int, int]:

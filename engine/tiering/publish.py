@@ -261,7 +261,7 @@ class Publisher:
             blob = view.get(target.stream_id, t.BLOBS, chunk.sha256)
             begun = self._begun_under(view, target.stream_id, chunk.sha256)
         if blob is not None:
-            return Uploaded(chunk.chunk_id, blob.key, blob.etag, blob.stored_bytes, chunk.compression, False)
+            return objects.found(blob, chunk)
         for name in sorted(begun):
             info = await trio.to_thread.run_sync(self._find, name, chunk.sha256, limiter=self._limiter)
             if info is not None:

@@ -15,6 +15,7 @@ import msgspec
 
 from aof2.engine.catalog.store import MAP_BYTES
 from aof2.engine.catalog.tables import STREAM
+from aof2.engine.remote.location import Location
 
 
 class Refs(NamedTuple):
@@ -30,7 +31,7 @@ class Expected(NamedTuple):
     key: str
     stream_id: int
     sha256: bytes
-    stored_bytes: int
+    location: Location | None  # of the blob in it; None: any size is right
     must: bool
     seen: bool
 

@@ -31,6 +31,7 @@ from aof2.engine.manifest.snapshot import decode_snapshot
 from aof2.engine.objects import full_mask
 from aof2.engine.remote.errors import RemoteMissingError
 from aof2.engine.remote.keys import ManifestChunkKey, ManifestSnapshotKey, parse_key
+from aof2.engine.remote.location import LocatedBlob
 from aof2.engine.remote.source import BytesWriter
 from aof2.engine.remote.store import BlobInfo, RemoteStore
 from aof2.engine.tiering.hashing import block_crc
@@ -53,16 +54,16 @@ def expect(ctx: Context, view: View, stream_id: int, index: Index) -> None:
 
 def _expected(view: View, stream_id: int) -> Iterator[Expected]:
     for sha256, blob in view.scan(stream_id, t.BLOBS):
-        yield Expected(blob.key, stream_id, sha256, blob.stored_bytes, True, False)
+        yield Expected(blob.key, stream_id, sha256, blob.location, True, False)
     for _, delta in view.scan(stream_id, t.DELTAS):
         if delta.key:
-            yield Expected(delta.key, stream_id, b"", -1, True, False)
+            yield Expected(delta.key, stream_id, b"", None, True, False)
     fold = StreamFold(stream_id)
     fold.reload(view)
     for key in fold.log_objects:
-        yield Expected(key, stream_id, b"", -1, True, False)
+        yield Expected(key, stream_id, b"", None, True, False)
     for _, key in (*fold.pending_uploads, *fold.pending_deletes):
-        yield Expected(key, stream_id, b"", -1, False, False)
+        yield Expected(key, stream_id, b"", None, False, False)
 
 
 # -- listing -----------------------------------------------------------------------------------------------------
@@ -90,9 +91,9 @@ def _listed(
         tenant = info.key.removeprefix(BLOB_PREFIX).split("/")[0]
         message = f"{info.key}: orphan of {info.size} bytes: no chunk has it; aof2 gc removes it"
         return finding(Kind.REMOTE_ORPHAN, Severity.WARNING, message, tenant=tenant, key=info.key)
-    if deep or expected.stored_bytes in (-1, info.size):
+    if deep or expected.location is None or expected.location.fits(info.size):
         return None
-    message = f"{info.key}: {info.size} bytes in the remote, its row says {expected.stored_bytes}"
+    message = f"{info.key}: {info.size} bytes in the remote, its row says {expected.location.end}"
     return _blob_finding(ctx, Kind.REMOTE_DAMAGED, message, index, expected)
 
 
@@ -144,17 +145,15 @@ def check_blob(
 def read_blob(remote: RemoteStore, blob: BlobRow, sha256: bytes, chunk: ChunkRow | None) -> int:
     """Streams the blob through every check; the bytes moved. CorruptError says what is wrong."""
 
-    def pread(offset: int, length: int) -> bytes:
-        return remote.get_range(blob.key, offset, length)
-
-    footer = read_footer(pread, blob.stored_bytes, path=blob.key)
+    located = LocatedBlob(remote, blob.location)
+    footer = read_footer(located.read, blob.stored_bytes, path=blob.key)
     check_identity(footer, sha256=sha256, path=blob.key)
     digest = hashlib.sha256()
     step = max(1, PIECE_BYTES // footer.block_bytes)
     for first in range(0, footer.frame_count, step):
         last = min(first + step, footer.frame_count) - 1
         start, length = footer.frames_range(first, last)
-        stored = memoryview(pread(start, length))
+        stored = memoryview(located.read(start, length))
         for i in range(first, last + 1):
             offset, frame_len = footer.frame_range(i)
             at = offset - start
@@ -230,12 +229,12 @@ def check_chunk_blob(ctx: Context, remote: RemoteStore, stream_id: int, chunk_id
             ctx.out.count(blobs=1, remote_bytes=read_blob(remote, blob, chunk.sha256, chunk))
             return
         info = remote.head_blob(blob.key)
-        if info is not None and info.size == blob.stored_bytes:
+        if info is not None and blob.location.fits(info.size):
             ctx.out.count(blobs=1)
             return
         if info is not None:
             kind = Kind.REMOTE_DAMAGED
-            message = f"{blob.key}: {info.size} bytes in the remote, its row says {blob.stored_bytes}"
+            message = f"{blob.key}: {info.size} bytes in the remote, its row says {blob.location.end}"
     except RemoteMissingError:
         pass
     except (CorruptError, UnsupportedError) as e:

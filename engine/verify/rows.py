@@ -12,7 +12,7 @@ import stat
 from collections.abc import Iterator
 
 from aof2.engine.catalog import tables as t
-from aof2.engine.catalog.rows import ObjectRow, ObjectState, ResidencyRow
+from aof2.engine.catalog.rows import BlobRow, ChunkRow, ObjectRow, ObjectState, ResidencyRow
 from aof2.engine.catalog.store import View
 from aof2.engine.objects import HOT_BYTES, WARM_BYTES, disk_bytes, full_mask
 from aof2.engine.verify.context import Context, where
@@ -128,9 +128,18 @@ def check_refcounts(ctx: Context, view: View, stream_id: int, index: Index) -> I
             yield finding(Kind.REFCOUNT, Severity.WARNING, message, fix=fix, tenant=tenant, key=blob.key)
     for chunk_id, chunk in view.scan(stream_id, t.CHUNKS):
         found = view.get(stream_id, t.BLOBS, chunk.sha256) if chunk.key else None
-        if found is not None and found.key != chunk.key:
-            message = f"{tenant}: chunk {chunk_id} is under {chunk.key}, its content's blob is {found.key}"
+        if found is not None and not _same_place(chunk, found):
+            message = f"{tenant}: chunk {chunk_id} is {_place(chunk)}, its content's blob is {_place(found)}"
             yield finding(Kind.OBJECT, Severity.ERROR, message, tenant=tenant, chunk_id=chunk_id, key=chunk.key)
+
+
+def _same_place(chunk: ChunkRow, blob: BlobRow) -> bool:
+    """Chunk rows from before they had a place of their own know only the key."""
+    return chunk.location == blob.location if chunk.stored_bytes else chunk.key == blob.key
+
+
+def _place(row: ChunkRow | BlobRow) -> str:
+    return f"{row.stored_bytes} bytes at {row.offset} of {row.key}"
 
 
 def check_counters(ctx: Context, view: View, stream_id: int) -> Iterator[Finding]:
