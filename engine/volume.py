@@ -173,7 +173,7 @@ class Volume:
             self.hydrator,
             self.hydrator.fetcher,
             self.limiters.of,
-            timeout_s=settings.remote.timeout_s,
+            warm=self.warm,
             metrics=self.metrics,
         )
         self.publisher = Publisher(

@@ -126,6 +126,7 @@ async def _run(mounted: MountedVolume, operations: Operations, ready: Callable[[
             nursery.start_soon(_until_gone, channel, upcalls, files, nursery.cancel_scope)
             await _decide_passthrough(mounted)
             await _announce_capabilities(mounted)
+            files.cold.load()
             births = await _start_births(mounted, background)
             operations.nodes.births = mounted.births = births
             unlinks = await _start_unlinks(mounted, background)

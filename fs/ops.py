@@ -28,6 +28,7 @@ from aof2.engine import namespace
 from aof2.engine.catalog.rows import InodeRow, TenantKind
 from aof2.engine.errors import Aof2Error
 from aof2.engine.files import stream_of
+from aof2.engine.files.cold import COLD_SCAN, check_value
 from aof2.fs import special as s
 from aof2.fs.answers import answered, answered_ahead
 from aof2.fs.attrs import absent
@@ -44,7 +45,6 @@ log = logging.getLogger(__name__)
 LONG_ANSWER: Final = 64 << 10
 SERVED_BYTES_MIN: Final = 32 << 10  # of what is on the disk: worth asking the channel to read it there
 FACT_PREFIX: Final = b"user.aof2."
-COLD_SCAN: Final = b"user.aof2.cold_scan"
 XATTR_PREFIXES: Final = (b"user.", b"trusted.", CAPABILITY)
 
 
@@ -399,7 +399,11 @@ class Operations(pyfuse3.Operations):
     @answered
     async def setxattr(self, inode: int, name: bytes, value: bytes, ctx: pyfuse3.RequestContext) -> None:
         self._check_xattr(inode, name)
+        if name == COLD_SCAN:
+            check_value(value)
         await self.nodes.change(inode, partial(namespace.set_xattr, ino=inode, name=name, value=value))
+        if name == COLD_SCAN:
+            self.files.cold.marked(inode, value)
         if name == CAPABILITY:
             self.files.kernel.caps(inode, True)
 
@@ -407,6 +411,8 @@ class Operations(pyfuse3.Operations):
     async def removexattr(self, inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> None:
         self._check_xattr(inode, name)
         await self.nodes.change(inode, partial(namespace.remove_xattr, ino=inode, name=name))
+        if name == COLD_SCAN:
+            self.files.cold.marked(inode, None)
         if name == CAPABILITY:
             self.files.kernel.caps(inode, False)
 

@@ -41,13 +41,13 @@ class Content:
         self._parts = parts
         self._room = room
         self._block_bytes = volume.settings.engine.block_bytes
-        self._patience = Patience(volume.env.rng, volume.settings.remote.timeout_s)
+        self.patience = Patience(volume.env.rng, volume.settings.remote.timeout_s)
 
     # -- reading -----------------------------------------------------------------------------------------------
 
     async def read(self, file: OpenFile, offset: int, length: int) -> bytes:
         if not file.dirty and file.base is not None:
-            data = await self._patience.insist(partial(self._volume.hydrator.read, file.base, offset, length))
+            data = await self.patience.insist(partial(self._volume.hydrator.read, file.base, offset, length))
             self._modes.passed(file, offset, length)
             return data
         if not file.whole:
@@ -67,7 +67,7 @@ class Content:
             return False
         if not length or offset >= base.size:
             return False
-        if not await self._patience.insist(partial(self._volume.hydrator.make_ready, base, offset, length)):
+        if not await self.patience.insist(partial(self._volume.hydrator.make_ready, base, offset, length)):
             return False
         last = (min(offset + length, base.size) - 1) // self._block_bytes
         self._parts.tell(file, offset // self._block_bytes, last + 1 - offset // self._block_bytes)
@@ -112,7 +112,7 @@ class Content:
             return {}
         file.open_base()
         with file.keeping_times():
-            pages, _ = await self._patience.insist(partial(self._volume.hydrator.obtain, file.base, blocks))
+            pages, _ = await self.patience.insist(partial(self._volume.hydrator.obtain, file.base, blocks))
         return pages
 
     async def bring(self, file: OpenFile, blocks: list[int]) -> None:

@@ -11,7 +11,7 @@ This is the door for everybody outside, and it opens and closes; the rest is don
     modes.py    passthrough or ranged, what the channel knows durability.py  fsync
     charges.py  what the quota counts                         removal.py     files without a name
     room.py     room for writers                              parts.py       files larger than the cache
-    kept.py     which pages the kernel may keep
+    kept.py     which pages the kernel may keep               cold.py        reading past the caches
 
 Invariants
 - One backing file an inode, one mode for all who have it open (`state.py`).
@@ -38,6 +38,7 @@ from aof2.engine.aio import result_of
 from aof2.engine.catalog.rows import InodeRow, ObjectRow
 from aof2.engine.errors import os_error
 from aof2.engine.files.charges import Charges
+from aof2.engine.files.cold import ColdFiles
 from aof2.engine.files.content import Content
 from aof2.engine.files.durability import Durability
 from aof2.engine.files.extents import runs_of
@@ -75,6 +76,7 @@ class Files:
         self._loader = Loader(volume, kernel, self._known, self.parts, self._charges)
         self._modes = Modes(volume, kernel, self.parts, self.room)
         self._content = Content(volume, self._modes, self.parts, self.room)
+        self.cold = ColdFiles(volume, kernel, self._content.patience)
         self._durability = Durability(volume, self._known, self._charges)
         self.sizes = Sizes(
             self._content, self.parts, self.room, self._charges, self._durability, block_bytes=self.block_bytes
@@ -89,6 +91,7 @@ class Files:
             async with trio.open_nursery() as nursery:
                 await nursery.start(self.sealer.run)
                 await nursery.start(self.room.run)
+                await nursery.start(self.cold.reads.run)
                 task_status.started()
         finally:
             for file in self._known.all():
@@ -253,7 +256,10 @@ class Files:
 
     def _new_handle(self, file: OpenFile, flags: int) -> int:
         fh, self._next_fh = self._next_fh, self._next_fh + 1
-        handle = Handle(file, flags, keeps_pages=self._kept.opened(file, fh))
+        keeps_pages = self._kept.opened(file, fh)
+        if not wants_write(flags) and file.mode is Mode.RANGED and self.cold.opened(file, fh):
+            keeps_pages = False
+        handle = Handle(file, flags, keeps_pages=keeps_pages)
         self._handles[fh] = handle
         file.handles += 1
         if handle.writes:
@@ -303,6 +309,7 @@ class Files:
         if handle is None:
             return
         file = handle.file
+        self.cold.released(fh)
         async with self.holding(file.ino):
             self._kept.released(file.ino, fh)
             if handle.writes:
@@ -343,14 +350,21 @@ class Files:
     # -- bytes -------------------------------------------------------------------------------------------------
 
     async def read(self, fh: int, offset: int, length: int) -> bytes:
-        return await self._content.read(self.handle(fh).file, offset, length)
+        file = self.handle(fh).file
+        if self.cold.is_cold(fh) and (data := await self.cold.read(file, offset, length)) is not None:
+            return data
+        return await self._content.read(file, offset, length)
 
     async def glance(self, fh: int, offset: int, length: int) -> bytes | None:
         """A few bytes of a clean file that is not here, without what is around them; None: read as usual."""
+        if self.cold.is_cold(fh):
+            return None
         return await self._content.glance(self.handle(fh).file, offset, length)
 
     async def make_ready(self, fh: int, offset: int, length: int) -> bool:
         """Whether the channel can answer this read of a clean file by itself now: its blocks are here, and told."""
+        if self.cold.is_cold(fh):
+            return False
         return await self._content.make_ready(self.handle(fh).file, offset, length)
 
     async def write(self, fh: int, offset: int, data: bytes) -> int:

@@ -167,6 +167,14 @@ class Hydrator:
                 return tier, await self._assemble(handle, offset, end, pages)
         raise CorruptError("local copies keep failing their checksums", path=str(handle.path), offset=offset)
 
+    async def read_resident(self, handle: ObjectHandle, offset: int, length: int) -> bytes | None:
+        """The bytes, if all of them are on this disk and right; nothing is fetched, nothing read ahead."""
+        await self.attach(handle)
+        absent = handle.not_ready(offset // self.block_bytes, (offset + length - 1) // self.block_bytes)
+        if absent and await self._recheck(handle, absent):
+            return None
+        return await self._read_local(handle, offset, length)
+
     async def make_ready(self, handle: ObjectHandle, offset: int, length: int) -> bool:
         """The range is in the backing file, verified, for others to read; False when there is no room for it there."""
         end = min(offset + length, handle.size)

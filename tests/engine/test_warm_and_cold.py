@@ -108,14 +108,19 @@ def test_evicting_by_name_drops_the_warm_copy_too(tmp_path: Path) -> None:
     run_volume(small_settings(tmp_path, hot_bytes=3 * CHUNK), body)
 
 
+def _rows(v: Volume) -> dict[tuple[str, bytes], bytes]:
+    """Every row but those of the log's own upload, which goes on by itself."""
+    with v.catalog.view() as view:
+        return {slot: row for slot, row in every_row(view).items() if b"manifest/" not in slot[1]}
+
+
 def test_a_cold_scan_streams_and_leaves_no_trace(tmp_path: Path) -> None:
     async def body(v: Volume) -> None:
         data = content(5, 5 * CHUNK + 1234)
         key = await v.put("default", b"f", data)
         await v.checkpoint("default")
         await v.evict([key])
-        with v.catalog.view() as view:
-            before = every_row(view)
+        before = _rows(v)
         got: list[bytes] = []
 
         async def sink(piece: bytes) -> None:
@@ -130,8 +135,8 @@ def test_a_cold_scan_streams_and_leaves_no_trace(tmp_path: Path) -> None:
         assert len(got) > 5
         assert v.quota.usage.used_bytes == 0
         assert v.pages.stats().used_bytes == 0
+        assert _rows(v) == before
         with v.catalog.view() as view:
-            assert every_row(view) == before
             assert not any(v.cold.holds(row.key) for _, row in view.scan(1, t.BLOBS))
 
     run_volume(small_settings(tmp_path, compression="none"), body)
