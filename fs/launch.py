@@ -18,6 +18,7 @@ import contextlib
 import ctypes
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -50,6 +51,8 @@ GRACE_S: Final = 5.0
 SETTLE_MAX_S: Final = 20.0
 SETTLE_EVERY_S: Final = 0.1
 SWITCH_S: Final = 0.0005
+OPEN_FILES_WANTED: Final = 1 << 20
+OPEN_FILES_FEW: Final = 4096
 MMAP_FROM_BYTES: Final = 4 << 20
 ARENAS_MAX: Final = 2
 _M_MMAP_THRESHOLD: Final = -3
@@ -213,8 +216,8 @@ def foreground(settings: Settings, options: Options, serve: Serve | None = None)
 def run(settings: Settings, options: Options, serve: Serve | None, ready: Callable[[], None]) -> str:
     """Serves until unmounted; "" when that went well, else the line that says why not."""
     os.umask(0o077)
-    _tune_process()
     configure_logging(sys.stderr)
+    _tune_process()
     if serve is None:
         from aof2.fs.daemon import serve as real_serve  # pyfuse3, and everything of the engine
 
@@ -245,10 +248,26 @@ def _tune_process() -> None:
     """Before there are threads. Large buffers go back to the system when they are freed, and leave no holes in a
     heap of each thread; a thread that only hands something on does not wait long for one that computes."""
     sys.setswitchinterval(SWITCH_S)
+    files = _raise_open_files()
+    if files < OPEN_FILES_FEW:
+        log.warning("few files can be open at once: raise the limit (ulimit -n)", extra={"limit": files})
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):  # glibc's
         libc.mallopt(_M_MMAP_THRESHOLD, MMAP_FROM_BYTES)
         libc.mallopt(_M_ARENA_MAX, ARENAS_MAX)
+
+
+def _raise_open_files() -> int:
+    """A descriptor a file in use, and as root no other limit than the kernel's; how many there may be now. Without one
+    more, an open is EMFILE, and what is open goes on."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for wanted in (max(hard, OPEN_FILES_WANTED), hard):
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, wanted))
+        except (ValueError, OSError):
+            continue
+        return wanted
+    return soft
 
 
 async def _serve_until_told(serve: Serve, settings: Settings, options: Options, on_ready: Callable[[], None]) -> None:

@@ -7,18 +7,22 @@ checked.
 Invariants
 - `masks` is what can be read now; `added` is the part of it that the catalog does not know yet (its bytes may not be
   synced). Losing `added` in a crash means fetching again, nothing else.
-- A handle with users or pins is not evicted. A handle is dropped from the table only when nobody uses it and nothing is
+- A handle with users or pins is not evicted. A handle leaves the table only when it has no users and nothing is
   added.
+- A descriptor of a backing file lives as long as its handle is in the table or has users: one that outlived both would
+  refuse every lease on the file, and so keep it from being sealed or evicted for ever.
 
 Owner: the trio thread. Blocking file work happens on worker threads through the functions of `hot`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Final
 
 import trio
 
@@ -29,6 +33,7 @@ from aof2.engine.local.hot import HotCache, Identity
 from aof2.engine.objects import ObjectGoneError, full_mask, mask_bytes
 
 Key = tuple[int, int, int]  # stream id, inode, generation
+SHRINK_LOOKS: Final = 8
 
 
 class ObjectHandle:
@@ -161,7 +166,9 @@ class ObjectHandle:
 
     def ensure_file(self, hot: HotCache) -> None:
         """The backing file, open; a new, sparse one where nothing of the object is here."""
-        if self.fd < 0:
+        if self.fd < 0 and any(self.masks):
+            self.fd = hot.open(self.path)
+        elif self.fd < 0:
             self.fd = hot.create(self.path, self.size)
             self.made_in = hot
 
@@ -229,6 +236,7 @@ class HandleTable:
         self.evicting: dict[Key, trio.Event] = {}  # being given up: whoever wants one waits, then starts afresh
         self._idle_max = idle_max
         self._table: OrderedDict[Key, ObjectHandle] = OrderedDict()
+        self._idle: OrderedDict[Key, ObjectHandle] = OrderedDict()  # those of them without users, longest unused first
 
     def get(self, key: Key) -> ObjectHandle | None:
         handle = self._table.get(key)
@@ -238,7 +246,33 @@ class HandleTable:
 
     def put(self, handle: ObjectHandle) -> None:
         self._table[handle.key] = handle
-        self._shrink()
+        if not handle.users:
+            self._idle[handle.key] = handle
+            self._shrink()
+
+    def use(self, handle: ObjectHandle) -> None:
+        """One more user; `done` ends it."""
+        handle.users += 1
+        self._idle.pop(handle.key, None)
+
+    def done(self, handle: ObjectHandle) -> None:
+        """One user less. A handle that left the table meanwhile was kept open by its users alone."""
+        handle.users -= 1
+        if handle.users:
+            return
+        if self._table.get(handle.key) is handle:
+            self._idle[handle.key] = handle
+            self._shrink()
+        else:
+            handle.close_file()
+
+    @contextlib.contextmanager
+    def using(self, handle: ObjectHandle) -> Iterator[None]:
+        self.use(handle)
+        try:
+            yield
+        finally:
+            self.done(handle)
 
     def peek(self, key: Key) -> ObjectHandle | None:
         """Without counting as a use."""
@@ -246,17 +280,21 @@ class HandleTable:
 
     def forget(self, key: Key) -> None:
         """The object is gone or its local bytes are: closes its file; the next user starts from the catalog."""
-        handle = self._table.pop(key, None)
+        handle = self._take_out(key)
         if handle is not None:
             handle.close_file()
             handle.remove_hollow_file()
 
     def detach(self, key: Key) -> ObjectHandle | None:
         """Out of the table, its file still open: whoever holds it goes on with it under another name."""
-        handle = self._table.pop(key, None)
+        handle = self._take_out(key)
         if handle is not None:
             handle.written_to = True
         return handle
+
+    def _take_out(self, key: Key) -> ObjectHandle | None:
+        self._idle.pop(key, None)
+        return self._table.pop(key, None)
 
     def close_all(self) -> None:
         for key in list(self._table):
@@ -276,8 +314,12 @@ class HandleTable:
         return len(self._table)
 
     def _shrink(self) -> None:
-        for handle in list(self._table.values()):
-            if len(self._table) <= self._idle_max:
+        """A few at a time: what cannot go yet is not looked at again and again."""
+        for _ in range(SHRINK_LOOKS):
+            if len(self._idle) <= self._idle_max:
                 return
-            if handle.users == 0 and handle.pins == 0 and not handle.added:
-                self.forget(handle.key)
+            key, handle = next(iter(self._idle.items()))
+            if handle.pins or handle.added:
+                self._idle.move_to_end(key)
+            else:
+                self.forget(key)

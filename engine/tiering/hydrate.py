@@ -127,12 +127,14 @@ class Hydrator:
         if handle is None:
             with self.catalog.view() as view:
                 handle = load_handle(view, self.hot, key, tenant, self.block_bytes)
+            self.handles.use(handle)  # before it is in the table, which gives up what has no users
             self.handles.put(handle)
-        handle.users += 1
+        else:
+            self.handles.use(handle)
         return handle
 
     def close(self, handle: ObjectHandle) -> None:
-        handle.users -= 1
+        self.handles.done(handle)
 
     # -- reading ------------------------------------------------------------------------------------------------
 
@@ -341,14 +343,12 @@ class Hydrator:
             self._nursery.start_soon(self._prefetch, handle, blocks)
 
     async def _prefetch(self, handle: ObjectHandle, blocks: list[int]) -> None:
-        handle.users += 1
-        try:
-            await self.obtain(handle, blocks, wanted=False)
-        except (Aof2Error, OSError) as e:
-            # Whoever really reads there meets the error again, and is told.
-            log.debug("read-ahead failed", extra={"path": str(handle.path), "error": str(e)})
-        finally:
-            handle.users -= 1
+        with self.handles.using(handle):
+            try:
+                await self.obtain(handle, blocks, wanted=False)
+            except (Aof2Error, OSError) as e:
+                # Whoever really reads there meets the error again, and is told.
+                log.debug("read-ahead failed", extra={"path": str(handle.path), "error": str(e)})
 
     # -- making blocks ready ------------------------------------------------------------------------------------
 

@@ -87,11 +87,8 @@ class Settler:
             await self.settle_one(handle)
 
     async def settle_one(self, handle: ObjectHandle) -> None:
-        handle.users += 1  # not to be evicted under the sync
-        try:
+        with self._handles.using(handle):  # not to be evicted under the sync
             await self._record(handle)
-        finally:
-            handle.users -= 1
 
     async def _record(self, handle: ObjectHandle) -> None:
         added, handle.added = handle.added, {}
