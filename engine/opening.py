@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import logging
 import os
 import shutil
 import signal
@@ -21,13 +22,20 @@ from aof2.engine.catalog.rows import (
     TenantRow,
 )
 from aof2.engine.env import Env
-from aof2.engine.errors import LimitError, ReadOnlyError
+from aof2.engine.errors import LimitError, ReadOnlyError, TransientError
 from aof2.engine.manifest.writer import LogSettings
 from aof2.engine.quota import DiskSpace
+from aof2.engine.remote.fence import Fence, read_volume
 from aof2.engine.remote.settings import RemoteSettings
+from aof2.engine.remote.store import RemoteStore
+from aof2.engine.replicate.stale import take_checked_claim
 from aof2.engine.settings import Settings
 
+log = logging.getLogger(__name__)
+
 VOLUME_STREAM = 0
+# How long opening waits for a remote to say whose volume it is; past it the claim is made when the remote answers.
+LOOK_MAX_S = 5.0
 KINDS = {"files": TenantKind.FILES, "append": TenantKind.APPEND, "paged": TenantKind.PAGED}
 
 
@@ -46,6 +54,27 @@ def ensure_volume_stream(env: Env, opened: Opened, settings: Settings) -> None:
         opened.streams[VOLUME_STREAM] = open_stream(
             env, opened.catalog, settings.volume.state_dir / "manifest", log_settings(settings), VOLUME_STREAM
         )
+
+
+def claim_now(env: Env, settings: Settings, remote: RemoteStore, opened: Opened) -> Fence | None:
+    """The claim on the remote, made before anything of the volume is served; None: the remote is away.
+
+    StaleError: this state folder is behind its remote, or parted from it. Nothing was claimed.
+    """
+    try:
+        read_volume(remote, timeout_s=min(LOOK_MAX_S, settings.remote.timeout_s))
+        return take_checked_claim(env, remote, opened.catalog, settings.volume.state_dir)
+    except TransientError as e:
+        log.info("the remote is away; the volume is claimed when it answers", extra={"error": str(e)})
+        return None
+
+
+def close_unused(opened: Opened, remote: RemoteStore) -> None:
+    """Lets go of what was opened for a volume that does not come up; nothing of it was changed."""
+    for stream in opened.streams.values():
+        stream.log.close()
+    opened.catalog.close()
+    remote.close()
 
 
 def remote_settings(settings: Settings) -> RemoteSettings:

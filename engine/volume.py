@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -53,6 +53,8 @@ from aof2.engine.opening import (
     KINDS,
     VOLUME_STREAM,
     check_geometry,
+    claim_now,
+    close_unused,
     disk_space,
     ensure_volume_stream,
     ignore_lease_breaks,
@@ -64,6 +66,7 @@ from aof2.engine.opening import (
 )
 from aof2.engine.pagecache import PageCache
 from aof2.engine.quota import QuotaRow, StorageQuota
+from aof2.engine.remote.fence import Fence
 from aof2.engine.remote.limiter import ReadLimiters
 from aof2.engine.remote.metered import GuardedStore, MeteredStore
 from aof2.engine.remote.open import open_remote
@@ -114,7 +117,15 @@ class _Events:
 class Volume:
     """An open volume. Made by `open_volume`."""
 
-    def __init__(self, env: Env, settings: Settings, opened: Opened, events: _Events, remote: RemoteStore) -> None:
+    def __init__(
+        self,
+        env: Env,
+        settings: Settings,
+        opened: Opened,
+        events: _Events,
+        remote: RemoteStore,
+        fence: Fence | None = None,
+    ) -> None:
         cache, engine = settings.cache, settings.engine
         state_dir = settings.volume.state_dir
         self.env = env
@@ -195,7 +206,8 @@ class Volume:
             self.writer,
             state_dir,
             tenants=self.tenant_names,
-            on_fenced=self.target.turn_read_only,
+            on_fenced=self._fenced,
+            fence=fence,
         )
         self.jobs = Jobs(
             env,
@@ -228,12 +240,35 @@ class Volume:
             every_s=cache.scrub_every_s,
         )
         self.metrics_port = 0
+        self.fenced = ""  # why another machine is the volume's writer now
+        self.on_fenced: Callable[[str], None] | None = (
+            None  # ends writing in its own order; without one it ends at once
+        )
         self.unborn_from: dict[int, int] = {}  # by stream: from this inode on, files may be there before their rows
         self.dirty_inos: list[int] = []  # files that were being written when the volume was last closed
         self._tenants: dict[int, TenantRow] = {}
         self._snapshots_wanted: dict[int, None] = {}
         self._snapshot_wake = trio.Event()
         self._snapshotting = trio.Lock()
+
+    def _fenced(self, reason: str) -> None:
+        """Another machine took the volume over: what is here stays, nothing more is taken."""
+        self.fenced = reason
+        if self.on_fenced is not None:
+            self.on_fenced(reason)
+        else:
+            self.target.turn_read_only(reason)
+
+    @property
+    def read_only_reason(self) -> str:
+        """Why nothing is written any more; "" while it is."""
+        return self.fenced or self.target.read_only_reason
+
+    def check_writable(self, stream_id: int) -> None:
+        """ReadOnlyError where the tenant takes no writes, or the volume none any more."""
+        reason = self.read_only_reason or self.target.read_only_streams.get(stream_id)
+        if reason:
+            raise ReadOnlyError(f"read-only: {reason}")
 
     # -- tenants -----------------------------------------------------------------------------------------------
 
@@ -516,6 +551,7 @@ async def open_volume(
     env = env or Env()
     if not settings.manifest.enabled:
         parts = ()  # a volume without its log writes nothing
+    claims = "replicator" in parts
     ignore_lease_breaks()
     lock_fd = lock_state_dir(settings.volume.state_dir)
     try:
@@ -527,9 +563,14 @@ async def open_volume(
             settings.volume.state_dir / "manifest",
             log_settings(settings),
         )
-        ensure_volume_stream(env, opened, settings)
         remote = open_remote(env, remote_settings(settings))
-        volume = Volume(env, settings, opened, events, remote)
+        try:
+            ensure_volume_stream(env, opened, settings)
+            fence = await trio.to_thread.run_sync(claim_now, env, settings, remote, opened) if claims else None
+        except BaseException:
+            close_unused(opened, remote)
+            raise
+        volume = Volume(env, settings, opened, events, remote, fence)
         events.volume = volume
         volume.writer.start()
         try:

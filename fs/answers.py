@@ -12,7 +12,7 @@ import errno
 import functools
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import pyfuse3
 import trio
@@ -25,6 +25,13 @@ from aof2.fs.channel_wire import ChannelError
 log = logging.getLogger(__name__)
 
 F = TypeVar("F", bound=Callable[..., Awaitable[Any]])
+
+
+# What changes the volume. An open to write is refused where it is known to be one (`Files.open`).
+CHANGES: Final = frozenset(
+    ("create", "link", "mkdir", "mknod", "removexattr", "rename", "rmdir", "setattr", "setxattr", "symlink")
+    + ("unlink", "write")
+)
 
 
 def errno_of(e: BaseException) -> int:
@@ -60,11 +67,14 @@ def answered_ahead(operation: F) -> F:
 
 
 def _answered(operation: F, *, knows_unlinks: bool) -> F:
+    changes = operation.__name__ in CHANGES
 
     @functools.wraps(operation)
     async def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             self.volume.foreground.asked()
+            if changes and self.volume.fenced:
+                raise pyfuse3.FUSEError(errno.EROFS)
             births, unlinks = self.nodes.births, self.nodes.unlinks
             if births is not None and births.behind():
                 await births.catch_up()

@@ -78,6 +78,7 @@ class Births:
         self._nursery: trio.Nursery | None = None
         self._stopped = False
         self._failed = False
+        self._ended = False
         self.folded_files = 0
 
     # -- starting ----------------------------------------------------------------------------------------------
@@ -237,7 +238,14 @@ class Births:
         for one in self._logs:
             self._channel.birth_inos(one.stream_id, namespace.root_ino(one.stream_id), 0)
 
+    def stop_for_good(self) -> None:
+        """The volume takes nothing more: neither does the channel."""
+        self._ended = True
+        self._stop()
+
     def _may_pass(self) -> bool:
+        if self._ended:
+            return False
         names = self._files.volume.tenant_names()
         if self._files.room.is_behind:
             return False

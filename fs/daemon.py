@@ -36,6 +36,7 @@ from aof2.fs.control.server import ControlServer
 from aof2.fs.nodes import Nodes
 from aof2.fs.ops import Operations
 from aof2.fs.options import Options
+from aof2.fs.readonly import end_writing
 from aof2.fs.setattr import CAPABILITY
 from aof2.fs.special import Special
 from aof2.fs.unlinks import Unlinks
@@ -131,6 +132,7 @@ async def _run(mounted: MountedVolume, operations: Operations, ready: Callable[[
             operations.nodes.births = mounted.births = births
             unlinks = await _start_unlinks(mounted, background)
             operations.nodes.unlinks = mounted.unlinks = unlinks
+            _watch_fence(mounted, background)
             for ino in mounted.volume.dirty_inos:
                 nursery.start_soon(_adopt, files, ino)
             await nursery.start(ControlServer(mounted.volume.state_dir / CONTROL_NAME, mounted).run)
@@ -169,6 +171,16 @@ async def _start_unlinks(mounted: MountedVolume, nursery: trio.Nursery) -> Unlin
     await unlinks.start()
     await nursery.start(unlinks.run)
     return unlinks
+
+
+def _watch_fence(mounted: MountedVolume, nursery: trio.Nursery) -> None:
+    """A volume that another machine took over becomes read-only, now or whenever that is noticed."""
+    volume = mounted.volume
+    volume.on_fenced = lambda reason: nursery.start_soon(
+        end_writing, mounted.files, mounted.births, mounted.caught_up, reason
+    )
+    if volume.fenced:
+        volume.on_fenced(volume.fenced)
 
 
 async def _serve_kernel() -> None:

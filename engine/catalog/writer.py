@@ -88,6 +88,7 @@ class CatalogTarget:
         self.streams = dict(streams)
         self.events = events
         self.enabled = True
+        self.read_only_streams: dict[int, str] = {}  # whose log is damaged, and how
         # Seconds to wait every BRAKE_EVERY_BYTES, for the log not to grow faster than what is done with it. Bounded by
         # the giver. By bytes, not by groups: whoever does one small thing after the other is a group each time.
         self.brake_s: Callable[[], float] = lambda: 0.0
@@ -115,6 +116,8 @@ class CatalogTarget:
     def append(self, item: _Submission) -> Callable[[], object]:
         self._refuse()
         stream = self.streams.get(item.stream_id)
+        if stream is None and item.stream_id in self.read_only_streams:
+            raise ReadOnlyError(f"the tenant is read-only: {self.read_only_streams[item.stream_id]}")
         if stream is None:
             raise LimitError(f"there is no stream {item.stream_id}")
         if self._txn is None:

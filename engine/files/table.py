@@ -47,6 +47,7 @@ from aof2.engine.files.known import Known
 from aof2.engine.files.loading import Loader
 from aof2.engine.files.modes import Modes
 from aof2.engine.files.parts import Parts
+from aof2.engine.files.recover import set_immutable
 from aof2.engine.files.removal import Removal
 from aof2.engine.files.room import WriteRoom
 from aof2.engine.files.seal import Sealer
@@ -67,6 +68,7 @@ class Files:
         self.block_bytes = volume.settings.engine.block_bytes
         self._handles: dict[int, Handle] = {}
         self._next_fh = 1
+        self._stopped: set[int] = set()  # by `refuse_writes`
         self._known = Known()
         self._kept = KeptPages()
         self.parts = Parts(self)
@@ -99,6 +101,16 @@ class Files:
                 file.close_fd()
                 if file.dirty and file.base is not None:
                     file.base.close_file()
+
+    def refuse_writes(self) -> int:
+        """The volume is another's: who has a file open for writing gets an error from here on; how many files."""
+        for file in self._known.all():
+            if file.writers and set_immutable(file.path, on=True):  # until its last writer closed, or recovery
+                self._stopped.add(file.ino)
+        return len(self._stopped)
+
+    def _check_writable(self, ino: int) -> None:
+        self.volume.check_writable(stream_of(ino))
 
     # -- who has what ------------------------------------------------------------------------------------------
 
@@ -168,6 +180,7 @@ class Files:
         return row, fh
 
     async def _create(self, parent: int, work: Callable[..., InodeRow], flags: int) -> tuple[InodeRow, int]:
+        self._check_writable(parent)
         chunked = partial(work, chunk_bytes=self.volume.settings.engine.chunk_bytes)
         row = await result_of(self.volume.writer.submit(stream_of(parent), chunked))
         file, fd = self._make_new(row)
@@ -218,6 +231,8 @@ class Files:
 
     async def open(self, ino: int, flags: int) -> int:
         """A handle. Opening to write, the catalog knows that the file is dirty before this returns."""
+        if wants_write(flags) or flags & os.O_TRUNC:
+            self._check_writable(ino)
         with self._known.opening(ino):
             try:
                 async with self.holding(ino):
@@ -237,6 +252,7 @@ class Files:
 
     async def truncate(self, ino: int, size: int) -> None:
         """Cuts or extends, open or not."""
+        self._check_writable(ino)
         with self._known.opening(ino):
             try:
                 async with self.holding(ino):
@@ -316,6 +332,9 @@ class Files:
                 await self.collect(file)
             file.handles -= 1
             file.writers -= handle.writes
+            if not file.writers and file.ino in self._stopped:
+                self._stopped.discard(file.ino)
+                set_immutable(file.path, on=False)
             if handle.writes:
                 self.room.closed(file)
                 self.charge(file)
@@ -368,7 +387,9 @@ class Files:
         return await self._content.make_ready(self.handle(fh).file, offset, length)
 
     async def write(self, fh: int, offset: int, data: bytes) -> int:
-        return await self._content.write(self.handle(fh).file, offset, data)
+        file = self.handle(fh).file
+        self._check_writable(file.ino)
+        return await self._content.write(file, offset, data)
 
     async def fetch(self, file: OpenFile, blocks: list[int]) -> dict[int, bytes]:
         """Brings blocks of a dirty file here, as far as there is room; those that found none. `file.io` is held."""
@@ -380,7 +401,9 @@ class Files:
 
     async def fallocate(self, fh: int, mode: int, offset: int, length: int) -> None:
         """Space for a range, or holes and zeros in it, on a ranged file. Reserves before a byte is taken."""
-        await self.sizes.fallocate(self.handle(fh).file, mode, offset, length)
+        file = self.handle(fh).file
+        self._check_writable(file.ino)
+        await self.sizes.fallocate(file, mode, offset, length)
 
     async def seek(self, fh: int, offset: int, whence: int) -> int:
         """SEEK_DATA and SEEK_HOLE. Of a file that is not all here nothing is known to be a hole but its end."""

@@ -1,6 +1,6 @@
 """One writer a volume: `volume.json` says who. A second one takes over by raising the epoch; the first one then stops.
 
-    {"format_version": 1, "volume_uuid": "…", "writer_epoch": 7, "writer_id": "…", "claimed_at_ms": …}
+    {"format_version": 1, "volume_uuid": "…", "writer_epoch": 7, "writer_id": "…", "claimed_at_ms": …, "host": "…"}
 
 The object is created with If-None-Match:* and replaced with If-Match only, so of two claims of one epoch one fails.
 `writer_id` is random in each claim: two writers never send equal bytes, and one whose answer got lost knows its own.
@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+import socket
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
@@ -47,13 +48,19 @@ class VolumeRecord(msgspec.Struct, frozen=True, kw_only=True):
     writer_epoch: int
     writer_id: str
     claimed_at_ms: int = 0
+    host: str = ""
 
 
-def read_volume(store: RemoteStore) -> tuple[VolumeRecord, str] | None:
+def new_writer_id() -> str:
+    """A name for a claim that no other claim has."""
+    return secrets.token_hex(16)
+
+
+def read_volume(store: RemoteStore, *, timeout_s: float | None = None) -> tuple[VolumeRecord, str] | None:
     """The record and its etag, or None when the remote holds no volume."""
     out = BytesWriter()
     try:
-        info = store.get_blob(VOLUME_KEY, out)
+        info = store.get_blob(VOLUME_KEY, out, timeout_s=timeout_s)
     except RemoteMissingError:
         return None
     data = out.getvalue()
@@ -73,9 +80,19 @@ class _VersionOnly(msgspec.Struct):
     format_version: int
 
 
-def claim(env: Env, store: RemoteStore, *, expected_uuid: str | None = None, create: bool = True) -> Fence:
+def claim(
+    env: Env,
+    store: RemoteStore,
+    *,
+    expected_uuid: str | None = None,
+    create: bool = True,
+    writer_id: str = "",
+    over_writer_id: str = "",
+) -> Fence:
     """Makes this process the volume's writer; a volume that is not there yet is created.
 
+    `writer_id` is the name of the claim, if the caller wrote it down before; `over_writer_id` the claim that it may
+    replace, if only that one.
     FencedError: the remote holds another volume than `expected_uuid`, or another writer claimed at the same moment.
     RemoteMissingError: no volume there, and `create` is off or a particular one is expected.
     """
@@ -91,13 +108,16 @@ def claim(env: Env, store: RemoteStore, *, expected_uuid: str | None = None, cre
             raise FencedError(
                 f"{VOLUME_KEY}: the remote holds volume {old.volume_uuid}, this state_dir belongs to {expected_uuid}"
             )
+        if over_writer_id and old.writer_id != over_writer_id:
+            raise FencedError(f"{VOLUME_KEY}: another writer claimed the volume at the same moment")
         volume_uuid, epoch = old.volume_uuid, old.writer_epoch + 1
     record = VolumeRecord(
         format_version=FORMAT_VERSION,
         volume_uuid=volume_uuid,
         writer_epoch=epoch,
-        writer_id=secrets.token_hex(16),
+        writer_id=writer_id or new_writer_id(),
         claimed_at_ms=env.now_ms(),
+        host=socket.gethostname(),
     )
     store.replace_if_match(VOLUME_KEY, msgspec.json.encode(record), etag)
     return Fence(store, record)

@@ -43,7 +43,7 @@ from aof2.engine.objects import HOT_BYTES, WARM_BYTES
 from aof2.engine.remote.errors import FencedError, RemoteMissingError
 from aof2.engine.remote.fence import VolumeRecord, read_volume
 from aof2.engine.remote.store import RemoteStore
-from aof2.engine.replicate.claim import read_identity, write_identity
+from aof2.engine.replicate.claim import read_identity, remember_found
 from aof2.engine.replicate.listing import Inventory, RemoteLog, list_streams
 from aof2.engine.replicate.stream import as_downloaded, local_snapshots
 
@@ -137,7 +137,7 @@ class Follower:
             raise RemoteMissingError("volume.json: the remote holds no volume; is it the right url?")
         known = read_identity(self.state_dir)
         if known is None:
-            write_identity(self.env, self.state_dir, found[0].volume_uuid)
+            remember_found(self.env, self.state_dir, found[0])
         elif known != found[0].volume_uuid:
             raise FencedError(f"the remote holds volume {found[0].volume_uuid}, this state_dir follows {known}")
         return found[0]

@@ -32,6 +32,7 @@ import msgspec
 import trio
 
 from aof2.engine.aio import open_nursery
+from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.store import Catalog
 from aof2.engine.catalog.writer import CatalogWriter
 from aof2.engine.env import Env
@@ -51,8 +52,8 @@ from aof2.engine.remote.errors import FencedError, RemoteMissingError, RemoteRef
 from aof2.engine.remote.fence import Fence
 from aof2.engine.remote.store import RemoteStore
 from aof2.engine.replicate.audit import TenantAudit
-from aof2.engine.replicate.claim import take_claim
 from aof2.engine.replicate.reconcile import Status, StreamReport, examine_stream, repair_stream
+from aof2.engine.replicate.stale import take_checked_claim
 from aof2.engine.replicate.stream import BUNDLE_CHUNKS, StreamUploads
 
 log = logging.getLogger(__name__)
@@ -72,6 +73,7 @@ class ReplicateOptions(msgspec.Struct, frozen=True, kw_only=True):
     backoff_s: float = 0.5
     backoff_max_s: float = 30.0
     bundle_chunks: int = BUNDLE_CHUNKS
+    heartbeat_s: float = 10.0
 
 
 class _Stream:
@@ -99,9 +101,11 @@ class LogReplicator:
         tenants: Callable[[], Mapping[int, str]],
         on_fenced: Callable[[str], None],
         options: ReplicateOptions | None = None,
+        fence: Fence | None = None,
     ) -> None:
+        """`fence`: the claim, where it was made already; without one, `run` claims as soon as the remote answers."""
         self.env = env
-        self.fence: Fence | None = None
+        self.fence = fence
         self.fenced = ""
         self.stuck: dict[int, str] = {}
         self.reports: dict[int, StreamReport] = {}
@@ -198,13 +202,15 @@ class LogReplicator:
         task_status.started()
         self._writer.target.brake_s = self.brake_s
         try:
-            self.fence = await self._attempts(partial(take_claim, self.env, self._store, self._state_dir), "the claim")
+            if self.fence is None:
+                self.fence = await self._attempts(self._claim, "the claim")
             with self._catalog.view() as view:
                 for stream_id in view.streams():
                     self._stream(stream_id)
             self._tell_moved()
             async with open_nursery() as nursery:
                 self._nursery = nursery
+                nursery.start_soon(self._heartbeat, self.fence)
                 for stream in list(self._streams.values()):
                     nursery.start_soon(self._run_stream, stream)
                 await trio.sleep_forever()
@@ -217,6 +223,26 @@ class LogReplicator:
             for stream in self._streams.values():
                 if stream.audit is not None:
                     stream.audit.close()
+
+    def _claim(self) -> Fence:
+        return take_checked_claim(self.env, self._store, self._catalog, self._state_dir)
+
+    async def _heartbeat(self, fence: Fence) -> None:
+        """Whether the volume is still ours, asked while it is written to: an idle one asks at its next upload."""
+        groups = self._writer.groups
+        while True:
+            await trio.sleep(self._options.heartbeat_s)
+            if self._writer.groups == groups and not self._has_dirty():
+                continue
+            groups = self._writer.groups
+            try:
+                await trio.to_thread.run_sync(fence.check)
+            except TransientError:
+                continue  # away: asked again after the next pause
+
+    def _has_dirty(self) -> bool:
+        with self._catalog.view() as view:
+            return any(next(view.scan(stream_id, t.DIRTY), None) is not None for stream_id in self._tenants())
 
     def _stop(self, error: Aof2Error) -> None:
         if isinstance(error, ReadOnlyError) and not isinstance(error, FencedError):

@@ -98,6 +98,7 @@ def _facts(now: Frame, last: Frame | None) -> list[tuple[str, str]]:
     pinned = f"{m.pinned_files} file(s), {human_size(m.pinned_bytes)} pinned"
     return [
         ("mount", f"{m.mountpoint}, {'read-only' if m.read_only else 'read-write'}, up {uptime(m.started_ms)}"),
+        *_read_only(m),
         ("passthrough", _passthrough(m)),
         ("memory", f"{_share(m.page_cache_bytes, m.page_cache_limit_bytes)}; {hit_rate}"),
         ("hot", f"{_share(v.hot_bytes, v.hot_limit_bytes)}; {pinned}"),
@@ -120,6 +121,11 @@ def _remote(m: MountStatus) -> str:
     return "answers" if m.remote_state == "closed" else f"away, {m.remote_errors} failed request(s)"
 
 
+def _read_only(m: MountStatus) -> list[tuple[str, str]]:
+    """Why nothing is taken any more, where that was not asked for."""
+    return [("fenced" if m.fenced else "read-only", m.read_only_why)] if m.read_only_why else []
+
+
 def _passthrough(m: MountStatus) -> str:
     return ("on" if m.passthrough else "off") + (f": {m.passthrough_why}" if m.passthrough_why else "")
 
@@ -137,6 +143,7 @@ def _drawn(now: Frame, last: Frame | None) -> RenderableType:
     head = Table.grid(padding=(0, 2))
     for name, value in _facts(now, last):
         bad = (name == "needs repair" and value != "0") or (name == "remote" and "away" in value)
+        bad = bad or name in ("fenced", "read-only")
         head.add_row(Text(name, style="bold"), Text(value, style="red" if bad else ""))
     tenants = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("tenant", "kind", "objects", "bytes", "hot", "warm", "remote", "dirty"):
@@ -159,6 +166,7 @@ def summary(answer: dict[str, Any]) -> list[tuple[str, str]]:
     m = msgspec.convert(answer, MountStatus)
     return [
         ("mount", f"{m.mountpoint}{' (read-only)' if m.read_only else ''}, pid {m.pid}, up {uptime(m.started_ms)}"),
+        *_read_only(m),
         ("passthrough", _passthrough(m)),
         ("open files", str(m.open_files)),
         ("not sealed", f"{m.unsealed_files} file(s), {human_size(m.unsealed_bytes)}"),

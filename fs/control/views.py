@@ -42,6 +42,8 @@ class MountStatus(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     started_ms: int
     read_only: bool
+    read_only_why: str
+    fenced: bool
     passthrough: bool
     passthrough_why: str
     open_files: int
@@ -127,7 +129,9 @@ def mount_status(mounted: Mounted) -> MountStatus:
         mountpoint=str(mounted.mountpoint),
         pid=os.getpid(),
         started_ms=mounted.started_ms,
-        read_only=mounted.options.ro or not volume.target.enabled,
+        read_only=mounted.options.ro or not volume.target.enabled or bool(volume.read_only_reason),
+        read_only_why=volume.read_only_reason,
+        fenced=bool(volume.fenced),
         passthrough=files.passthrough,
         passthrough_why=files.passthrough_why,
         open_files=files.open_count(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 import threading
 from pathlib import Path
 
@@ -45,6 +46,7 @@ def test_the_first_claim_makes_the_volume(store: RemoteStore) -> None:
         "writer_epoch": 1,
         "writer_id": fence.record.writer_id,
         "claimed_at_ms": 1_700_000_000_000,
+        "host": socket.gethostname(),
     }
     fence.check()
     again = claim(ENV, store, expected_uuid=fence.record.volume_uuid)
