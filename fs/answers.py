@@ -29,8 +29,10 @@ F = TypeVar("F", bound=Callable[..., Awaitable[Any]])
 
 # What changes the volume. An open to write is refused where it is known to be one (`Files.open`).
 CHANGES: Final = frozenset(
-    ("create", "link", "mkdir", "mknod", "removexattr", "rename", "rmdir", "setattr", "setxattr", "symlink")
-    + ("unlink", "write")
+    (
+        *("create", "link", "mkdir", "mknod", "removexattr", "rename", "rmdir", "setattr"),
+        *("setxattr", "symlink", "unlink", "write"),
+    )
 )
 
 

@@ -35,6 +35,11 @@ def restore(w: World, root: Path) -> None:
 def durable(w: World) -> None:
     """Everything in the mount is in the remote, log included."""
     w.ok("wait", w.files)
+    durable_log(w)
+
+
+def durable_log(w: World) -> None:
+    """What is committed is in the remote."""
     seen: list[Path] = []
     while (now := sorted((w.root.parent / "remote" / "manifest").rglob("*.mlog"))) != seen:
         seen = now
@@ -100,13 +105,13 @@ def test_a_machine_that_lost_its_volume_says_so_and_keeps_what_it_has(tmp_path: 
         (a.files / "cold").write_bytes(b"cold" * 1000)
         durable(a)
         a.ok("evict", a.files / "cold")
-        restore(b, tmp_path)
-        b.mount()
-        (b.files / "theirs").write_bytes(b"b")
-        durable(b)
         with open(a.files / "open", "wb") as f:
             f.write(b"before")
             f.flush()
+            durable_log(a)
+            restore(b, tmp_path)
+            b.mount()
+            (b.files / "theirs").write_bytes(b"b")
             with contextlib.suppress(OSError):
                 (a.files / "late").write_bytes(b"late")
             wait_for(lambda: is_fenced(a), "the old writer to notice")
@@ -141,6 +146,7 @@ def test_a_machine_that_lost_its_volume_says_so_and_keeps_what_it_has(tmp_path: 
         refused = a.run("mount")
         assert refused.code == 1
         assert "only here" in refused.err
+        assert sorted(os.listdir(b.files)) == ["cold", "first", "theirs"]
         b.umount()
         b.verify("--remote")
 
