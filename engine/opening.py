@@ -13,11 +13,13 @@ import shutil
 import signal
 import threading
 from pathlib import Path
+from typing import NamedTuple
 
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.batch import Batch
 from aof2.engine.catalog.recovery import Opened, open_stream
 from aof2.engine.catalog.rows import (
+    InodeRow,
     TenantKind,
     TenantRow,
 )
@@ -127,6 +129,29 @@ def check_geometry(b: Batch, *, settings: Settings) -> None:
             b.put(t.COUNTERS, name, value)
         elif made_with != value:
             raise LimitError(f"the volume was made with {name} = {made_with}; it cannot be opened with {value}")
+
+
+class Owner(NamedTuple):
+    """Whose volume it is: the owner of its state_dir, whoever made the directory."""
+
+    uid: int
+    gid: int
+
+
+def owner_of(state_dir: Path) -> Owner:
+    info = state_dir.stat()
+    return Owner(info.st_uid, info.st_gid)
+
+
+def adopts(row: InodeRow, owner: Owner) -> bool:
+    """Whether a tenant's root directory goes to the volume's owner: he could write nothing otherwise.
+
+    A volume of root's is left as root arranged it. In a user's volume what belongs to root was made or restored by root
+    on his behalf; and where he mounts himself, nobody but he can come in, so no other owner makes sense.
+    """
+    if owner.uid == 0 or row.uid == owner.uid:
+        return False
+    return row.uid == 0 or os.geteuid() == owner.uid
 
 
 def make_tenant(b: Batch, *, name: str, kind: TenantKind) -> int:

@@ -52,6 +52,8 @@ from aof2.engine.observe.metrics import StorageMetrics
 from aof2.engine.opening import (
     KINDS,
     VOLUME_STREAM,
+    Owner,
+    adopts,
     check_geometry,
     claim_now,
     close_unused,
@@ -62,6 +64,7 @@ from aof2.engine.opening import (
     lock_state_dir,
     log_settings,
     make_tenant,
+    owner_of,
     remote_settings,
 )
 from aof2.engine.pagecache import PageCache
@@ -300,11 +303,24 @@ class Volume:
                 kind = KINDS[kind_of(wanted)]
                 self.writer.call(VOLUME_STREAM, partial(make_tenant, name=name, kind=kind), sync=True)
         self.load_tenants()
+        owner = owner_of(self.state_dir)
         for tenant_id in self._tenants:
             if tenant_id not in self.target.streams and tenant_id not in self.opened.quarantined:
                 settings = log_settings(self.settings)
                 self.target.add_stream(open_stream(self.env, self.catalog, self.manifest_dir, settings, tenant_id))
-                self.writer.call(tenant_id, namespace.make_root, sync=True)
+                make_root = partial(namespace.make_root, uid=owner.uid, gid=owner.gid)
+                self.writer.call(tenant_id, make_root, sync=True)
+            elif tenant_id in self.target.streams:
+                self._adopt_root(tenant_id, owner)
+
+    def _adopt_root(self, tenant_id: int, owner: Owner) -> None:
+        ino = namespace.root_ino(tenant_id)
+        with self.catalog.view() as view:
+            row = view.get(tenant_id, t.INODES, ino)
+        if row is not None and adopts(row, owner):
+            give = partial(namespace.set_attributes, ino=ino, uid=owner.uid, gid=owner.gid)
+            self.writer.call(tenant_id, give, sync=True)
+            log.info("a tenant's directory is the owner's now", extra={"tenant_id": tenant_id, "uid": owner.uid})
 
     def restore_quota(self) -> None:
         """Used bytes as the catalog counts them: no walk of the cache."""

@@ -60,9 +60,20 @@ setup_stamp() {
   (cd "$AOF2_TOP" && cat pyproject.toml setup.py native/*.c native/*.h native/channel/*.[ch] native/build.py && find fs engine native -name __init__.py | sort) | cksum
 }
 
+# "dev" has everything that "bench" has.
+project_is_current() {
+  local now set_up
+  [ -x "$AOF2_VENV/bin/aof2" ] || return 1
+  now=$(setup_stamp)
+  for set_up in "$1" dev; do
+    if [ "$(cat "$AOF2_VENV/.aof2-$set_up" 2>/dev/null)" = "$now" ]; then return 0; fi
+  done
+  return 1
+}
+
 install_project() {
   local extras=$1 stamp="$AOF2_VENV/.aof2-$1"
-  if [ -x "$AOF2_VENV/bin/aof2" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$(setup_stamp)" ]; then return 0; fi
+  if project_is_current "$1"; then return 0; fi
   say "setting up $AOF2_VENV (once; again when the project's dependencies change)"
   [ -x "$AOF2_VENV/bin/python" ] || "$(find_python)" -m venv "$AOF2_VENV"
   "$AOF2_VENV/bin/python" -m pip install --quiet --disable-pip-version-check --editable "$AOF2_TOP[$extras]" >&2
@@ -71,6 +82,12 @@ install_project() {
 
 setup() {
   install_system "$1"
+  # Nothing to do is nothing to write: another user's tree serves, too.
+  if project_is_current "$1"; then return 0; fi
+  if [ ! -w "$AOF2_TOP" ]; then
+    say "$AOF2_TOP is $(stat -c %U "$AOF2_TOP")'s and not set up; run:  sudo -u $(stat -c %U "$AOF2_TOP") $AOF2_TOP/scripts/aof2 --help"
+    exit 1
+  fi
   # Two scripts started together must not set up over each other.
   exec 9>"$AOF2_TOP/.setup.lock"
   flock 9

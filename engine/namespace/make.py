@@ -21,12 +21,12 @@ _DEVICES: Final = (stat.S_IFCHR, stat.S_IFBLK)
 _NODES: Final = (stat.S_IFIFO, stat.S_IFSOCK, *_DEVICES)
 
 
-def make_root(b: Batch) -> int:
+def make_root(b: Batch, *, uid: int = 0, gid: int = 0) -> int:
     """The tenant's top directory, once."""
     ino = nodes.root_ino(b.stream_id)
     if b.get(t.INODES, ino) is None:
         b.put(t.COUNTERS, "ino", ROOT_INO)
-        b.put(t.INODES, ino, _inode(b, ino, stat.S_IFDIR | 0o755, parent=ino, nlink=2))
+        b.put(t.INODES, ino, _inode(b, ino, stat.S_IFDIR | 0o755, parent=ino, nlink=2, uid=uid, gid=gid))
     return ino
 
 

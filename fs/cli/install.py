@@ -14,6 +14,7 @@ import click
 
 from aof2.fs.cli import output
 from aof2.fs.cli.errors import CliError
+from aof2.fs.privileges import sudo
 
 
 class Helper(NamedTuple):
@@ -52,7 +53,12 @@ def install_helpers(root: str, dry_run: bool, as_json: bool) -> None:
     helpers = HELPERS if str(Path(program).parent) in SYSTEM_PATH else (Helper(COMMAND, link=program), *HELPERS)
     for helper in helpers:
         path = Path(root) / helper.path
-        done.append({"path": str(path), "what": _install(helper, path, program, dry_run=dry_run)})
+        try:
+            what = _install(helper, path, program, dry_run=dry_run)
+        except PermissionError:
+            again = sudo(program, "install-helpers", *(["--root", root] if root != "/" else []))
+            raise CliError(f"{path}: only root may write there; run: {again}") from None
+        done.append({"path": str(path), "what": what})
     if as_json:
         output.print_json({"program": program, "files": done, "dry_run": dry_run})
         return

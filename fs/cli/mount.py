@@ -17,6 +17,7 @@ from aof2.fs.cli.errors import CliError
 from aof2.fs.control.client import ControlClient, NotMountedError, control_client
 from aof2.fs.launch import LOG_NAME, LaunchError, daemonise, foreground, prepare, serving, settled
 from aof2.fs.options import Options, parse_options
+from aof2.fs.privileges import check_folders, check_privileges
 
 # A daemon that was unmounted seals, snapshots and sends the end of its log; the remote may keep it up to its timeout.
 END_MAX_S = 60.0
@@ -57,7 +58,10 @@ def mount(
     settings = mount_settings(conf, parsed, mountpoint)
     if fake:
         return
+    check_folders(settings)
     fresh = prepare(settings)
+    if fresh:
+        check_privileges(parsed)
     if fresh and in_foreground:
         foreground(settings, parsed)
         return

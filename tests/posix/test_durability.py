@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.posix.conftest import MODES
 from tests.posix.helpers import code, names, opened
 from tests.support.mount import MountedVolume, mounted_volume, until
 
@@ -19,11 +20,10 @@ BLOCK = 1 << 20
 SOON = {"timeout": "1s", "retries": 1}
 
 
-@pytest.fixture(params=["passthrough", "ranged"])
+@pytest.fixture(params=list(MODES))
 def own(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MountedVolume]:
     """A mount to kill."""
-    options = ["nopassthrough"] if request.param == "ranged" else []
-    with mounted_volume(tmp_path, options=options, remote=SOON) as volume:
+    with mounted_volume(tmp_path, options=MODES[request.param], remote=SOON) as volume:
         yield volume
 
 
@@ -72,7 +72,7 @@ def test_the_daemons_death_takes_nothing(own: MountedVolume) -> None:
     written = (top / "being-written").read_bytes()
     assert len(written) == 3_000_000
     assert written[:5] == b"x" * 5
-    if "nopassthrough" not in own.options:
+    if own.json("status")["mount"]["passthrough"]:
         assert written[5:10] == b"by ma"
     own.umount()
     verify(own)

@@ -19,6 +19,7 @@ import contextlib
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -38,10 +39,10 @@ Section = Mapping[str, Any]
 
 def why_not() -> str:
     """Why nothing can be mounted here; "" when it can."""
-    if os.geteuid() != 0:
-        return "mounting takes root here"
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
-        return "there is no /dev/fuse"
+        return "there is no /dev/fuse that this user may open"
+    if os.geteuid() != 0 and shutil.which("fusermount3") is None:
+        return "mounting takes root, or fusermount3"
     return ""
 
 
@@ -286,7 +287,8 @@ def _clear(root: Path) -> None:
         _kill(_processes(root))
         mounted = f" {mountpoint} " in Path("/proc/self/mountinfo").read_text()
         if mounted:
-            subprocess.run(["umount", "-l", mountpoint], capture_output=True, timeout=END_MAX_S, check=False)
+            tool = ["umount", "-l"] if os.geteuid() == 0 else ["fusermount3", "-uz", "--"]
+            subprocess.run([*tool, mountpoint], capture_output=True, timeout=END_MAX_S, check=False)
         elif not _processes(root):
             return
         time.sleep(0.02)
