@@ -24,7 +24,7 @@ import trio
 
 from aof2.engine import namespace, objects
 from aof2.engine.aio import open_nursery, result_of
-from aof2.engine.catalog import changes, snapshots
+from aof2.engine.catalog import snapshots
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.recovery import Opened, open_catalog, open_stream
 from aof2.engine.catalog.rows import (
@@ -40,9 +40,10 @@ from aof2.engine.files.birthlog import recover_births
 from aof2.engine.files.recover import recover
 from aof2.engine.files.unlinklog import recover_unlinks
 from aof2.engine.foreground import Foreground
+from aof2.engine.janitor import Janitor, prune_every_s
 from aof2.engine.jobs.prune import Retention
 from aof2.engine.jobs.service import Jobs
-from aof2.engine.local import orphans
+from aof2.engine.jobs.worker import Changes
 from aof2.engine.local.handles import HandleTable, Key, ObjectHandle
 from aof2.engine.local.hot import HotCache
 from aof2.engine.local.warm import WarmStore
@@ -90,8 +91,6 @@ log = logging.getLogger(__name__)
 
 # Chunks uploaded at once. Each holds several parts in memory; two keep a link busy.
 UPLOADS_MAX = 2
-PRUNE_EVERY_S = 600.0
-CURSORS_EVERY_S = 3600.0
 PARTS = ("replicator", "jobs", "scrubber")
 # What a stop waits for the remote with the log's last chunks; they are uploaded at the next start otherwise.
 DRAIN_MAX_S = 10.0
@@ -111,6 +110,10 @@ class _Events:
     def snapshot_due(self, stream_id: int) -> None:
         if self.volume is not None:
             self._soon(partial(self.volume.on_snapshot_due, stream_id))
+
+    def changed(self, stream_id: int) -> None:
+        if self.volume is not None:
+            self._soon(partial(self.volume.feed_changed.fire))
 
     def _soon(self, call: partial[None]) -> None:
         with contextlib.suppress(trio.RunFinishedError):
@@ -229,7 +232,7 @@ class Volume:
             blocked=self.cold.holds,
             metrics=self.metrics,
             foreground=self.foreground,
-            prune_every_s=PRUNE_EVERY_S,
+            prune_every_s=prune_every_s(settings),
         )
         self.scrubber = Scrubber(
             env,
@@ -242,6 +245,8 @@ class Volume:
             block_bytes=engine.block_bytes,
             every_s=cache.scrub_every_s,
         )
+        self.janitor = Janitor(self)
+        self.feed_changed = Changes()
         self.metrics_port = 0
         self.fenced = ""  # why another machine is the volume's writer now
         self.on_fenced: Callable[[str], None] | None = (
@@ -513,50 +518,7 @@ class Volume:
             if name in parts:
                 await nursery.start(getattr(self, name).run)
         if parts:
-            nursery.start_soon(self._housekeep)
-
-    async def _housekeep(self) -> None:
-        """Once: what a crash left on the disk. Every hour: subscribers that nobody hears of any more."""
-        await self.sweep_orphans()
-        while True:
-            await trio.sleep(CURSORS_EVERY_S)
-            for tenant_id in self.target.streams:
-                with contextlib.suppress(ReadOnlyError, FatalIOError):
-                    if self._has_idle_cursor(tenant_id):
-                        await result_of(self.writer.submit(tenant_id, changes.expire))
-
-    def _has_idle_cursor(self, stream_id: int) -> bool:
-        before_ms = self.env.now_ms() - changes.CURSOR_IDLE_MAX_MS
-        with self.catalog.view() as view:
-            return any(row.seen_ms <= before_ms for _, row in view.scan(stream_id, t.CURSORS))
-
-    async def sweep_orphans(self) -> int:
-        """Removes files in hot_cache and warm that no row speaks of; how many."""
-        removed = 0
-        names = self.tenant_names()
-        hot = await trio.to_thread.run_sync(orphans.hot_orphans, self.catalog, self.hot.root, names)
-        try:
-            await result_of(self.writer.flushed())  # a name that is gone only from the page cache could come back
-        except (ReadOnlyError, FatalIOError):
-            return 0
-        for key, path in hot:
-            await trio.lowlevel.checkpoint()
-            with self.catalog.view() as view:
-                # In use means that blocks may be landing that the catalog does not know yet.
-                if key[1] >= self.unborn_from.get(key[0], key[1] + 1):
-                    continue
-                if key not in self.handles and key not in self.handles.evicting and orphans.hot_is_orphan(view, key):
-                    self.hot.unlink(path)
-                    removed += 1
-        async with self.evictor.lock:  # nothing is being demoted meanwhile
-            warm = await trio.to_thread.run_sync(orphans.warm_orphans, self.catalog, self.warm.root, names)
-            for stream_id, chunk_id, path in warm:
-                if not self.warm.has((stream_id, chunk_id)):
-                    self.hot.unlink(path)
-                    removed += 1
-        if removed:
-            log.info("orphan files removed", extra={"files": removed})
-        return removed
+            nursery.start_soon(self.janitor.run)
 
 
 @contextlib.asynccontextmanager

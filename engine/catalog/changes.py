@@ -1,9 +1,9 @@
 """The change feed: subscribers register a cursor, read pages of ManifestChangeRecords, acknowledge them.
 
 One feed a stream, ordered by ChangeSequence. A prefix that every live cursor has acknowledged is trimmed in the same
-commit as the acknowledgement, so the feed is as long as the slowest subscriber is behind. A cursor idle for 24 hours
-expires: it no longer holds the feed back, and its subscriber starts again from a snapshot (`CursorExpiredError`).
-Without cursors nothing is kept at all.
+commit as the acknowledgement, so the feed is as long as the slowest subscriber is behind. A cursor idle for
+`retention.cursor_idle` expires: it no longer holds the feed back, and its subscriber starts again from a snapshot
+(`CursorExpiredError`). Without cursors nothing is kept at all.
 
 Owner: the functions here run on the writer thread (`Batch`) or on a reader's (`View`).
 """
@@ -21,7 +21,6 @@ from aof2.engine.catalog.rows import CursorRow
 from aof2.engine.catalog.store import View
 from aof2.engine.errors import Aof2Error
 
-CURSOR_IDLE_MAX_MS: Final = 24 * 3600 * 1000
 PAGE_LEN_MAX: Final = 1000
 
 
@@ -47,14 +46,16 @@ def register(batch: Batch, name: str) -> int:
     return sequence
 
 
-def page(view: View, stream_id: int, name: str, *, limit: int = PAGE_LEN_MAX) -> list[ManifestChangeRecord]:
-    """The next records this subscriber has not acknowledged."""
+def page(
+    view: View, stream_id: int, name: str, *, limit: int = PAGE_LEN_MAX, after: int | None = None
+) -> list[ManifestChangeRecord]:
+    """The next records this subscriber has not acknowledged; `after`: of those, the ones behind that sequence."""
     row = view.get(stream_id, t.CURSORS, name)
     if row is None:
         raise CursorExpiredError(f"cursor {name!r} is not registered; register it and start from a snapshot")
-    after = t.CHANGES.pack_key(row.acknowledged)
+    behind = t.CHANGES.pack_key(max(row.acknowledged, after or 0))
     records: list[ManifestChangeRecord] = []
-    for _, change in view.scan(stream_id, t.CHANGES, after=after):
+    for _, change in view.scan(stream_id, t.CHANGES, after=behind):
         ops = tuple(decode_op(op) for op in change.ops)
         records.append(ManifestChangeRecord(change.sequence, change.timestamp_ms, ops, change.watermarks))
         if len(records) == limit:
@@ -79,9 +80,14 @@ def unregister(batch: Batch, name: str) -> int:
     return _trim(batch, {name: None})
 
 
-def expire(batch: Batch) -> list[str]:
-    """Drops cursors that nobody used for a day, and what only they held back."""
-    idle = [name for name, row in batch.scan(t.CURSORS) if batch.now_ms - row.seen_ms >= CURSOR_IDLE_MAX_MS]
+def has_idle(view: View, stream_id: int, now_ms: int, idle_ms: int) -> bool:
+    """Whether `expire` would find any."""
+    return any(now_ms - row.seen_ms >= idle_ms for _, row in view.scan(stream_id, t.CURSORS))
+
+
+def expire(batch: Batch, idle_ms: int) -> list[str]:
+    """Drops cursors that were not used for so long, and what only they held back."""
+    idle = [name for name, row in batch.scan(t.CURSORS) if batch.now_ms - row.seen_ms >= idle_ms]
     for name in idle:
         batch.delete(t.CURSORS, name)
     if idle:

@@ -21,6 +21,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, Final, NamedTuple, Protocol, TypeVar, cast
 
 import lmdb
@@ -58,6 +59,9 @@ class WriterEvents(Protocol):
     def sealed(self, stream_id: int, chunk: SealedChunk) -> None: ...
 
     def snapshot_due(self, stream_id: int) -> None: ...
+
+    def changed(self, stream_id: int) -> None:
+        """There is more in the stream's change feed."""
 
 
 class _Submission(NamedTuple):
@@ -127,8 +131,11 @@ class CatalogTarget:
         view = self.catalog.view_of(self._txn)
         batch = Batch(view, item.stream_id, self.env.now_ms(), self.env.now_ns())
         value = item.work(batch)
-        self._stage(stream, batch, batch.finish(subscribed=self._subscribed(stream, batch.view)))
+        subscribed = self._subscribed(stream, batch.view)
+        self._stage(stream, batch, batch.finish(subscribed=subscribed))
         self._after += batch.after_commit
+        if subscribed and batch.ops and self.events is not None:
+            self._after.append(partial(self.events.changed, stream.stream_id))
         return lambda: value
 
     @staticmethod

@@ -18,6 +18,7 @@ Owner: the trio thread; scans and deletes on worker threads. A crash leaves pend
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import groupby, islice
@@ -69,6 +70,17 @@ class Report(msgspec.Struct):
     blobs_deleted: int = 0
     bytes_freed: int = 0
     blobs_blocked: int = 0
+
+
+class Forecast(msgspec.Struct):
+    """What a prune would do: generations let go of, remote objects deleted now, and those that are due once nothing
+    has referred to them for `purge_after`."""
+
+    generations: int = 0
+    blobs: int = 0
+    bytes: int = 0
+    later_blobs: int = 0
+    later_bytes: int = 0
 
 
 # -- what is due -------------------------------------------------------------------------------------------------
@@ -166,6 +178,27 @@ def is_due(catalog: Catalog, tenant_id: int, now_ms: int, keep: Retention) -> bo
         or bool(find_deletes(catalog, tenant_id))
         or bool(find_abandoned(catalog, tenant_id, before_ms))
     )
+
+
+def forecast(catalog: Catalog, tenant_id: int, now_ms: int, keep: Retention) -> Forecast:
+    """What there is to do, without doing it. Blocks."""
+    before_ms = now_ms - keep.purge_after_ms
+    found = Forecast()
+    released: Counter[bytes] = Counter()
+    for row in find_retirable(catalog, tenant_id, now_ms, keep):
+        found.generations += 1
+        with catalog.view() as view:
+            chunks = [view.get(tenant_id, t.CHUNKS, chunk_id) for chunk_id in row.chunks]
+        released.update(chunk.sha256 for chunk in chunks if chunk is not None and chunk.key)
+    for _, blob in find_unreferenced(catalog, tenant_id, before_ms):
+        found.blobs, found.bytes = found.blobs + 1, found.bytes + blob.stored_bytes
+    found.blobs += len(find_deletes(catalog, tenant_id)) + len(find_abandoned(catalog, tenant_id, before_ms))
+    with catalog.view() as view:
+        for sha256, blob in view.scan(tenant_id, t.BLOBS):
+            waits = not blob.refs and blob.unreferenced_ms > before_ms
+            if waits or (blob.refs and released[sha256] >= blob.refs):
+                found.later_blobs, found.later_bytes = found.later_blobs + 1, found.later_bytes + blob.stored_bytes
+    return found
 
 
 def _is_blob(key: str) -> bool:

@@ -181,6 +181,10 @@ class Jobs:
         """Lets go of what retention does not keep; the job's number."""
         return await self.runner.enqueue(tenant_id, JobType.PRUNE_CHECKPOINT, token or "prune")
 
+    async def truncate(self, tenant_id: int, *, body: bytes = b"", token: str | None = None) -> int:
+        """Cuts an append stream; the job's number."""
+        return await self.runner.enqueue(tenant_id, JobType.TRUNCATE_APPEND_ONLY, token or "truncate", body)
+
     async def wait(self, tenant_id: int, job_id: int) -> JobRow:
         return await self.runner.wait(tenant_id, job_id)
 

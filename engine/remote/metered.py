@@ -159,3 +159,10 @@ class GuardedStore(MeteredStore):
         if fence is None:
             raise RemoteUnavailableError("the volume is not claimed yet: nothing is deleted", retryable=False)
         self._measured(RemoteOp.DELETE, lambda: fence.delete(keys))
+
+    def abort_stale_uploads(self, older_than_s: float, *, timeout_s: float | None = None) -> int:
+        fence = self._fence()
+        if fence is None:
+            raise RemoteUnavailableError("the volume is not claimed yet: nothing is cleared away", retryable=False)
+        fence.check()
+        return super().abort_stale_uploads(older_than_s, timeout_s=timeout_s)

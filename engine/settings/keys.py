@@ -30,7 +30,7 @@ TENANT_NAME: Final = re.compile(r"[a-z0-9_-]{1,64}")
 PAGE_CACHE_BYTES_MIN: Final = 16 << 20
 
 _KIB, _MIB, _TIB, _PIB = 1 << 10, 1 << 20, 1 << 40, 1 << 50
-_MINUTE_MS, _HOUR_MS, _DAY_MS = 60_000, 3_600_000, 86_400_000
+_SECOND_MS, _MINUTE_MS, _HOUR_MS, _DAY_MS = 1000, 60_000, 3_600_000, 86_400_000
 
 Parser = Callable[[Any], Any]
 
@@ -196,6 +196,7 @@ SECTION_KEYS: Final[dict[str, dict[str, Key]]] = {
         "undelete_window": Key("undelete_window_s", _time_s(0, 3650 * _DAY_MS)),
         "checkpoints": Key("checkpoints", _count(1, 1_000_000)),
         "purge_after": Key("purge_after_s", _time_s(0, 3650 * _DAY_MS)),
+        "cursor_idle": Key("cursor_idle_s", _time_s(_SECOND_MS, 3650 * _DAY_MS)),
     },
     "manifest": {
         "chunk_capacity": Key("chunk_capacity_bytes", _size(CAPACITY_MIN, CAPACITY_MAX)),

@@ -75,6 +75,7 @@ class RetentionSettings(Section, frozen=True, kw_only=True):
     undelete_window_s: float = 7 * 86_400.0
     checkpoints: int = 10
     purge_after_s: float = 3_600.0
+    cursor_idle_s: float = 86_400.0
 
 
 class ManifestSettings(Section, frozen=True, kw_only=True):

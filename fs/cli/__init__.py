@@ -15,13 +15,18 @@ from aof2.fs.cli.errors import reported
 # verb → (module, what `aof2 --help` says about it). The command has the verb's name in that module.
 VERBS = {
     "bench": ("aof2.fs.cli.bench", "Measure this machine against AOF2's targets."),
+    "changes": ("aof2.fs.cli.changes", "What changed, from where a named cursor stands."),
     "checkpoint": ("aof2.fs.cli.durable", "Make dirty data durable in the remote."),
     "evict": ("aof2.fs.cli.move", "Drop every local copy of files that are in the remote."),
+    "gc": ("aof2.fs.cli.jobs", "Let go of what retention no longer keeps."),
+    "generations": ("aof2.fs.cli.past", "What can be had of a file: now, and before."),
     "install-helpers": ("aof2.fs.cli.install", "Let mount(8), fsck(8) and systemd find AOF2."),
+    "jobs": ("aof2.fs.cli.jobs", "The work that is queued: look at it, start, retry, cancel."),
     "manifest": ("aof2.fs.cli.manifest", "Look at a manifest log, and check it."),
     "mount": ("aof2.fs.cli.mount", "Mount the volume."),
     "pin": ("aof2.fs.cli.move", "Keep files on this disk."),
     "restore": ("aof2.fs.cli.restore", "Build state_dir from the remote, on an empty machine."),
+    "revert": ("aof2.fs.cli.past", "Bring back what a file was."),
     "status": ("aof2.fs.cli.status", "What the volume, a directory or a file is like now."),
     "top": ("aof2.fs.cli.top", "What the mounted volume is doing, live."),
     "umount": ("aof2.fs.cli.mount", "Upload what is left, and unmount."),

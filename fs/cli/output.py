@@ -11,7 +11,7 @@ import itertools
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import click
@@ -83,6 +83,18 @@ def print_table(columns: Sequence[Column], rows: Iterable[Styled]) -> None:
         console.width = max(console.width, sum(widths) + 2 * len(widths))
         console.print(table)
         first = False
+
+
+def print_rows(columns: Sequence[str], rows: Iterable[Sequence[str]], folding: Mapping[str, int]) -> None:
+    """A table on a terminal, tab-separated lines with a heading elsewhere. `folding`: columns that may fold, and how
+    narrow."""
+    if not on_terminal():
+        print_tsv(columns)
+        for row in rows:
+            print_tsv(row)
+        return
+    titles = [Column(title, fold_min=folding.get(title, 0)) for title in columns]
+    print_table(titles, [Styled(row) for row in rows])
 
 
 def print_facts(facts: Sequence[tuple[str, str]]) -> None:

@@ -6,9 +6,11 @@ Owner: the daemon; the trio thread. A crash leaves nothing.
 from __future__ import annotations
 
 from collections.abc import Collection
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Protocol
 
+from aof2.engine.files.state import OpenFile
 from aof2.engine.volume import Volume
 from aof2.fs.options import Options
 
@@ -36,6 +38,12 @@ class OpenFiles(Protocol):
         """Written and not sealed yet."""
 
     async def drop_kernel_pages(self, ino: int) -> None: ...
+
+    def file(self, ino: int) -> OpenFile | None:
+        """The file, if it is open or not sealed yet."""
+
+    def holding(self, ino: int) -> AbstractAsyncContextManager[None]:
+        """One at a time for what changes a file's state."""
 
 
 class Channel(Protocol):

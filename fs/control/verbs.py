@@ -20,15 +20,12 @@ from aof2.engine.inspect.paths import Place, resolve
 from aof2.engine.local.handles import Key
 from aof2.engine.objects import ObjectGoneError
 from aof2.engine.units import format_time
-from aof2.fs.control import durable, move, views, walk
+from aof2.fs.control import durable, feed, move, past, views, walk, work
 from aof2.fs.control.closing import Closing
 from aof2.fs.control.durable import Tell, Uploaded
 from aof2.fs.control.mounted import Mounted
 from aof2.fs.control.protocol import ControlError
-
-
-class Args(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    verb: str
+from aof2.fs.control.requests import Args
 
 
 class Paths(Args, kw_only=True):
@@ -207,4 +204,11 @@ VERBS: Final[dict[str, tuple[type[Args], Handler]]] = {
     "checkpoint": (Checkpoint, checkpoint),
     "wait": (Paths, wait),
     "undelete": (Undelete, undelete),
+    "generations": (past.Generations, past.generations),
+    "revert": (past.Revert, past.revert),
+    "jobs": (work.Jobs, work.jobs),
+    "gc": (work.Gc, work.gc),
+    "changes": (feed.Changes, feed.changes),
+    "acknowledge": (feed.Acknowledge, feed.acknowledge),
+    "cursors": (feed.Cursors, feed.cursors),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ from aof2.engine.manifest.replay import replay
 from aof2.engine.manifest.writer import SealedChunk
 
 from .helpers import Volume, every_row, open_volume, volume
+
+DAY_MS = 24 * 3600 * 1000
 
 
 def make_file(name: bytes, size: int = 0) -> Callable[[Batch], Any]:
@@ -338,6 +341,9 @@ class Told:
     def sealed(self, stream_id: int, chunk: SealedChunk) -> None:
         self.chunks.append((stream_id, chunk.header.chunk_index))
 
+    def changed(self, stream_id: int) -> None:
+        pass
+
     def snapshot_due(self, stream_id: int) -> None:
         self.due.append(stream_id)
 
@@ -400,11 +406,11 @@ def test_an_idle_cursor_expires_and_starts_over(tmp_path: Path) -> None:
         v.writer.call(1, lambda b: changes.register(b, "slow"))
         v.writer.call(1, lambda b: changes.register(b, "quick"))
         v.writer.call(1, upsert(1))
-        now[0] += changes.CURSOR_IDLE_MAX_MS - 1
+        now[0] += DAY_MS - 1
         v.writer.call(1, lambda b: changes.acknowledge(b, "quick", 1))
-        assert v.writer.call(1, changes.expire) == []
+        assert v.writer.call(1, partial(changes.expire, idle_ms=DAY_MS)) == []
         now[0] += 1
-        assert v.writer.call(1, changes.expire) == ["slow"]
+        assert v.writer.call(1, partial(changes.expire, idle_ms=DAY_MS)) == ["slow"]
         assert feed_len(v) == 0
         with pytest.raises(changes.CursorExpiredError, match="snapshot"):
             page(v, "slow")

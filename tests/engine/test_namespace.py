@@ -112,12 +112,12 @@ def test_orphans_are_no_damage_and_are_found_after_a_crash(tmp_path: Path) -> No
         for name in (b"published", b"sealed", b"dirty"):
             work = partial(ns.unlink, parent=ns.root_ino(keys[0][0]), name=name, is_open=lambda _: True)
             await result_of(v.writer.submit(keys[0][0], work))
-        assert await v.sweep_orphans() == 0
+        assert await v.janitor.sweep_orphans() == 0
         assert await v.read(keys[0], 0, 1) == b"p"
 
     async def drop(v: Volume) -> None:
         """Opening the volume dropped them: whoever had them open is gone with the process before."""
-        await v.sweep_orphans()
+        await v.janitor.sweep_orphans()
         assert [v.backing_path(key).exists() for key in keys] == [True, False, False]
         with v.catalog.view() as view:
             assert [key[0] for key, _ in view.scan(keys[0][0], t.OBJECTS)] == [keys[0][1]]

@@ -255,12 +255,12 @@ def test_files_without_rows_are_swept(tmp_path: Path) -> None:
         warm.write_bytes(b"this too")
         odd = kept.with_name("notes.txt")
         odd.write_bytes(b"not ours to judge")
-        await v.sweep_orphans()  # and the volume once by itself, at the start
+        await v.janitor.sweep_orphans()  # and the volume once by itself, at the start
         assert (kept.exists(), orphan.exists(), warm.exists(), odd.exists()) == (True, False, False, True)
         await v.checkpoint("default")
         await v.evict([key])
         kept.write_bytes(b"an eviction that was cut short")
-        assert await v.sweep_orphans() == 1
+        assert await v.janitor.sweep_orphans() == 1
         assert not kept.exists()
         assert await v.read(key, 0, 1000) == content(1, 1000)
 

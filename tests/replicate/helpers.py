@@ -112,6 +112,9 @@ class Events:
         if self.replicator is not None:
             self.replicator.sealed(stream_id, chunk)
 
+    def changed(self, stream_id: int) -> None:
+        pass
+
     def snapshot_due(self, stream_id: int) -> None:
         self.due.append(stream_id)
 

@@ -1,0 +1,233 @@
+"""`aof2 jobs` and `aof2 gc`: the work that is queued, and letting go of what retention does not keep."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+import msgspec
+
+from aof2.engine.inspect.jobs import SHORT, JobStatus, every_job, find_job, job_status
+from aof2.engine.inspect.rows import open_rows
+from aof2.fs.cli import output
+from aof2.fs.cli.client import ask
+from aof2.fs.cli.conf import conf_option, load_conf
+from aof2.fs.cli.errors import EXIT_FAILED, complain
+from aof2.fs.cli.records import iso_time
+from aof2.fs.control.client import NotMountedError
+
+COLUMNS = ("job", "type", "state", "progress", "attempts", "updated (UTC)", "reason")
+JSON = click.option("--json", "as_json", is_flag=True, help="JSON: of a list, one object a line.")
+JOB = click.argument("job", metavar="JOB")
+WAIT = click.option("--wait", is_flag=True, help="Come back when it is over; exit code 1 when it failed.")
+
+
+@click.group(invoke_without_command=True, epilog="Example: aof2 jobs list --json")
+@conf_option
+@click.pass_context
+def jobs(ctx: click.Context, conf: str | None) -> None:
+    """The work that is queued, runs, or is over: uploads, verifications, downloads, prunes, truncations.
+
+    Without a command: list. JOB is TENANT/NUMBER, as the list shows it. A failed job stays until it is retried or
+    cancelled; of the others that are over, the newest 64 of a tenant are kept.
+    """
+    if ctx.invoked_subcommand is None:
+        _list((), False, conf)
+
+
+@jobs.command("list", epilog="Example: aof2 jobs list --state failed")
+@click.option(
+    "--state",
+    "states",
+    multiple=True,
+    type=click.Choice(["queued", "running", "done", "failed", "cancelled"]),
+    help="Only those; may be repeated.",
+)
+@JSON
+@conf_option
+def list_(states: tuple[str, ...], as_json: bool, conf: str | None) -> None:
+    """Every job: its type, state, how far it is, and why it failed. Also works while nothing is mounted."""
+    _list(states, as_json, conf)
+
+
+def _list(states: tuple[str, ...], as_json: bool, conf: str | None) -> None:
+    found = [job for job in _every(conf) if not states or job.state in states]
+    if as_json:
+        for job in found:
+            output.print_json(job)
+        return
+    _table(found)
+
+
+def _every(conf: str | None) -> list[JobStatus]:
+    settings = load_conf(conf)
+    try:
+        return msgspec.convert(ask(settings, "jobs", action="list"), list[JobStatus])
+    except NotMountedError:
+        with open_rows(settings.volume.state_dir) as rows, rows.view() as view:
+            return list(every_job(view))
+
+
+def _table(found: list[JobStatus]) -> None:
+    rows = [
+        (job.job, job.type, job.state, _far(job), str(job.attempts), iso_time(job.updated_ms), job.reason)
+        for job in found
+    ]
+    output.print_rows(COLUMNS, rows, {"reason": 30})
+
+
+def _far(job: JobStatus) -> str:
+    return f"{job.done} of {job.total}" if job.total else ""
+
+
+@jobs.command(epilog="Example: aof2 jobs show default/12")
+@JOB
+@JSON
+@conf_option
+def show(job: str, as_json: bool, conf: str | None) -> None:
+    """One job, with all that is known of it: what it found, when it is tried again, the reason of its failure.
+
+    Also works while nothing is mounted.
+    """
+    settings = load_conf(conf)
+    try:
+        [one] = msgspec.convert(ask(settings, "jobs", action="show", job=job), list[JobStatus])
+    except NotMountedError:
+        with open_rows(settings.volume.state_dir) as rows, rows.view() as view:
+            _, row, tenant = find_job(view, job)
+            one = job_status(row, tenant)
+    if as_json:
+        output.print_json(one)
+        return
+    _print(one)
+
+
+def _print(one: JobStatus) -> None:
+    facts = [
+        ("job", one.job),
+        ("type", one.type),
+        ("state", one.state + (", to be cancelled" if one.cancel_requested and one.state == "running" else "")),
+        ("progress", _far(one) or "none yet"),
+        ("attempts", str(one.attempts)),
+        ("created", iso_time(one.created_ms)),
+        ("updated", iso_time(one.updated_ms)),
+        ("next attempt", iso_time(one.next_ms) if one.next_ms else ""),
+        ("reason", f"{one.reason} ({one.reason_code})" if one.reason else ""),
+        *((name.replace("_", " "), _text(value)) for name, value in one.report.items()),
+    ]
+    output.print_facts([(name, value) for name, value in facts if value])
+
+
+def _text(value: object) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+@jobs.command(epilog="Example: aof2 jobs retry default/12 --wait")
+@JOB
+@WAIT
+@JSON
+@conf_option
+@click.pass_context
+def retry(ctx: click.Context, job: str, wait: bool, as_json: bool, conf: str | None) -> None:
+    """Try a failed job again, or one that waits for its next attempt: now."""
+    _ended(ctx, ask(load_conf(conf), "jobs", action="retry", job=job, wait=wait), as_json, wait)
+
+
+@jobs.command(epilog="Example: aof2 jobs cancel default/12")
+@JOB
+@JSON
+@conf_option
+@click.pass_context
+def cancel(ctx: click.Context, job: str, as_json: bool, conf: str | None) -> None:
+    """Stop a job: at once, or between two of its steps while it runs.
+
+    Files whose upload is cancelled stay here, dirty, and are planned again with the next file that is closed.
+    """
+    _ended(ctx, ask(load_conf(conf), "jobs", action="cancel", job=job), as_json, False)
+
+
+@jobs.command(epilog="Example: aof2 jobs start verify default --wait")
+@click.argument("type_", metavar="TYPE", type=click.Choice(list(SHORT)))
+@click.argument("tenant", metavar="[TENANT]", required=False)
+@click.option("--checkpoint", metavar="ID", type=click.IntRange(min=1), help="Of verify and download: only this one.")
+@WAIT
+@JSON
+@conf_option
+@click.pass_context
+def start(
+    ctx: click.Context,
+    type_: str,
+    tenant: str | None,
+    checkpoint: int | None,
+    wait: bool,
+    as_json: bool,
+    conf: str | None,
+) -> None:
+    """Queue a job of one tenant, or of each.
+
+    \b
+    checkpoint  upload what is sealed and not in the remote yet
+    verify      fetch every blob again, check it, and rebuild bad ones from good copies on this disk
+    download    bring everything to this disk, as far as there is room
+    prune       let go of what retention no longer keeps (as aof2 gc)
+    truncate    cut append streams
+    """
+    args: dict[str, Any] = {"type": type_, "tenant": tenant, "checkpoint_id": checkpoint or 0, "wait": wait}
+    _ended(ctx, ask(load_conf(conf), "jobs", action="start", **args), as_json, wait)
+
+
+def _ended(ctx: click.Context, answer: Any, as_json: bool, waited: bool) -> None:
+    found = msgspec.convert(answer, list[JobStatus])
+    if as_json:
+        for job in found:
+            output.print_json(job)
+    elif found:
+        _table(found)
+    else:
+        output.print_line("nothing to do")
+    if waited and any(job.state == "failed" for job in found):
+        for job in found:
+            if job.state == "failed" and as_json:
+                complain(f"{job.job}: {job.reason}")
+        ctx.exit(EXIT_FAILED)
+
+
+# -- gc --------------------------------------------------------------------------------------------------------------
+
+GC_COLUMNS = ("tenant", "generations", "remote objects", "bytes", "later", "later bytes")
+
+
+@click.command(epilog="Example: aof2 gc --dry-run")
+@click.argument("tenant", metavar="[TENANT]", required=False)
+@click.option("--dry-run", is_flag=True, help="Change nothing: say how much would go.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a tenant and line.")
+@conf_option
+def gc(tenant: str | None, dry_run: bool, as_json: bool, conf: str | None) -> None:
+    """Let go of what retention no longer keeps: old generations, deleted files, remote objects that nothing needs.
+
+    This happens by itself, too. What lost its last reference less than retention.purge_after ago goes later; those are
+    counted apart. Uploads that ended midway are cleared away as well.
+    """
+    answer = ask(load_conf(conf), "gc", tenant=tenant, dry_run=dry_run)
+    if as_json:
+        for one in answer:
+            output.print_json({**one, "dry_run": dry_run})
+        return
+    rows = [
+        (
+            one["tenant"],
+            str(one["generations"]),
+            str(one["blobs"]),
+            output.human_size(one["bytes"]),
+            str(one["later_blobs"]),
+            output.human_size(one["later_bytes"]),
+        )
+        for one in answer
+    ]
+    output.print_rows(GC_COLUMNS, rows, {})
+    in_use = sum(one["in_use"] for one in answer)
+    if in_use:
+        complain(f"note: {in_use} generation(s) are in use and stay until the next time")
+    aborted = sum(one["uploads_aborted"] for one in answer)
+    if aborted:
+        complain(f"note: {aborted} upload(s) that ended midway were cleared away")

@@ -1,0 +1,151 @@
+"""`generations` and `revert` in the daemon: what a file was, and having that again.
+
+Owner: the trio thread; a task a request. A crash leaves the file before or after the one commit that reverts it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from functools import partial
+from typing import NamedTuple
+
+import msgspec
+
+from aof2.engine import generations as past
+from aof2.engine import namespace
+from aof2.engine.aio import result_of
+from aof2.engine.catalog.rows import InodeRow, ObjectRow
+from aof2.engine.inspect.paths import Place, resolve
+from aof2.fs.control import durable, walk
+from aof2.fs.control.closing import Closing
+from aof2.fs.control.durable import Tell
+from aof2.fs.control.mounted import Mounted
+from aof2.fs.control.protocol import ControlError
+from aof2.fs.control.requests import Args
+
+
+class Generations(Args, kw_only=True):
+    path: str
+
+
+class Revert(Args, kw_only=True):
+    path: str
+    generation: int
+    to: str = ""
+
+
+class Reverted(msgspec.Struct, frozen=True, kw_only=True):
+    path: str
+    generation: int  # that the file has now
+    source_generation: int
+    size: int
+
+
+async def generations(mounted: Mounted, args: Generations, _: Tell) -> list[past.Generation]:
+    place = _file(mounted, args.path)
+    return _all(mounted, place)
+
+
+def _all(mounted: Mounted, place: Place) -> list[past.Generation]:
+    block_bytes = mounted.volume.settings.engine.block_bytes
+    with mounted.volume.catalog.view() as view:
+        return past.generations(view, place.tenant_id, place.inode, block_bytes)
+
+
+def _file(mounted: Mounted, path: str) -> Place:
+    with mounted.volume.catalog.view() as view:
+        place = resolve(view, mounted.mountpoint, path)
+    if place is None or not place.is_file:
+        raise ControlError(f"{path}: not a file; only files have generations")
+    return place
+
+
+# -- bringing one back -----------------------------------------------------------------------------------------------
+
+
+async def revert(mounted: Mounted, args: Revert, tell: Tell) -> Reverted:
+    place = _file(mounted, args.path)
+    _check(mounted, place, args)
+    if args.to:
+        return await _beside(mounted, place, args)
+    await _settled(mounted, place, tell)
+    row = await _in_place(mounted, place, args.generation)
+    path = walk.shown(mounted, place)
+    return Reverted(path=path, generation=row.generation, source_generation=args.generation, size=row.size)
+
+
+def _check(mounted: Mounted, place: Place, args: Revert) -> None:
+    found = {one.generation: one for one in _all(mounted, place)}
+    one = found.get(args.generation)
+    shown = walk.shown(mounted, place)
+    if one is None or not one.restorable:
+        there = ", ".join(str(g) for g, o in sorted(found.items()) if o.restorable) or "none"
+        raise ControlError(f"{shown}: there is no published generation {args.generation}; there are {there}")
+    if one.current and not args.to:
+        raise ControlError(f"{shown}: generation {args.generation} is what it is now")
+
+
+async def _settled(mounted: Mounted, place: Place, tell: Tell) -> None:
+    """What the file is now reaches the remote first, so that it is a generation to go back to as well."""
+    ino = place.inode.ino
+    await Closing(mounted).closed({ino})
+    await mounted.files.seal_closed({ino})
+    wanted = {k: n for k, n in durable.pending(mounted.volume, {place.tenant_id}).items() if k[1] == ino}
+    if wanted:
+        await durable.plan(mounted.volume, {place.tenant_id})
+        await durable.uploaded(mounted.volume, wanted, tell)
+
+
+async def _in_place(mounted: Mounted, place: Place, generation: int) -> ObjectRow:
+    volume, ino = mounted.volume, place.inode.ino
+    purge_after_ms = int(volume.settings.retention.purge_after_s * 1000)
+    async with mounted.files.holding(ino):  # who opens it meanwhile waits, and finds it reverted
+        file = mounted.files.file(ino)
+        if file is not None:
+            raise ControlError(f"{walk.shown(mounted, place)}: it is open; close it, or use --to")
+        work = partial(past.revert, ino=ino, generation=generation, purge_after_ms=purge_after_ms)
+        row = await result_of(volume.writer.submit(place.tenant_id, work, sync=True))
+    await mounted.files.drop_kernel_pages(ino)
+    return row
+
+
+class _Target(NamedTuple):
+    parent: InodeRow
+    name: bytes
+    shown: str
+
+
+async def _beside(mounted: Mounted, place: Place, args: Revert) -> Reverted:
+    target = _target(mounted, place, args.to)
+    work = partial(
+        past.revert_beside,
+        ino=place.inode.ino,
+        generation=args.generation,
+        parent=target.parent.ino,
+        name=target.name,
+    )
+    try:
+        made = await result_of(mounted.volume.writer.submit(place.tenant_id, work, sync=True))
+    except FileExistsError:
+        raise ControlError(f"{target.shown}: there is something of that name; choose another") from None
+    mounted.channel.invalidate_entry(target.parent.ino, target.name)
+    return Reverted(path=target.shown, generation=made.generation, source_generation=args.generation, size=made.size)
+
+
+def _target(mounted: Mounted, place: Place, to: str) -> _Target:
+    folder, name = os.path.split(to.rstrip("/"))
+    with mounted.volume.catalog.view() as view:
+        above = resolve(view, mounted.mountpoint, folder) if folder and name else None
+    if above is None:
+        raise ControlError(f"{to}: name a file in the tenant {place.tenant}")
+    shown = walk.shown(mounted, above._replace(name=f"{above.name}/{name}".lstrip("/")))
+    if above.tenant_id != place.tenant_id:
+        raise ControlError(f"{shown}: another tenant; name one in {place.tenant}, and copy it from there")
+    if not stat.S_ISDIR(above.inode.mode):
+        raise ControlError(f"{shown}: {os.strerror(errno.ENOTDIR).lower()}")
+    try:
+        return _Target(above.inode, namespace.check_name(os.fsencode(name)), shown)
+    except OSError as e:
+        raise ControlError(f"{shown}: {(e.strerror or '').lower()}") from None
