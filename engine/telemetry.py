@@ -39,6 +39,7 @@ def connect(volume: Volume, metrics: StorageMetrics) -> None:
     metrics.jobs.set_callback(lambda: _jobs(volume))
     metrics.manifest_chunks_active.set_callback(lambda: _chunks_on_disk(volume))
     metrics.read_only.set_callback(lambda: float(bool(volume.read_only_reason) or not volume.target.enabled))
+    metrics.manifest_shadow_divergence.set_callback(lambda: volume.shadows.divergence)
     metrics.manifest_replay_seconds.set(volume.opened.replay_s)
     metrics.manifest_crc_error_count.set(len(volume.opened.quarantined))
 

@@ -78,6 +78,7 @@ from aof2.engine.remote.store import RemoteStore
 from aof2.engine.replicate.stream import worth_a_snapshot
 from aof2.engine.replicate.uploader import LogReplicator
 from aof2.engine.settings import Settings
+from aof2.engine.shadows import Shadows
 from aof2.engine.telemetry import connect
 from aof2.engine.tiering.coldscan import ColdScanner, ColdScanOptions, Sink
 from aof2.engine.tiering.evict import Evictor
@@ -246,6 +247,7 @@ class Volume:
             every_s=cache.scrub_every_s,
         )
         self.janitor = Janitor(self)
+        self.shadows = Shadows(self)
         self.feed_changed = Changes()
         self.metrics_port = 0
         self.fenced = ""  # why another machine is the volume's writer now
@@ -492,6 +494,7 @@ class Volume:
             taken = await trio.to_thread.run_sync(take)
         if taken is not None:
             self.metrics.note_snapshot(stream_id, self.env.now_ms())
+            await self.shadows.save()
             self.replicator.snapshot_taken(stream_id)
 
     async def snapshot_all(self) -> None:
@@ -517,6 +520,8 @@ class Volume:
         for name in PARTS:
             if name in parts:
                 await nursery.start(getattr(self, name).run)
+        if self.settings.manifest.shadow and self.settings.manifest.enabled:
+            await nursery.start(self.shadows.run)
         if parts:
             nursery.start_soon(self.janitor.run)
 
@@ -553,6 +558,8 @@ async def open_volume(
         volume.writer.start()
         try:
             await trio.to_thread.run_sync(volume.ensure_tenants)
+            if settings.manifest.enabled and settings.manifest.shadow:
+                await trio.to_thread.run_sync(volume.shadows.attach)
             if settings.manifest.enabled:
                 volume.hot.leave_access_times()
                 await trio.to_thread.run_sync(recover_births, volume)
@@ -605,6 +612,7 @@ async def _wind_down(volume: Volume, *, drain: bool) -> None:
 async def _close(volume: Volume) -> None:
     with contextlib.suppress(ReadOnlyError, FatalIOError, OSError):
         await volume.hydrator.settle()
+        await volume.shadows.save()
     await volume.evictor.doomed.settle()
     volume.handles.close_all()
     await trio.to_thread.run_sync(volume.writer.close)

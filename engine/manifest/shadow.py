@@ -1,8 +1,8 @@
 """The shadow: the same state kept as plain JSON, so that the log can be compared with something simpler than itself.
 
-While the log is being introduced the JSON is the state that counts and the log is written beside it; `divergence` says
-on how many segments the two disagree (the gauge `manifest_shadow_divergence`; 0 is the condition for switching over).
-The fold here is deliberately independent of ManifestIndex: dictionaries and names, no shared code.
+A volume keeps one a stream where `[manifest] shadow` asks for it (`engine/shadows.py`); the gauge
+`manifest_shadow_divergence` says on how many segments the two disagree, and 0 is what it should be. The fold here is
+deliberately independent of ManifestIndex: dictionaries and names, no shared code.
 
 Owner: the log's writer thread, as the writer's `observer`. `save` replaces the file atomically; a crash leaves the
 last saved state.
@@ -10,6 +10,7 @@ last saved state.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,7 +19,7 @@ import msgspec
 from aof2.engine.env import Env
 from aof2.engine.errors import CorruptError
 from aof2.engine.manifest import payloads as p
-from aof2.engine.manifest.format import LOG_SEGMENT_ID, TYPE_COUNT
+from aof2.engine.manifest.format import LOG_SEGMENT_ID, TYPE_COUNT, LogPosition
 from aof2.engine.manifest.index import ManifestEntry, ManifestIndex, Progress, Residency
 
 NAME: Final = "shadow.json"
@@ -29,6 +30,20 @@ class ShadowState:
 
     def __init__(self) -> None:
         self.segments: dict[str, dict[str, Any]] = {}
+        self.position: LogPosition | None = None  # in the log; kept by who saves it
+
+    @classmethod
+    def of(
+        cls, entries: Iterable[tuple[int, ManifestEntry]], pending_uploads: Iterable[tuple[int, str]] = ()
+    ) -> ShadowState:
+        """A shadow that begins with what the log's state is, uploads that have not ended included."""
+        state = cls()
+        state.segments = {str(segment_id): as_json(entry) for segment_id, entry in entries}
+        return state
+
+    @property
+    def segment_ids(self) -> list[int]:
+        return [int(name) for name in self.segments]
 
     def observe(self, kind: int, segment_id: int, logical_offset: int, timestamp_ms: int, payload: bytes) -> None:
         """One record, as the writer appends it."""
@@ -72,11 +87,12 @@ class ShadowState:
     def divergence(self, index: ManifestIndex) -> list[int]:
         """Segments on which the JSON and the log disagree; its length is the gauge."""
         ours = {int(segment_id): s for segment_id, s in self.segments.items()}
-        theirs = {segment_id: _as_json(entry) for segment_id, entry in index.entries.items()}
+        theirs = {segment_id: as_json(entry) for segment_id, entry in index.entries.items()}
         return sorted(s for s in ours.keys() | theirs.keys() if ours.get(s) != theirs.get(s))
 
     def save(self, env: Env, directory: Path) -> None:
-        env.replace_file(directory / NAME, msgspec.json.encode(self.segments), point="manifest.shadow")
+        saved = _Saved(position=self.position, segments=self.segments)
+        env.replace_file(directory / NAME, msgspec.json.encode(saved), point="manifest.shadow")
 
     @classmethod
     def load(cls, directory: Path) -> ShadowState:
@@ -84,17 +100,26 @@ class ShadowState:
         path = directory / NAME
         if path.exists():
             try:
-                state.segments = msgspec.json.decode(path.read_bytes(), type=dict[str, dict[str, Any]])
+                saved = msgspec.json.decode(path.read_bytes(), type=_Saved)
             except msgspec.DecodeError as e:
                 raise CorruptError(f"shadow state is not JSON ({e})", path=str(path)) from None
+            state.segments = saved.segments
+            state.position = None if saved.position is None else LogPosition(*saved.position)
         return state
 
 
+class _Saved(msgspec.Struct, kw_only=True):
+    """shadow.json."""
+
+    position: tuple[int, int, int] | None = None
+    segments: dict[str, dict[str, Any]]
+
+
 def _blank() -> dict[str, Any]:
-    return _as_json(ManifestEntry())
+    return as_json(ManifestEntry())
 
 
-def _as_json(e: ManifestEntry) -> dict[str, Any]:
+def as_json(e: ManifestEntry) -> dict[str, Any]:
     return {
         "opened": e.opened,
         "base_offset": e.base_offset,

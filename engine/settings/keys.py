@@ -204,6 +204,7 @@ SECTION_KEYS: Final[dict[str, dict[str, Key]]] = {
         "commit_period": Key("commit_period_ms", _time_ms(1, _MINUTE_MS)),
         "durable": Key("durable", _flag),
         "enabled": Key("enabled", _flag),
+        "shadow": Key("shadow", _flag),
     },
     "metrics": {"listen": Key("listen", _listen)},
 }

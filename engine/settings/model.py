@@ -86,6 +86,7 @@ class ManifestSettings(Section, frozen=True, kw_only=True):
     commit_period_ms: int = 100
     durable: bool = True
     enabled: bool = True
+    shadow: bool = False
 
 
 class MetricsSettings(Section, frozen=True, kw_only=True):

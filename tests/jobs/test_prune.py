@@ -79,13 +79,18 @@ def test_the_newest_generations_stay(tmp_path: Path) -> None:
         assert await pruned(w) == {}
         assert len(w.rows(t.OBJECTS)) == 5  # superseded a moment ago
         clock.jump(61)
+        expected = prune.forecast(w.v.catalog, TENANT, clock.now_ms(), KEEP)
+        assert (expected.generations, expected.blobs, expected.later_blobs) == (3, 0, 6)
+        assert len(w.rows(t.OBJECTS)) == 5  # looked at, and left alone
         report = await pruned(w)
         assert report["objects_released"] == 3
         assert {generation for _, generation in w.rows(t.OBJECTS)} == {4, 5}
         assert len(w.remote_blobs()) == 10  # unreferenced a moment ago
         clock.jump(61)
+        expected = prune.forecast(w.v.catalog, TENANT, clock.now_ms(), KEEP)
+        assert (expected.generations, expected.blobs, expected.later_blobs) == (0, 6, 0)
         report = await pruned(w)
-        assert report["blobs_deleted"] == 6
+        assert (report["blobs_deleted"], report["bytes_freed"]) == (6, expected.bytes)
         assert w.remote_blobs() == catalog_keys(w)
         assert len(w.remote_blobs()) == 4
         assert w.quota_is_even()

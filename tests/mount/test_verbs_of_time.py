@@ -20,9 +20,13 @@ MIB = 1 << 20
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MountedVolume]:
     root = tmp_path_factory.mktemp("verbs")
-    with mounted_volume(root, timeout_s=0, retention={"checkpoints": 3, "purge_after": "0s"}) as volume:
+    sections = {"retention": {"checkpoints": 3, "purge_after": "0s"}, "manifest": {"shadow": True}}
+    with mounted_volume(root, timeout_s=0, **sections) as volume:
         yield volume
         with volume.deadline():
+            metrics = (volume.mountpoint / ".aof2" / "metrics").read_text()
+            [divergence] = [line for line in metrics.splitlines() if line.startswith("manifest_shadow_divergence ")]
+            assert float(divergence.split()[1]) == 0
             assert not volume.complaints()
             volume.umount()
             verified = volume.aof2("verify", "--remote")
