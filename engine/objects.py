@@ -21,13 +21,14 @@ from aof2.engine.catalog.batch import Batch
 from aof2.engine.catalog.rows import BlobRow, ChunkRow, DirtyRow, ObjectRow, ObjectState, ResidencyRow
 from aof2.engine.catalog.store import View
 from aof2.engine.errors import Aof2Error, TransientError
+from aof2.engine.local.sparse import on_disk as on_disk  # what counts bytes counts them here
 from aof2.engine.manifest import payloads as p
 from aof2.engine.remote.keys import ChunkBlobKey, DeltaBlobKey, parse_key
 from aof2.engine.tiering.hashing import ChunkDigest, ObjectDigest
 
 HOT_BYTES: Final = "hot_bytes"
 WARM_BYTES: Final = "warm_bytes"
-DISK_PAGE_BYTES: Final = 4096
+PENDING_BYTES: Final = "pending_bytes"
 CHECKPOINT: Final = "checkpoint"
 
 
@@ -74,9 +75,20 @@ def disk_bytes(mask: int, length: int, block_bytes: int) -> int:
     return count - short if length and mask >> last & 1 else count
 
 
-def on_disk(size: int) -> int:
-    """A file's size in whole pages of the disk."""
-    return -(-size // DISK_PAGE_BYTES) * DISK_PAGE_BYTES
+def chunk_disk_bytes(mask: int, chunk: ChunkRow | ChunkDigest, block_bytes: int) -> int:
+    """The same of a chunk's blocks: its holes take nothing."""
+    return disk_bytes(mask & ~chunk.holes, chunk.length, block_bytes)
+
+
+def digest_disk_bytes(digest: ObjectDigest, block_bytes: int) -> int:
+    """What an object that is all here is counted as."""
+    data = (c for c in digest.chunks if not c.is_hole)
+    return sum(chunk_disk_bytes(full_mask(c.length, block_bytes), c, block_bytes) for c in data)
+
+
+def chunk_bytes_here(mask: int, chunk: ChunkRow, block_bytes: int) -> int:
+    """How many bytes of data of the chunk the blocks in `mask` hold."""
+    return mask_bytes(mask & ~chunk.holes, chunk.length, block_bytes)
 
 
 def get_object(b: Batch, ino: int, generation: int) -> ObjectRow:
@@ -112,11 +124,14 @@ def seal(
     kept = parts or {}
     chunk_ids: list[int] = []
     for index, c in enumerate(digest.chunks):
+        if c.is_hole:
+            chunk_ids.append(0)
+            continue
         mask = kept.get(index, full_mask(c.length, block_bytes))
         chunk_id = row.chunks[index] if index in kept else _seal_chunk(b, row, index, c)
         chunk_ids.append(chunk_id)
         b.put(t.RESIDENCY, chunk_id, ResidencyRow(mask))
-        account(b, disk_bytes(mask, c.length, block_bytes))
+        account(b, chunk_disk_bytes(mask, c, block_bytes))
     for chunk_id in {*row.chunks} - {*chunk_ids}:
         release_chunk(b, chunk_id)
     row = msgspec.structs.replace(
@@ -127,16 +142,48 @@ def seal(
         sha256=digest.sha256,
         backing=backing,
         sealed_ms=b.now_ms,
+        hole_bytes=digest.hole_bytes,
+        hashed=digest.hashed,
     )
     b.put(t.OBJECTS, (ino, generation), row)
-    b.put(t.UNPUBLISHED, (ino, generation), digest.size)
+    queue_upload(b, ino, generation, digest.data_bytes)
     b.delete(t.DIRTY, ino)
     return row
 
 
+def queue_upload(b: Batch, ino: int, generation: int, data_bytes: int) -> None:
+    """A sealed object waits for its upload. What waits is summed up on the way: it is asked for at every open."""
+    unqueue_upload(b, ino, generation)
+    b.put(t.UNPUBLISHED, (ino, generation), data_bytes)
+    _count_pending(b, on_disk(data_bytes))
+
+
+def unqueue_upload(b: Batch, ino: int, generation: int) -> None:
+    """It is in the remote, gone, or being written to again."""
+    queued = b.get(t.UNPUBLISHED, (ino, generation))
+    if queued is not None:
+        b.delete(t.UNPUBLISHED, (ino, generation))
+        _count_pending(b, -on_disk(queued))
+
+
+def _count_pending(b: Batch, change: int) -> None:
+    if change:
+        b.put(t.COUNTERS, PENDING_BYTES, max(0, (b.get(t.COUNTERS, PENDING_BYTES) or 0) + change))
+
+
+def pending_bytes(view: View, stream_id: int) -> int:
+    """What is sealed and not in the remote, as it lies on the disk."""
+    return view.get(stream_id, t.COUNTERS, PENDING_BYTES) or 0
+
+
+def count_pending_anew(b: Batch) -> None:
+    """For a volume from before this was counted."""
+    b.put(t.COUNTERS, PENDING_BYTES, sum(on_disk(size) for _, size in b.scan(t.UNPUBLISHED)))
+
+
 def _seal_chunk(b: Batch, row: ObjectRow, index: int, c: ChunkDigest) -> int:
     chunk_id = b.next_id("chunk_id")
-    chunk = ChunkRow(chunk_id, row.ino, row.generation, index, c.length, c.sha256, c.crc64, c.block_crcs)
+    chunk = ChunkRow(chunk_id, row.ino, row.generation, index, c.length, c.sha256, c.crc64, c.block_crcs, holes=c.holes)
     b.apply(o.UpsertChunk(chunk))
     _put_pieces(b, chunk_id, c.piece_crcs)
     _sealed_segment(b, chunk_id, row, index, c)
@@ -240,7 +287,7 @@ def published(
     b.apply(o.SetWatermark(CHECKPOINT, checkpoint_id))
     row = msgspec.structs.replace(row, state=ObjectState.PUBLISHED, checkpoint_id=checkpoint_id, published_ms=b.now_ms)
     b.put(t.OBJECTS, (ino, generation), row)
-    b.delete(t.UNPUBLISHED, (ino, generation))
+    unqueue_upload(b, ino, generation)
     return row
 
 
@@ -288,7 +335,7 @@ def supersede(b: Batch, ino: int, generation: int, *, purge_at_ms: int) -> int:
     for (_, older), row in b.scan(t.OBJECTS, prefix=ino.to_bytes(8, "big")):
         if older >= generation or row.state != ObjectState.PUBLISHED:
             continue
-        for chunk_id in row.chunks:
+        for chunk_id in row.data_chunks:
             chunk = b.get(t.CHUNKS, chunk_id)
             if chunk is not None and not chunk.superseded:
                 b.apply(o.UpsertChunk(msgspec.structs.replace(chunk, superseded=True, purge_at_ms=purge_at_ms)))
@@ -316,7 +363,7 @@ def discard_chunk(b: Batch, chunk_id: int) -> None:
     """A chunk of an object that was never published goes; its backing file is removed by whoever asked."""
     chunk, here = b.get(t.CHUNKS, chunk_id), b.get(t.RESIDENCY, chunk_id)
     if chunk is not None and here is not None and here.mask:
-        account(b, -disk_bytes(here.mask, chunk.length, _block_bytes_of(chunk)))
+        account(b, -chunk_disk_bytes(here.mask, chunk, _block_bytes_of(chunk)))
         b.put(t.RESIDENCY, chunk_id, msgspec.structs.replace(here, mask=0))
     release_chunk(b, chunk_id)
 
@@ -335,10 +382,10 @@ def release_object(b: Batch, ino: int, generation: int) -> None:
     row = b.get(t.OBJECTS, (ino, generation))
     if row is None:
         return
-    for chunk_id in row.chunks:
+    for chunk_id in row.data_chunks:
         release_chunk(b, chunk_id)
     b.delete(t.OBJECTS, (ino, generation))
-    b.delete(t.UNPUBLISHED, (ino, generation))
+    unqueue_upload(b, ino, generation)
 
 
 def queue_blob_delete(b: Batch, sha256: bytes, *, unreferenced_before_ms: int) -> str | None:
@@ -396,9 +443,9 @@ def resident(
         if chunk is None:
             continue  # purged meanwhile: nothing to account
         old = b.get(t.RESIDENCY, chunk_id) or ResidencyRow()
-        mask = old.mask | added
+        mask = old.mask | added | chunk.holes
         b.put(t.RESIDENCY, chunk_id, msgspec.structs.replace(old, mask=mask))
-        before, now = (disk_bytes(m, chunk.length, block_bytes) for m in (old.mask, mask))
+        before, now = (chunk_disk_bytes(m, chunk, block_bytes) for m in (old.mask, mask))
         account(b, now - before)
         after = mask_bytes(mask, chunk.length, block_bytes)
         b.record(p.HydrationDone(after), segment_id=chunk_id, logical_offset=after)
@@ -421,7 +468,7 @@ def evicted(b: Batch, chunk_ids: Sequence[int], *, block_bytes: int) -> int:
         if not chunk.key:
             raise NotDurableError(f"chunk {chunk_id} is not in the remote yet")
         size = mask_bytes(old.mask, chunk.length, block_bytes)
-        freed += disk_bytes(old.mask, chunk.length, block_bytes)
+        freed += chunk_disk_bytes(old.mask, chunk, block_bytes)
         b.put(t.RESIDENCY, chunk_id, msgspec.structs.replace(old, mask=0))
         b.record(p.LocalEvicted(size), segment_id=chunk_id, logical_offset=chunk.length)
     account(b, -freed)
@@ -437,8 +484,9 @@ def lost(b: Batch, chunk_id: int, bad: int, *, block_bytes: int) -> int:
     chunk, old = b.get(t.CHUNKS, chunk_id), b.get(t.RESIDENCY, chunk_id)
     if chunk is None or old is None:
         return 0
-    mask = old.mask & ~bad
-    gone = disk_bytes(old.mask, chunk.length, block_bytes) - disk_bytes(mask, chunk.length, block_bytes)
+    mask = old.mask & ~bad | old.mask & chunk.holes
+    mask = mask if mask & ~chunk.holes else 0
+    gone = chunk_disk_bytes(old.mask, chunk, block_bytes) - chunk_disk_bytes(mask, chunk, block_bytes)
     b.put(t.RESIDENCY, chunk_id, msgspec.structs.replace(old, mask=mask))
     account(b, -gone)
     return gone

@@ -79,7 +79,7 @@ def _tenant_bytes(volume: Volume) -> Mapping[tuple[str, ...], float]:
 
 def _dirty_bytes(volume: Volume) -> float:
     with volume.catalog.view() as view:
-        return sum(size for tenant_id in volume.tenant_names() for _, size in view.scan(tenant_id, t.UNPUBLISHED))
+        return sum(objects.pending_bytes(view, tenant_id) for tenant_id in volume.tenant_names())
 
 
 def _jobs(volume: Volume) -> Mapping[tuple[str, ...], float]:

@@ -32,9 +32,9 @@ def lift(b: Batch, row: ObjectRow) -> None:
 
 def discard(b: Batch, row: ObjectRow) -> None:
     """An object that never reached the remote goes: rows now, its backing file by whoever asked."""
-    for chunk_id in row.chunks:
+    for chunk_id in row.data_chunks:
         objects.discard_chunk(b, chunk_id)
     b.delete(t.OBJECTS, (row.ino, row.generation))
-    b.delete(t.UNPUBLISHED, (row.ino, row.generation))
+    objects.unqueue_upload(b, row.ino, row.generation)
     if row.state == ObjectState.DIRTY:
         b.delete(t.DIRTY, row.ino)

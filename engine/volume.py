@@ -46,6 +46,7 @@ from aof2.engine.jobs.service import Jobs
 from aof2.engine.jobs.worker import Changes
 from aof2.engine.local.handles import HandleTable, Key, ObjectHandle
 from aof2.engine.local.hot import HotCache
+from aof2.engine.local.sparse import counted_bytes
 from aof2.engine.local.warm import WarmStore
 from aof2.engine.manifest.writer import SealedChunk
 from aof2.engine.observe.http import MetricsServer
@@ -332,13 +333,18 @@ class Volume:
     def restore_quota(self) -> None:
         """Used bytes as the catalog counts them: no walk of the cache."""
         rows = []
+        uncounted: list[int] = []
         with self.catalog.view() as view:
             for tenant_id, row in self._tenants.items():
                 used = view.get(tenant_id, t.COUNTERS, objects.HOT_BYTES) or 0
+                uncounted += [tenant_id] if view.get(tenant_id, t.COUNTERS, objects.PENDING_BYTES) is None else []
                 rows.append(QuotaRow(row.name, used))
                 for chunk_id, stored_bytes in view.scan(tenant_id, t.WARM):
                     self.warm.restore((tenant_id, chunk_id), row.name, stored_bytes)
         self.quota.restore(rows)
+        for tenant_id in uncounted:
+            if self.settings.manifest.enabled and tenant_id in self.target.streams:
+                self.writer.call(tenant_id, objects.count_pending_anew)
 
     # -- objects -----------------------------------------------------------------------------------------------
 
@@ -360,7 +366,7 @@ class Volume:
         path = self.backing_path(key)
         tenant = self._tenants[key[0]].name
         digest, identity = await trio.to_thread.run_sync(self._digest, path)
-        size = objects.on_disk(digest.size)
+        size = objects.digest_disk_bytes(digest, self.settings.engine.block_bytes)
         reserved = await self.evictor.take(tenant, size)
         if reserved is not None:
             reserved.commit(size)
@@ -380,7 +386,7 @@ class Volume:
         except Exception:
             self.evictor.give_back(tenant, size)  # counted when the seal is recorded, not before
             raise
-        self.jobs.sealed(key[0], digest.size)
+        self.jobs.sealed(key[0], digest.data_bytes)
         return row
 
     def _digest(self, path: Path) -> tuple[ObjectDigest, tuple[int, int, int]]:
@@ -415,7 +421,8 @@ class Volume:
             gone = view.get(key[0], t.OBJECTS, (key[1], key[2])) is None
         if gone and not inode.nlink:
             self.handles.forget(key)
-            self.evictor.doomed.add(self.backing_path(key), tenant)
+            measure = partial(counted_bytes, block_bytes=self.settings.engine.block_bytes)
+            self.evictor.doomed.add(self.backing_path(key), tenant, measure)
             await self.evictor.doomed.settle()
 
     async def undelete(self, tenant: str, ino: int, name: bytes) -> None:

@@ -44,7 +44,8 @@ def _facts(row: InodeRow, options: Options, backing: os.stat_result | None) -> t
         ctime_ns = max(row.ctime_ns, backing.st_ctime_ns)
         size, blocks, atime_ns, mtime_ns = backing.st_size, backing.st_blocks, backing.st_atime_ns, backing.st_mtime_ns
         return size, blocks, atime_ns, mtime_ns, ctime_ns, mode, uid, gid
-    size, blocks = (BLOCK_SIZE, 8) if stat.S_ISDIR(row.mode) else (row.size, -(-row.size // 512))
+    data = -(-(row.size - row.hole_bytes) // BLOCK_SIZE) * (BLOCK_SIZE // 512)
+    size, blocks = (BLOCK_SIZE, 8) if stat.S_ISDIR(row.mode) else (row.size, data)
     return size, blocks, row.atime_ns, row.mtime_ns, row.ctime_ns, mode, uid, gid
 
 

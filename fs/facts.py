@@ -10,10 +10,10 @@ import stat
 from typing import Final
 
 from aof2.engine.catalog import tables as t
-from aof2.engine.catalog.rows import InodeRow, ObjectState
+from aof2.engine.catalog.rows import HashKind, InodeRow, ObjectState
 from aof2.engine.catalog.store import View
 from aof2.engine.files import OpenFile
-from aof2.engine.objects import mask_bytes
+from aof2.engine.objects import chunk_bytes_here, full_mask
 
 SHA256: Final = b"user.aof2.sha256"
 GENERATION: Final = b"user.aof2.generation"
@@ -34,17 +34,18 @@ def fact(
     if name == DURABLE:
         return b"1" if obj.state in (ObjectState.PUBLISHED, ObjectState.TOMBSTONED) else b"0"
     if name == SHA256:
-        return obj.sha256.hex().encode() if obj.sha256 else None
+        return obj.sha256.hex().encode() if obj.sha256 and obj.hashed is HashKind.BYTES else None
     if obj.state == ObjectState.DIRTY:
         return b"1.000" if file is None or file.whole else b"0.000"
-    return _residency(view, stream_id, obj.chunks, obj.size, block_bytes)
+    return _residency(view, stream_id, obj.data_chunks, block_bytes)
 
 
-def _residency(view: View, stream_id: int, chunks: tuple[int, ...], size: int, block_bytes: int) -> bytes:
-    """The share of the file that is in hot_cache."""
-    here = 0
+def _residency(view: View, stream_id: int, chunks: tuple[int, ...], block_bytes: int) -> bytes:
+    """The share of the file that is in hot_cache; its holes are everywhere."""
+    here = total = 0
     for chunk_id in chunks:
         chunk, resident = view.get(stream_id, t.CHUNKS, chunk_id), view.get(stream_id, t.RESIDENCY, chunk_id)
-        if chunk is not None and resident is not None:
-            here += mask_bytes(resident.mask, chunk.length, block_bytes)
-    return f"{here / size if size else 1.0:.3f}".encode()
+        if chunk is not None:
+            total += chunk_bytes_here(full_mask(chunk.length, block_bytes), chunk, block_bytes)
+            here += chunk_bytes_here(resident.mask, chunk, block_bytes) if resident is not None else 0
+    return f"{here / total if total else 1.0:.3f}".encode()

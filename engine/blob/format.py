@@ -1,7 +1,7 @@
 """The remote and warm artifact of one chunk: its blocks as frames from byte 0, then a footer that proves each of them.
 
     frames     one a block, back to back: the block itself, or one zstd frame of it
-    entries    frame_count × 16 bytes: u32 stored_len · u32 codec (0 raw, 1 zstd) · u64 raw_crc64 of the block
+    entries    frame_count × 16 bytes: u32 stored_len · u32 codec (0 raw, 1 zstd, 2 hole) · u64 raw_crc64 of the block
     trailer    104 bytes, the last of the blob:
        0  u64 magic 0x414F4632424C4F42 ("AOF2BLOB" read as a big-endian number; the file shows "BOLB2FOA")
        8  u32 version = 1            12  u32 footer_len (entries + trailer)
@@ -17,7 +17,8 @@ frames. A blob of raw frames starts with exactly the chunk.
 Invariants
 - decode_footer returns only what adds up: every length bounded by the blob's, the frames end where the footer starts,
   frame_count is what raw_len needs, the chunk's crc64 is the combination of the blocks'.
-- No frame is longer than its block, and a raw one is exactly as long.
+- No frame is longer than its block, and a raw one is exactly as long. A hole's is empty, and its block all zeros: its
+  crc64 is that of so many.
 - Nothing is allocated for a length before it is known to be below the size of the blob.
 
 Versions. Blobs are immutable and named by the hash of their content: a newer version is for new uploads only, old blobs
@@ -32,6 +33,7 @@ from __future__ import annotations
 
 import struct
 from enum import IntEnum
+from functools import cache
 from itertools import accumulate
 
 import msgspec
@@ -52,6 +54,7 @@ FOOTER_GUESS = 4096
 """A tail this long holds the footer of up to 249 frames: one read for a 64 MiB chunk of 1 MiB blocks."""
 
 _TRAILER_HEAD = struct.Struct("<QII")
+_ZEROS = bytes(1 << 20)
 
 
 class Codec(IntEnum):
@@ -59,6 +62,7 @@ class Codec(IntEnum):
 
     RAW = 0
     ZSTD = 1
+    HOLE = 2
 
 
 class Frame(msgspec.Struct, frozen=True):
@@ -67,6 +71,19 @@ class Frame(msgspec.Struct, frozen=True):
     stored_len: int
     codec: Codec
     raw_crc64: int
+
+
+@cache
+def zeros_crc64(length: int) -> int:
+    """Of so many zeros. There are few such numbers: of pieces, of blocks, of last ones."""
+    crc = 0
+    for at in range(0, length, len(_ZEROS)):
+        crc = crc64(memoryview(_ZEROS)[: min(len(_ZEROS), length - at)], crc)
+    return crc
+
+
+def hole_frame(block_len: int) -> Frame:
+    return Frame(0, Codec.HOLE, zeros_crc64(block_len))
 
 
 class BlobFooter(msgspec.Struct, frozen=True):
@@ -210,10 +227,12 @@ def decode_footer(tail: bytes, blob_len: int, *, path: str = "") -> BlobFooter:
         raise corrupt(f"footer_len {length} with {frame_count} frames")
     frames = []
     for i, (stored_len, codec, crc) in enumerate(ENTRY.iter_unpack(view[: -TRAILER.size])):
-        if codec not in (Codec.RAW, Codec.ZSTD):
+        if codec not in (Codec.RAW, Codec.ZSTD, Codec.HOLE):
             raise UnsupportedError(f"blob codec {codec} in frame {i}", path=path)
         block = min(block_bytes, raw_len - i * block_bytes)
-        if stored_len == 0 or stored_len > block or (codec == Codec.RAW and stored_len != block):
+        if codec == Codec.HOLE and (stored_len or crc != zeros_crc64(block)):
+            raise corrupt(f"frame {i} is a hole of {stored_len} bytes, or not one of zeros")
+        if codec != Codec.HOLE and (not 0 < stored_len <= block or (codec == Codec.RAW and stored_len != block)):
             raise corrupt(f"frame {i} stores {block} bytes as {stored_len}, codec {codec}")
         frames.append(Frame(stored_len, Codec(codec), crc))
     footer = BlobFooter(

@@ -45,6 +45,8 @@ def decode_frame(footer: BlobFooter, index: int, stored: Buffer, *, path: str = 
     data = bytes(stored)
     if len(data) != stored_len:
         raise corrupt(f"{len(data)} bytes of a frame of {stored_len}")
+    if frame.codec is Codec.HOLE:
+        return bytes(block_len)
     if frame.codec is Codec.ZSTD:
         try:
             # zstandard allocates what the frame claims, not max_output_size: ask before decompressing.
@@ -74,7 +76,7 @@ def read_footer(pread: Pread, blob_len: int, *, path: str = "") -> BlobFooter:
 
 
 def _exactly(pread: Pread, offset: int, length: int, path: str) -> bytes:
-    data = pread(offset, length)
+    data = pread(offset, length) if length else b""  # of holes there is nothing to read
     if len(data) != length:
         raise CorruptError(f"blob gave {len(data)} of {length} bytes", path=path, offset=offset)
     return data

@@ -27,6 +27,7 @@ from aof2.engine.blob.format import (
     Frame,
     check_block_bytes,
     encode_footer,
+    hole_frame,
     make_footer,
 )
 from aof2.engine.errors import CorruptError, LimitError
@@ -91,6 +92,17 @@ class BlobWriter:
         self._sink(stored)
         self._frames.append(frame)
         self._raw_len += size
+        return frame
+
+    def add_hole(self, length: int) -> Frame:
+        """The next block, all zeros: nothing of it is stored."""
+        if self._finished or self._raw_len % self._block_bytes or not 0 < length <= self._block_bytes:
+            raise ValueError(f"a hole of {length} bytes is no block here")
+        if self._known_sha256 is None:
+            self._hash.update(bytes(length))
+        frame = hole_frame(length)
+        self._frames.append(frame)
+        self._raw_len += length
         return frame
 
     def _store(self, block: Buffer, size: int) -> tuple[Buffer, Codec]:

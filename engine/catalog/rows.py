@@ -42,7 +42,8 @@ class TenantRow(Row, frozen=True):
 class InodeRow(Row, frozen=True):
     """One inode. `generation` names its content: the object row of that number; 0 is empty and never written.
 
-    `parent` and `last_name` are one of its names, and the last it had once it has none: where `undelete` puts it back.
+    `hole_bytes` of its size take no room. `parent` and `last_name` are one of its names, and the last it had once it
+    has none: where `undelete` puts it back.
     """
 
     ino: int
@@ -59,6 +60,7 @@ class InodeRow(Row, frozen=True):
     parent: int = 0
     target: bytes = b""
     last_name: bytes = b""
+    hole_bytes: int = 0
 
 
 class DentryRow(Row, frozen=True):
@@ -77,10 +79,18 @@ class ObjectState(IntEnum):
     TOMBSTONED = 3  # unlinked; kept until the undelete window is over
 
 
+class HashKind(IntEnum):
+    """What an object's SHA-256 is of. Written to disk. Never renumber."""
+
+    BYTES = 0
+    CHUNKS = 1  # the SHA-256 of its chunks, one behind the other: most of it are holes
+
+
 class ObjectRow(Row, frozen=True):
     """One file's bytes at one generation. `backing` is (inode, size, mtime_ns) of the file when last verified.
 
-    While it is DIRTY, `chunks` names those that were uploaded already (pending parts), and 0 for the others.
+    While it is DIRTY, `chunks` names those that were uploaded already (pending parts), and 0 for the others. Sealed, 0
+    is a chunk that is a hole: zeros, which are nowhere. `hole_bytes` are those of `size` that take no room.
     """
 
     ino: int
@@ -96,6 +106,21 @@ class ObjectRow(Row, frozen=True):
     sealed_ms: int = 0
     published_ms: int = 0
     tombstoned_ms: int = 0
+    hole_bytes: int = 0
+    hashed: HashKind = HashKind.BYTES
+
+    @property
+    def data_chunks(self) -> tuple[int, ...]:
+        """The ids of the chunks that are not holes."""
+        return tuple(chunk_id for chunk_id in self.chunks if chunk_id)
+
+    @property
+    def data_bytes(self) -> int:
+        return self.size - self.hole_bytes
+
+    def length_of(self, index: int) -> int:
+        """Of a chunk of a sealed object."""
+        return max(0, min(self.chunk_bytes, self.size - index * self.chunk_bytes))
 
 
 class DirtyRow(Row, frozen=True):
@@ -111,7 +136,8 @@ class DirtyRow(Row, frozen=True):
 
 
 class ChunkRow(Row, frozen=True):
-    """One chunk of an object. `block_crcs` is the crc64 of each block, 8 bytes little-endian each.
+    """One chunk of an object. `block_crcs` is the crc64 of each block, 8 bytes little-endian each. `holes`: a bit for
+    each block in which there never was a byte; it is zeros, here and in the remote, and takes no room.
 
     Its bytes in the remote are `stored_bytes` from `offset` on of the object under `key` ("": not there yet). Rows
     written before these two fields were say 0 stored bytes: all of the object.
@@ -131,6 +157,7 @@ class ChunkRow(Row, frozen=True):
     purge_at_ms: int = 0
     offset: int = 0
     stored_bytes: int = 0
+    holes: int = 0
 
     @property
     def location(self) -> Location:
@@ -138,7 +165,8 @@ class ChunkRow(Row, frozen=True):
 
 
 class ResidencyRow(Row, frozen=True):
-    """Where a chunk's bytes are on this machine: a bit a block in hot_cache, and the length of the warm blob."""
+    """Where a chunk's bytes are on this machine: a bit a block in hot_cache, and the length of the warm blob. Where any
+    bit is set, so are those of the chunk's holes."""
 
     mask: int = 0
     warm_bytes: int = 0

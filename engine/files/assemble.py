@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from aof2 import native
 from aof2.engine.catalog import tables as t
+from aof2.engine.catalog.rows import HashKind
 from aof2.engine.errors import CorruptError
 from aof2.engine.files.state import OpenFile
 from aof2.engine.local.hot import read_exactly
-from aof2.engine.objects import full_mask
+from aof2.engine.objects import full_mask, mask_bytes
 from aof2.engine.tiering.flights import NotAvailableError
-from aof2.engine.tiering.hashing import ChunkDigest, ObjectDigest, block_crc, digest_range
+from aof2.engine.tiering.hashing import ChunkDigest, Hasher, ObjectDigest, block_crc
 
 if TYPE_CHECKING:
     from aof2.engine.volume import Volume
@@ -90,17 +92,17 @@ class Assembler:
         chunk = base.chunks[index]
         return bool(chunk.chunk_id and chunk.key) and chunk.generation == file.key[2]
 
-    def _here(self, file: OpenFile, index: int, length: int) -> int | None:
-        """The blocks of a chunk that are here; None: all."""
-        blocks = range(index * self._per_chunk, index * self._per_chunk + -(-length // self._block_bytes))
-        mask = sum(1 << i for i, b in enumerate(blocks) if not file.is_absent(b, self._block_bytes))
-        return None if mask == full_mask(length, self._block_bytes) else mask
+    def _here(self, file: OpenFile, index: int, size: int) -> int | None:
+        """The blocks of a chunk of a file of this size that are here; None: all."""
+        whole = full_mask(min(self._chunk_bytes, size - index * self._chunk_bytes), self._block_bytes)
+        mask = whole & ~file.absent_mask(index, self._per_chunk, self._block_bytes)
+        return None if mask == whole else mask
 
     def is_settled(self, file: OpenFile, index: int, size: int, fd: int = -1) -> bool:
         """Whether it is here whole, or a part whose blocks that are here are still the part's. On a worker thread."""
         start = index * self._chunk_bytes
         length = min(self._chunk_bytes, size - start)
-        here = self._here(file, index, length)
+        here = self._here(file, index, size)
         if here is None:
             return True
         if not self.is_part(file, index):
@@ -116,42 +118,61 @@ class Assembler:
                     return False
         return True
 
-    def digest(self, file: OpenFile, fd: int, size: int) -> tuple[ObjectDigest, dict[int, int]]:
+    def digest(
+        self, file: OpenFile, fd: int, size: int, go_on: Callable[[], bool]
+    ) -> tuple[ObjectDigest, dict[int, int]]:
         """What a seal says, and which chunks stay the parts they are, with their blocks that are here; CorruptError
         where one is neither whole nor settled. On a worker thread."""
+        hasher = Hasher(
+            fd,
+            size,
+            chunk_bytes=self._chunk_bytes,
+            block_bytes=self._block_bytes,
+            path=str(file.path),
+            go_on=go_on,
+        )
         count = -(-size // self._chunk_bytes)
+        holes = [i for i in range(count) if i not in hasher.data.masks and self._here(file, i, size) is None]
+        kind = hasher.kind_of(len(holes))
         parts: dict[int, int] = {}
-        chunks: list[ChunkDigest] = []
-        known = len(file.running.chunks)
-        for index in range(min(known, count)):
-            chunks.append(self._digest_at(file, fd, index, size, parts, None))
-        if count == 1 and chunks:
-            return ObjectDigest(size, chunks[0].sha256, tuple(chunks)), parts
-        whole = file.running.sha256.copy()
-        if known > count or [c.sha256 for c in chunks] != file.running.chunks:
-            whole = hashlib.sha256()  # something was written over: all of it is read again
-            for index in range(len(chunks)):
-                self._stream(file, fd, index, size, whole)
-        for index in range(len(chunks), count):
-            chunks.append(self._digest_at(file, fd, index, size, parts, whole))
-        sha256 = chunks[0].sha256 if count == 1 else whole.digest()
-        return ObjectDigest(size, sha256, tuple(chunks)), parts
+        known = min(len(file.running.chunks), count)
+        chunks = [self._digest_at(file, fd, index, size, parts, None, hasher) for index in range(known)]
+        whole = self._running(file, fd, size, chunks) if kind is HashKind.BYTES and count > 1 else None
+        for index in range(known, count):
+            chunks.append(self._digest_at(file, fd, index, size, parts, whole, hasher))
+        digest = hasher.object_digest(tuple(chunks), whole, kind)
+        hole_bytes = sum(c.length if c.is_hole else mask_bytes(c.holes, c.length, self._block_bytes) for c in chunks)
+        return digest._replace(hole_bytes=hole_bytes), parts
+
+    def _running(self, file: OpenFile, fd: int, size: int, chunks: list[ChunkDigest]) -> hashlib._Hash:
+        """The hash of the first chunks, which were hashed when they were taken out, if they are still the same."""
+        if [chunk.sha256 for chunk in chunks] == file.running.chunks:
+            return file.running.sha256.copy()
+        whole = hashlib.sha256()  # something was written over: all of it is read again
+        for index in range(len(chunks)):
+            self._stream(file, fd, index, size, whole)
+        return whole
 
     def _digest_at(
-        self, file: OpenFile, fd: int, index: int, size: int, parts: dict[int, int], whole: hashlib._Hash | None
+        self,
+        file: OpenFile,
+        fd: int,
+        index: int,
+        size: int,
+        parts: dict[int, int],
+        whole: hashlib._Hash | None,
+        hasher: Hasher,
     ) -> ChunkDigest:
-        start = index * self._chunk_bytes
-        length = min(self._chunk_bytes, size - start)
-        here = self._here(file, index, length)
+        here = self._here(file, index, size)
         if here is None:
-            return digest_range(fd, start, length, self._block_bytes, whole, str(file.path))
+            return hasher.chunk(index, whole)
         if not self.is_settled(file, index, size, fd):
             raise CorruptError(f"chunk {index} is not complete", path=str(file.path))
         parts[index] = here
         if whole is not None:
             self._stream(file, fd, index, size, whole)
         chunk = file.source.chunks[index]
-        return ChunkDigest(chunk.length, chunk.sha256, chunk.crc64, chunk.block_crcs)
+        return ChunkDigest(chunk.length, chunk.sha256, chunk.crc64, chunk.block_crcs, holes=chunk.holes)
 
     def _stream(self, file: OpenFile, fd: int, index: int, size: int, whole: hashlib._Hash) -> None:
         start = index * self._chunk_bytes

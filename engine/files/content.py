@@ -128,7 +128,7 @@ class Content:
         async with file.io:
             if file.base is not None:
                 count = -(-min(file.base_len, file.base.size) // self._block_bytes)
-                absent = [block for block in range(count) if file.is_absent(block, self._block_bytes)]
+                absent = list(file.absent_blocks(0, count, self._block_bytes))
                 if await self.fetch(file, absent):
                     raise os_error(errno.ENOSPC)
             self.become_whole_if_so(file)
@@ -139,7 +139,7 @@ class Content:
         if base is None or file.clearing:  # parts of it are being taken
             return
         count = -(-min(file.base_len, base.size) // self._block_bytes)
-        if all(base.is_ready(block) for block in range(count)):
+        if next(file.absent_blocks(0, count, self._block_bytes), None) is None:
             base.close_file()
             file.base, file.whole, file.base_len = None, True, 0
             file.written = set()

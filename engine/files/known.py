@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager, contextmanager
 
 import trio
 
+from aof2.engine.files.ledger import Ledger
 from aof2.engine.files.state import OpenFile
 
 
@@ -23,6 +24,7 @@ class Known:
 
     def __init__(self) -> None:
         self._files: dict[int, OpenFile] = {}
+        self.ledger = Ledger()
         self._opening: Counter[int] = Counter()
         self._locks: dict[int, tuple[trio.Lock, int]] = {}
 
@@ -36,10 +38,17 @@ class Known:
         return self._files.get(ino)
 
     def add(self, file: OpenFile) -> None:
+        self._forget(file.ino)
         self._files[file.ino] = file
+        file.counted_by(self.ledger)
 
     def forget(self, file: OpenFile) -> None:
-        self._files.pop(file.ino, None)
+        self._forget(file.ino)
+
+    def _forget(self, ino: int) -> None:
+        file = self._files.pop(ino, None)
+        if file is not None:
+            file.counted_by(None)
 
     def is_open(self, ino: int) -> bool:
         """Whether somebody has it open, or is about to."""

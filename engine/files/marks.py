@@ -71,7 +71,7 @@ def reopen(b: Batch, ino: int, *, block_bytes: int, present: Sequence[int] | Non
         return Reopened(old, b.get(t.DIRTY, ino) or DirtyRow(old.generation), 0)
     if old.state == ObjectState.SEALED:
         return _write_on(b, old, block_bytes=block_bytes, present=present)
-    freed = objects.evicted(b, old.chunks, block_bytes=block_bytes)
+    freed = objects.evicted(b, old.data_chunks, block_bytes=block_bytes)
     generation = old.generation + 1
     row = objects.create(b, ino, generation, chunk_bytes=old.chunk_bytes)
     dirty = DirtyRow(generation, old.generation, old.size if present is not None else 0, tuple(present or ()))
@@ -86,18 +86,19 @@ def _write_on(b: Batch, old: ObjectRow, *, block_bytes: int, present: Sequence[i
     parts: list[int] = []
     masks: list[int] = []
     for index, chunk_id in enumerate(old.chunks):
-        chunk, here = b.get(t.CHUNKS, chunk_id), b.get(t.RESIDENCY, chunk_id)
+        chunk = b.get(t.CHUNKS, chunk_id) if chunk_id else None
+        here = b.get(t.RESIDENCY, chunk_id) if chunk_id else None
         if chunk is not None and here is not None:
-            freed += objects.disk_bytes(here.mask, chunk.length, block_bytes)
+            freed += objects.chunk_disk_bytes(here.mask, chunk, block_bytes)
             b.put(t.RESIDENCY, chunk_id, msgspec.structs.replace(here, mask=0))
-        whole = objects.full_mask(chunk.length if chunk is not None else 0, block_bytes)
+        whole = objects.full_mask(chunk.length if chunk is not None else old.length_of(index), block_bytes)
         is_part = present is not None and chunk is not None and bool(chunk.key) and present[index] != whole
         parts.append(chunk_id if is_part else 0)
         masks.append(present[index] if present is not None and is_part else whole)
-        if not is_part:
+        if chunk_id and not is_part:
             objects.release_chunk(b, chunk_id)
     objects.account(b, -freed)
-    b.delete(t.UNPUBLISHED, (old.ino, old.generation))
+    objects.unqueue_upload(b, old.ino, old.generation)
     row = ObjectRow(old.ino, old.generation, ObjectState.DIRTY, chunk_bytes=old.chunk_bytes, created_ms=old.created_ms)
     dirty = DirtyRow(old.generation)
     if any(parts):
@@ -121,19 +122,25 @@ def unwritten(b: Batch, ino: int, backing: tuple[int, int, int], times: Times, *
         return None
     b.delete(t.OBJECTS, (ino, dirty.generation))
     b.delete(t.DIRTY, ino)
-    for chunk_id in old.chunks:
+    for chunk_id in old.data_chunks:
         chunk = b.get(t.CHUNKS, chunk_id)
         if chunk is None:
             raise objects.ObjectGoneError(f"chunk {chunk_id} of object {ino}.{old.generation} is gone")
         b.record(p.HydrationDone(chunk.length), segment_id=chunk_id, logical_offset=chunk.length)
         mask = objects.full_mask(chunk.length, block_bytes)
         here = b.get(t.RESIDENCY, chunk_id) or ResidencyRow()
-        before = objects.disk_bytes(here.mask, chunk.length, block_bytes)
+        before = objects.chunk_disk_bytes(here.mask, chunk, block_bytes)
         b.put(t.RESIDENCY, chunk_id, msgspec.structs.replace(here, mask=mask))
-        objects.account(b, objects.disk_bytes(mask, chunk.length, block_bytes) - before)
+        objects.account(b, objects.chunk_disk_bytes(mask, chunk, block_bytes) - before)
     old = msgspec.structs.replace(old, backing=backing)
     b.put(t.OBJECTS, (ino, old.generation), old)
-    b.put(t.INODES, ino, msgspec.structs.replace(_timed(inode, times), generation=old.generation, size=old.size))
+    b.put(
+        t.INODES,
+        ino,
+        msgspec.structs.replace(
+            _timed(inode, times), generation=old.generation, size=old.size, hole_bytes=old.hole_bytes
+        ),
+    )
     return old
 
 
@@ -168,7 +175,7 @@ def seal(
     """The bytes are hashed and synced: the object has chunks, the inode the size and times it was left with."""
     inode = _inode(b, ino)
     row = objects.seal(b, ino, generation, digest, backing, block_bytes=block_bytes, parts=parts)
-    b.put(t.INODES, ino, msgspec.structs.replace(_timed(inode, times), size=digest.size))
+    b.put(t.INODES, ino, msgspec.structs.replace(_timed(inode, times), size=digest.size, hole_bytes=digest.hole_bytes))
     return row
 
 

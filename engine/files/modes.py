@@ -78,7 +78,7 @@ class Modes:
             file.open_base()
             self._volume.hydrator.ensure_backing(file.base)
             self.register(file, row, file.base.fd)
-            if file.mode is Mode.PASSTHROUGH and not file.dirty and not file.base.added:
+            if file.mode is Mode.PASSTHROUGH and not file.dirty and file.base.holds_data and not file.base.added:
                 file.base.close_file()  # the channel has its own: one descriptor less for each of thousands
             return
         fd = os.open(file.path, os.O_RDWR | os.O_CLOEXEC)

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -311,6 +311,7 @@ class Parts:
         """From here on the part is where the chunk's blocks come from."""
         base = file.source
         base.chunks[chunk.index] = chunk
+        base.holes[chunk.index] = chunk.holes
         base.masks[chunk.index] = base.trusted[chunk.index] = self._behind(chunk)
         base.added.pop(chunk.index, None)
         self._volume.pages.drop_object(file.ino, file.key[2])
@@ -323,6 +324,7 @@ class Parts:
         """A chunk that is here whole."""
         base.chunks.append(chunk)
         base.masks.append(full_mask(self._chunk_bytes, self._block_bytes))
+        base.holes.append(0)
         base.trusted.append(base.masks[-1])
 
     # -- sealing -----------------------------------------------------------------------------------------------
@@ -352,6 +354,8 @@ class Parts:
     async def _settle_chunk(self, file: OpenFile, index: int) -> None:
         async with file.io:
             size = file.stat().st_size
+            if not file.absent_mask(index, self._per_chunk, self._block_bytes):
+                return
             if file.whole or await trio.to_thread.run_sync(self._assembler.is_settled, file, index, size):
                 return
             blocks = range(index * self._per_chunk, (index + 1) * self._per_chunk)
@@ -363,10 +367,12 @@ class Parts:
                 if read is not None:
                     await self._upload(read)
 
-    def digest(self, file: OpenFile, fd: int, size: int) -> tuple[ObjectDigest, dict[int, int]]:
+    def digest(
+        self, file: OpenFile, fd: int, size: int, go_on: Callable[[], bool]
+    ) -> tuple[ObjectDigest, dict[int, int]]:
         """What a seal says, and which chunks stay the parts they are, with their blocks that are here; CorruptError
         where one is neither whole nor settled. On a worker thread."""
-        return self._assembler.digest(file, fd, size)
+        return self._assembler.digest(file, fd, size, go_on)
 
     # -- after a restart ---------------------------------------------------------------------------------------
 
@@ -390,8 +396,7 @@ class Parts:
     def forget_behind(self, file: OpenFile) -> None:
         """The base ends at `base_len`, for good: whatever comes behind it is the file's own."""
         base = file.source
-        for block in range(-(-file.base_len // self._block_bytes), base.block_count):
-            base.take_over(block)
+        base.take_over_from(-(-file.base_len // self._block_bytes))
 
     def punch_absent(self, base: ObjectHandle) -> None:
         """Before an object that is partly here is written to: what may not be read of it is a hole."""

@@ -21,7 +21,7 @@ from aof2.engine.files.known import Known
 from aof2.engine.files.parts import Parts
 from aof2.engine.files.seal import Sealer
 from aof2.engine.files.state import OpenFile, stream_of
-from aof2.engine.local.doomed import full_size
+from aof2.engine.local.sparse import counted_bytes
 
 if TYPE_CHECKING:
     from aof2.engine.volume import Volume
@@ -36,6 +36,7 @@ class Removal:
         self._parts = parts
         self._sealer = sealer
         self._doomed = volume.evictor.doomed
+        self._measure = partial(counted_bytes, block_bytes=volume.settings.engine.block_bytes)
 
     def removed(self, row: InodeRow) -> None:
         """The last name of a regular file is gone; its bytes go with it, or with the last close."""
@@ -51,7 +52,7 @@ class Removal:
             obj = view.get(stream_id, t.OBJECTS, (row.ino, row.generation))
         if obj is None:
             self._volume.handles.forget(key)
-            measure = data_bytes if key in self._parts.sealed else full_size
+            measure = data_bytes if key in self._parts.sealed else self._measure
             self._parts.sealed.discard(key)
             path = self._volume.hot.path(tenant, row.ino, row.generation)
             self._doomed.add(path, tenant, measure if charged is None else charged)

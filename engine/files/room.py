@@ -33,7 +33,6 @@ import trio
 
 from aof2.engine import objects
 from aof2.engine.aio import open_nursery
-from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.rows import JobState, JobType
 from aof2.engine.errors import FatalIOError, ReadOnlyError, os_error
 from aof2.engine.files.recover import set_immutable
@@ -117,7 +116,6 @@ class WriteRoom:
         self._passing: dict[str, tuple[float, bool]] = {}
         files.volume.foreground.hurry = self._hurries
         self._pending: _Counted[int] = _Counted(self._count_pending)
-        self._dirty: _Counted[str] = _Counted(self._count_dirty)
 
     # -- how a file is opened ----------------------------------------------------------------------------------
 
@@ -168,25 +166,14 @@ class WriteRoom:
 
     def _unevictable(self, tenant: str | None = None) -> int:
         names = self._volume.tenant_names()
-        few = self._files.unsealed_count() < MANY_FILES
-        dirty = self._count_dirty() if few else self._dirty.get()
-        return sum(n for name, n in dirty.items() if tenant in (None, name)) + sum(
+        return self._files.dirty_bytes_of(tenant) + sum(
             n for stream, n in self._pending.get().items() if tenant in (None, names.get(stream))
         )
-
-    def _count_dirty(self) -> dict[str, int]:
-        found: dict[str, int] = {}
-        for file in self._files.dirty_files():
-            found[file.tenant] = found.get(file.tenant, 0) + file.charged_bytes
-        return found
 
     def _count_pending(self) -> dict[int, int]:
         """Sealed and not in the remote, by stream."""
         with self._volume.catalog.view() as view:
-            return {
-                stream_id: sum(objects.on_disk(size) for _, size in view.scan(stream_id, t.UNPUBLISHED))
-                for stream_id in self._volume.tenant_names()
-            }
+            return {stream_id: objects.pending_bytes(view, stream_id) for stream_id in self._volume.tenant_names()}
 
     def _disk_room(self) -> int:
         """What may still land on the disk before it is fuller than it should be; negative when it is."""
@@ -227,11 +214,10 @@ class WriteRoom:
         stop = min(end // block_bytes + AHEAD_BLOCKS, MASK_BLOCKS_MAX)
         first = file.told
         fetched = 0 if file.whole else min(stop, -(-file.base_len // block_bytes))
-        for block in range(first, fetched):
-            if file.is_absent(block, block_bytes):
-                if block > first:
-                    self._files.parts.tell(file, first, block - first)
-                first = block + 1
+        for block in file.absent_blocks(first, fetched, block_bytes):
+            if block > first:
+                self._files.parts.tell(file, first, block - first)
+            first = block + 1
         if stop > first:
             self._files.parts.tell(file, first, stop - first)
         file.told = max(file.told, stop)

@@ -1,13 +1,15 @@
 """Sealing: a while after the last close a dirty file is hashed, synced and recorded, and goes to the remote from there.
 
 Files that were closed together are sealed together: hashed one after the other, written back all at once, synced, and
-recorded in one group commit; ten thousand small files do not mean ten thousand journal commits.
+recorded in one group commit; ten thousand small files do not mean ten thousand journal commits. A large file is sealed
+by itself, in a lane of its own: the small ones do not wait for it.
 
 Invariants
 - A seal speaks of bytes nobody changes: no writer has the file open, and the kernel grants a read lease on it, which it
   refuses while a writable mapping or another descriptor lives. Refused means trying again later, not sealing.
 - A write-open at any moment makes the seal under way void (`OpenFile.seal_attempt`).
 - Bytes and name are durable before the seal is recorded.
+- Hashing ends within a few MiB once its file is removed, opened to be written to, or the sealer is told to stop.
 
 Owner: the trio thread; hashing and syncing on worker threads. A crash leaves dirty files; recovery brings them here.
 """
@@ -17,9 +19,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import itertools
 import logging
 import os
+from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -27,14 +29,15 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import trio
 
 from aof2.engine import objects
-from aof2.engine.aio import result_of
+from aof2.engine.aio import open_nursery, result_of
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.rows import ObjectRow, ObjectState
+from aof2.engine.catalog.store import View
 from aof2.engine.errors import Aof2Error, CorruptError, FatalIOError, ReadOnlyError, TransientError
 from aof2.engine.files import marks
 from aof2.engine.files.state import OpenFile, Stamp
-from aof2.engine.local.hot import Identity
-from aof2.engine.tiering.hashing import ObjectDigest, digest_file
+from aof2.engine.local.hot import Identity, clear_range
+from aof2.engine.tiering.hashing import Hasher, HashingCancelledError, ObjectDigest
 
 if TYPE_CHECKING:
     from aof2.engine.files.table import Files
@@ -46,7 +49,10 @@ QUIET_S: Final = 0.5
 RETRY_S: Final = 2.0
 BATCH_FILES: Final = 256
 BATCH_BYTES: Final = 256 << 20
+LARGE_BYTES: Final = 64 << 20  # on the disk: holes cost nothing
 PARALLEL: Final = 2
+LARGE_PARALLEL: Final = 1
+LOOSE_BYTES: Final = 64 << 10  # what a file may take for its extents beside its bytes
 LET_PASS_S: Final = 2.0  # what closed files wait for requests to be answered first
 CRASH_POINTS: Final = ("seal.hashed", "seal.synced", "seal.recorded")
 
@@ -59,6 +65,14 @@ class Hashed(NamedTuple):
     times: marks.Times
     stamp: Stamp
     parts: dict[int, int]  # chunks that were uploaded before, and their blocks that are here
+    loose: tuple[tuple[int, int], ...] = ()  # (offset, length) where space is reserved, and nothing was written
+
+
+class _Batch(NamedTuple):
+    """Files that are sealed together, or one large one."""
+
+    files: list[OpenFile]
+    large: bool
 
 
 class Sealer:
@@ -66,100 +80,144 @@ class Sealer:
 
     def __init__(self, files: Files) -> None:
         self._files = files
-        self._due: dict[int, float] = {}  # inode → when, by the trio clock
+        self._due: OrderedDict[int, float] = OrderedDict()  # inode → when, by the trio clock; soonest first
+        self._later: OrderedDict[int, float] = OrderedDict()  # the same, of those that are tried again
         self._wake = trio.Event()
         self._busy: dict[int, trio.Event] = {}
-        self._limiter = trio.CapacityLimiter(PARALLEL)
+        self._lanes = {False: trio.CapacityLimiter(PARALLEL), True: trio.CapacityLimiter(LARGE_PARALLEL)}
+        self._nursery: trio.Nursery | None = None
+        self._stopping = False
         self.sealed_files = 0
 
     def closed(self, file: OpenFile) -> None:
-        """Nobody has this dirty file open any more."""
+        """The last handle on this dirty file was closed."""
+        self._due.pop(file.ino, None)
+        self._later.pop(file.ino, None)
         self._due[file.ino] = trio.current_time() + QUIET_S
         self._wake.set()
 
     def wait(self, file: OpenFile) -> None:
         """It is open again, or gone."""
         self._due.pop(file.ino, None)
+        self._later.pop(file.ino, None)
+
+    def stop(self) -> None:
+        """Nothing more is hashed; what is being hashed is left off within a few MiB."""
+        self._stopping = True
 
     @property
     def waiting(self) -> int:
-        return len(self._due) + len(self._busy)
+        return len(self._due) + len(self._later) + len(self._busy)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        task_status.started()
-        while True:
-            if not self._due:
-                self._wake = trio.Event()
-                await self._wake.wait()
-            await trio.sleep_until(min(self._due.values(), default=0.0))
-            await self._files.volume.foreground.let_pass(LET_PASS_S)
-            now_s = trio.current_time()
-            # Not all at once: whoever asks meanwhile goes first, and may want them removed.
-            ready = (ino for ino, due_s in self._due.items() if due_s <= now_s and ino not in self._busy)
-            await self._seal_all(list(itertools.islice(ready, PARALLEL * BATCH_FILES)))
+        async with trio.open_nursery() as self._nursery:
+            task_status.started()
+            while True:
+                await self._until_due()
+                await self._files.volume.foreground.let_pass(LET_PASS_S)
+                # Not all at once: requests go first, and some of them may remove what waits here.
+                batches = self._batches(self._ready(PARALLEL * BATCH_FILES))
+                for batch in batches:
+                    self._nursery.start_soon(self._seal_batch, batch)
+                small = [batch for batch in batches if not batch.large]
+                for batch in small:
+                    await self._over(batch)
+
+    async def _until_due(self) -> None:
+        while not self._due and not self._later:
+            self._wake = trio.Event()
+            await self._wake.wait()
+        await trio.sleep_until(min(next(iter(q.values())) for q in (self._due, self._later) if q))
+
+    def _ready(self, most: int) -> list[int]:
+        """Those that are due, the longest waiting first. Each queue is in order, so only its head is looked at."""
+        now_s = trio.current_time()
+        found: list[int] = []
+        for queue in (self._due, self._later):
+            for ino, due_s in queue.items():
+                if due_s > now_s or len(found) >= most:
+                    break
+                if ino not in self._busy:
+                    found.append(ino)
+        return found
 
     async def seal_now(self, inos: Collection[int] | None = None) -> int:
         """Seals at once what is closed and dirty, and waits for what is being sealed; how many files."""
         before = self.sealed_files
         await self._files.kernel.settled()
-        wanted = [ino for ino in self._due if inos is None or ino in inos]
+        waiting = [*self._due, *self._later]
+        wanted = waiting if inos is None else [ino for ino in waiting if ino in inos]
         busy = [over for ino, over in self._busy.items() if inos is None or ino in inos]
-        await self._seal_all(wanted)
+        async with open_nursery() as nursery:
+            batches = self._batches(wanted)
+            for batch in batches:
+                # A caller that goes away leaves what it began to the sealer.
+                (self._nursery or nursery).start_soon(self._seal_batch, batch)
+            for batch in batches:
+                await self._over(batch)
         for over in busy:
             await over.wait()
         return self.sealed_files - before
 
-    async def _seal_all(self, inos: Sequence[int]) -> None:
-        batch: list[OpenFile] = []
+    async def _over(self, batch: _Batch) -> None:
+        for file in batch.files:
+            over = self._busy.get(file.ino)
+            if over is not None:
+                await over.wait()
+
+    def _batches(self, inos: Sequence[int]) -> list[_Batch]:
+        """From here on these files are being sealed."""
+        batches: list[_Batch] = []
+        small: list[OpenFile] = []
         size = 0
-        async with trio.open_nursery() as nursery:
-            for ino in inos:
-                file = self._files.file(ino)
-                self._due.pop(ino, None)
-                if file is None or not file.dirty or file.handles or ino in self._busy:
-                    continue
-                self._busy[ino] = trio.Event()
-                if not file.whole:  # it may wait for the remote: nobody waits with it
-                    await self._start_batch(nursery, [file])
-                    continue
-                batch.append(file)
-                with contextlib.suppress(OSError):
-                    size += file.stat().st_size
-                if len(batch) >= BATCH_FILES or size >= BATCH_BYTES:
-                    await self._start_batch(nursery, batch)
-                    batch, size = [], 0
-            if batch:
-                await self._start_batch(nursery, batch)
+        for ino in inos:
+            file = self._files.file(ino)
+            self._due.pop(ino, None)
+            self._later.pop(ino, None)
+            if file is None or not file.dirty or file.handles or ino in self._busy:
+                continue
+            self._busy[ino] = trio.Event()
+            if not file.whole or file.charged_bytes >= LARGE_BYTES:  # it may wait for the remote, or take long
+                batches.append(_Batch([file], large=file.charged_bytes >= LARGE_BYTES))
+                continue
+            small.append(file)
+            size += file.charged_bytes
+            if len(small) >= BATCH_FILES or size >= BATCH_BYTES:
+                batches.append(_Batch(small, large=False))
+                small, size = [], 0
+        if small:
+            batches.append(_Batch(small, large=False))
+        return batches
 
-    async def _start_batch(self, nursery: trio.Nursery, batch: list[OpenFile]) -> None:
-        nursery.start_soon(self._seal_batch, batch)
-        await trio.lowlevel.checkpoint()
-
-    async def _seal_batch(self, batch: list[OpenFile]) -> None:
+    async def _seal_batch(self, batch: _Batch) -> None:
+        files = batch.files
         try:
-            await self._fill_all(batch)
-            attempts = {file.ino: file.seal_attempt for file in batch}
-            hashed, later = await trio.to_thread.run_sync(self._hash_all, batch, attempts, limiter=self._limiter)
+            await self._fill_all(files)
+            attempts = {file.ino: file.seal_attempt for file in files}
+            work = partial(self._hash_all, files, attempts)
+            hashed, later = await trio.to_thread.run_sync(work, limiter=self._lanes[batch.large])
             await self._record_all(hashed)
             self._again(later)
         except (ReadOnlyError, FatalIOError) as e:
-            log.critical("files stay unsealed", extra={"files": len(batch), "error": str(e)})
+            log.critical("files stay unsealed", extra={"files": len(files), "error": str(e)})
         except TransientError as e:
-            log.info("files are sealed when the remote answers", extra={"files": len(batch), "error": str(e)})
-            self._again(batch)
+            log.info("files are sealed when the remote answers", extra={"files": len(files), "error": str(e)})
+            self._again(files)
         except (Aof2Error, OSError) as e:
-            log.warning("files are sealed later", extra={"files": len(batch), "error": str(e)})
-            self._again(batch)
+            log.warning("files are sealed later", extra={"files": len(files), "error": str(e)})
+            self._again(files)
         finally:
-            for file in batch:
+            for file in files:
                 over = self._busy.pop(file.ino, None)
                 if over is not None:
                     over.set()
 
     def _again(self, files: Sequence[OpenFile]) -> None:
         for file in files:
-            if file.dirty and not file.handles and self._files.file(file.ino) is file:
-                self._due[file.ino] = trio.current_time() + RETRY_S
+            known = self._files.file(file.ino) is file
+            if file.dirty and not file.handles and known and not file.unlinked and file.ino not in self._due:
+                self._later.pop(file.ino, None)
+                self._later[file.ino] = trio.current_time() + RETRY_S
                 self._wake.set()
 
     async def _fill_all(self, batch: list[OpenFile]) -> None:
@@ -201,30 +259,51 @@ class Sealer:
         return hashed, later
 
     def _hash(self, file: OpenFile, fd: int, attempt: int) -> Hashed | None:
-        if not _nobody_writes(fd):
+        if not _no_writer(fd):
             return None
+
+        def go_on() -> bool:
+            return file.seal_attempt == attempt and not self._stopping
+
         engine = self._files.volume.settings.engine
         before = os.fstat(fd)
         parts: dict[int, int] = {}
+        loose: tuple[tuple[int, int], ...] = ()
         try:
             if file.whole:
-                digest = digest_file(
+                hasher = Hasher(
                     fd,
                     before.st_size,
                     chunk_bytes=engine.chunk_bytes,
                     block_bytes=engine.block_bytes,
                     path=str(file.path),
+                    go_on=go_on,
                 )
+                digest = hasher.digest()
+                if before.st_blocks * 512 > hasher.data.disk_bytes + LOOSE_BYTES:
+                    loose = tuple(hasher.data.hole_ranges())
             else:
-                digest, parts = self._files.parts.digest(file, fd, before.st_size)
-        except CorruptError:
-            return None  # cut, or written to, while it was read
+                digest, parts = self._files.parts.digest(file, fd, before.st_size, go_on)
+        except (CorruptError, HashingCancelledError):
+            return None  # cut, written to, or removed while it was read
         after = os.fstat(fd)
         if Stamp.of(before) != Stamp.of(after) or file.seal_attempt != attempt:
             return None
         times = marks.Times(after.st_mtime_ns, after.st_ctime_ns, before.st_atime_ns)  # hashing is no access
         identity = Identity(after.st_ino, after.st_size, after.st_mtime_ns)
-        return Hashed(file, attempt, digest, identity, times, Stamp.of(after), parts)
+        return Hashed(file, attempt, digest, identity, times, Stamp.of(after), parts, loose)
+
+    def _give_back_loose(self, one: Hashed) -> None:
+        """Space that was reserved and not written to goes: the catalog counts what is there. The file is held, and no
+        handle is on it. On a worker thread."""
+        fd = self._files.volume.hot.open(one.file.path)
+        try:
+            for offset, length in one.loose:
+                clear_range(fd, offset, length)
+            os.utime(fd, ns=(one.times.atime_ns, one.times.mtime_ns))
+            self._files.volume.env.files.fsync(fd)
+        finally:
+            self._files.volume.env.files.close(fd)
 
     # -- recording ---------------------------------------------------------------------------------------------
 
@@ -241,7 +320,10 @@ class Sealer:
                 await held.enter_async_context(files.holding(file.ino))
                 if file.handles or file.seal_attempt != one.attempt or files.file(file.ino) is not file:
                     self._again([file])  # opened again: then the next close brings it back
-                elif not await self._was_unchanged(one):
+                    continue
+                if one.loose and self._files.parts.can_punch:
+                    await trio.to_thread.run_sync(self._give_back_loose, one)
+                if not await self._was_unchanged(one):
                     by_stream.setdefault(file.key[0], []).append(one)
             for stream_id, group in by_stream.items():
                 await self._record(stream_id, group)
@@ -256,13 +338,13 @@ class Sealer:
         for one, row in zip(group, rows, strict=True):
             if row is not None:
                 self._sealed(one, row)
-                self._files.volume.jobs.sealed(stream_id, one.digest.size)
+                self._files.volume.jobs.sealed(stream_id, one.digest.data_bytes)
 
     def _sealed(self, one: Hashed, row: ObjectRow) -> None:
         files, file = self._files, one.file
         file.state = row.state
         self.sealed_files += 1
-        if file.told_stamp not in (None, one.stamp):
+        if one.loose or file.told_stamp not in (None, one.stamp):
             files.kernel.invalidate_attr(file.ino)  # stores through a mapping told nobody
         files.sealed(file, row, self._disk_bytes(one))
 
@@ -275,7 +357,8 @@ class Sealer:
             dirty = view.get(file.key[0], t.DIRTY, file.ino)
             base = dirty.base_generation if dirty is not None else 0
             old = view.get(file.key[0], t.OBJECTS, (file.ino, base)) if base else None
-        if old is None or old.state != ObjectState.PUBLISHED or old.sha256 != one.digest.sha256:
+            same_holes = old is not None and self._has_holes_of(view, file.key[0], old, one.digest)
+        if old is None or old.state != ObjectState.PUBLISHED or old.sha256 != one.digest.sha256 or not same_holes:
             return False
         path = volume.hot.path(file.tenant, file.ino, base)
         volume.env.files.rename(file.path, path)  # a crash from here on: recovery names it as the catalog has it
@@ -294,16 +377,28 @@ class Sealer:
         self._sealed(one, row)
         return True
 
+    def _has_holes_of(self, view: View, stream_id: int, old: ObjectRow, digest: ObjectDigest) -> bool:
+        """Whether holes are where they were: a generation counts what its rows say."""
+        if len(old.chunks) != len(digest.chunks) or old.hole_bytes != digest.hole_bytes:
+            return False
+        for chunk_id, c in zip(old.chunks, digest.chunks, strict=True):
+            chunk = view.get(stream_id, t.CHUNKS, chunk_id) if chunk_id else None
+            if c.is_hole != (not chunk_id) or (chunk is not None and chunk.holes != c.holes):
+                return False
+        return True
+
     def _disk_bytes(self, one: Hashed) -> int:
         """What the catalog counts of it: what is here."""
-        size = objects.on_disk(one.digest.size)
+        block_bytes = self._files.block_bytes
+        size = objects.digest_disk_bytes(one.digest, block_bytes)
         for index, mask in one.parts.items():
-            length = one.digest.chunks[index].length
-            size += objects.disk_bytes(mask, length, self._files.block_bytes) - objects.on_disk(length)
+            chunk = one.digest.chunks[index]
+            absent = objects.full_mask(chunk.length, block_bytes) & ~mask
+            size -= objects.chunk_disk_bytes(absent, chunk, block_bytes)
         return size
 
 
-def _nobody_writes(fd: int) -> bool:
+def _no_writer(fd: int) -> bool:
     """Whether no descriptor or mapping can write to the file: then a read lease on it is granted."""
     try:
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)

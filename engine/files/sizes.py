@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import os
+from typing import Final
 
 import trio
 
@@ -20,7 +21,12 @@ from aof2.engine.files.durability import Durability
 from aof2.engine.files.parts import NO_ROOM, Parts
 from aof2.engine.files.room import WriteRoom
 from aof2.engine.files.state import OpenFile
+from aof2.engine.local.handles import ObjectHandle
 from aof2.engine.local.hot import FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, fallocate
+from aof2.engine.objects import full_mask
+
+# As on ext4. An object's row has a word for each of its chunks, holes included: a quarter of a million of them.
+FILE_BYTES_MAX: Final = 16 << 40
 
 
 class Sizes:
@@ -45,6 +51,8 @@ class Sizes:
 
     async def truncate(self, file: OpenFile, size: int) -> None:
         """Cuts or extends a dirty file."""
+        if size > FILE_BYTES_MAX:
+            raise os_error(errno.EFBIG)
         self._room.let_go(file)
         await self._cut(file, size)
         await self._charges.recharge(file)
@@ -73,6 +81,8 @@ class Sizes:
         """Space for a range, or holes and zeros in it, on a ranged file. Reserves before a byte is taken."""
         if not file.dirty:
             raise os_error(errno.EBADF)
+        if offset + length > FILE_BYTES_MAX:
+            raise os_error(errno.EFBIG)
         takes_only = not mode & ~FALLOC_KEEP_SIZE
         if not file.whole and not takes_only:
             await self._fill_or_refuse(file)
@@ -95,14 +105,53 @@ class Sizes:
             raise
 
     def seek(self, file: OpenFile, offset: int, whence: int) -> int:
-        """SEEK_DATA and SEEK_HOLE. Of a file that is not all here nothing is known to be a hole but its end."""
+        """SEEK_DATA and SEEK_HOLE. What is not here is data, unless its rows say that it is a hole."""
         size = file.stat().st_size if file.dirty or file.base is None else file.base.size
         if offset >= size:
             raise os_error(errno.ENXIO)
-        if file.dirty and file.whole:
-            fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                return os.lseek(fd, offset, whence)
-            finally:
-                os.close(fd)
-        return offset if whence == os.SEEK_DATA else size
+        if not file.dirty and file.base is not None:
+            return self._seek_rows(file.base, offset, whence)
+        fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return os.lseek(fd, offset, whence) if file.whole else self._seek_partly(file, fd, offset, size, whence)
+        finally:
+            os.close(fd)
+
+    def _seek_rows(self, base: ObjectHandle, offset: int, whence: int) -> int:
+        """In a clean file, by blocks."""
+        for index in range(offset // base.row.chunk_bytes, len(base.chunks)):
+            holes = base.holes[index]
+            bits = holes if whence == os.SEEK_HOLE else full_mask(base.chunks[index].length, self._block_bytes) & ~holes
+            first = index * base.blocks_per_chunk
+            bits &= ~((1 << max(0, offset // self._block_bytes - first)) - 1)
+            if bits:
+                return max(offset, (first + (bits & -bits).bit_length() - 1) * self._block_bytes)
+        if whence == os.SEEK_HOLE:
+            return base.size
+        raise os_error(errno.ENXIO)
+
+    def _seek_partly(self, file: OpenFile, fd: int, offset: int, size: int, whence: int) -> int:
+        """In a dirty file that lacks blocks, which are holes in its backing file and none of its own."""
+        at = offset
+        while at < size:
+            if file.is_absent(at // self._block_bytes, self._block_bytes):
+                if whence == os.SEEK_DATA:
+                    return at
+            else:
+                found = _seek_or_end(fd, at, size, whence)
+                stop = (at // self._block_bytes + 1) * self._block_bytes
+                if found < stop:
+                    return found
+            at = (at // self._block_bytes + 1) * self._block_bytes
+        if whence == os.SEEK_HOLE:
+            return size
+        raise os_error(errno.ENXIO)
+
+
+def _seek_or_end(fd: int, at: int, size: int, whence: int) -> int:
+    try:
+        return os.lseek(fd, at, whence)
+    except OSError as e:
+        if e.errno == errno.ENXIO:  # no data behind it
+            return size
+        raise

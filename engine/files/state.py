@@ -21,6 +21,7 @@ from typing import Final, NamedTuple, Protocol
 import trio
 
 from aof2.engine.catalog.rows import INO_STREAM_SHIFT, ObjectState
+from aof2.engine.files.ledger import Ledger
 from aof2.engine.local.handles import Key, ObjectHandle
 from aof2.engine.objects import ObjectGoneError
 
@@ -134,17 +135,18 @@ class OpenFile:
     room: trio.Lock  # held by who asks for room for it: in turn
 
     __slots__ = (
-        "_path", "base", "base_len", "budget", "charged_bytes", "clean_ns", "clean_stamp", "clearing", "doubted", "fd",
-        "frozen", "granted_bytes", "handles", "io", "key", "masked", "mode", "new_name", "noted_partial",
-        "pending_bytes", "registered", "room", "running", "seal_attempt", "special", "state", "taking", "tenant",
-        "told", "told_stamp", "unlinked", "whole", "window_bytes", "writers", "written", "wrote",
+        "_charged_bytes", "_ledger", "_path", "_state", "base", "base_len", "budget", "clean_ns", "clean_stamp",
+        "clearing", "doubted", "fd", "frozen", "granted_bytes", "handles", "io", "key", "masked", "mode", "new_name",
+        "noted_partial", "pending_bytes", "registered", "room", "running", "seal_attempt", "special", "taking",
+        "tenant", "told", "told_stamp", "unlinked", "whole", "window_bytes", "writers", "written", "wrote",
     )  # fmt: skip
 
     def __init__(self, key: Key, tenant: str, path: Path, state: ObjectState) -> None:
         self.key = key
         self.tenant = tenant
         self._path = str(path)
-        self.state = state
+        self._state = state
+        self._ledger: Ledger | None = None  # while it is known (`known.py`)
         self.mode: Mode | None = None
         self.handles = 0
         self.writers = 0
@@ -161,7 +163,7 @@ class OpenFile:
         self.granted_bytes = 0  # all it was ever allowed
         self.pending_bytes = 0  # admitted, and being written by us
         self.window_bytes = 0  # the last grant: the next is larger
-        self.charged_bytes = 0  # of quota, while it is dirty
+        self._charged_bytes = 0  # of quota, while it is dirty
         self.doubted = False  # a block of it turned out bad: what the kernel was given may be, until all close it
         self.fd = -1
         self.seal_attempt = 0  # a write-open in between makes a seal under way void
@@ -187,6 +189,35 @@ class OpenFile:
     @path.setter
     def path(self, path: Path) -> None:
         self._path = str(path)
+
+    @property
+    def state(self) -> ObjectState:
+        return self._state
+
+    @state.setter
+    def state(self, state: ObjectState) -> None:
+        ledger = self._ledger
+        self.counted_by(None)
+        self._state = state
+        self.counted_by(ledger)
+
+    @property
+    def charged_bytes(self) -> int:
+        return self._charged_bytes
+
+    @charged_bytes.setter
+    def charged_bytes(self, size: int) -> None:
+        if self._ledger is not None and self.dirty:
+            self._ledger.change(self.tenant, size - self._charged_bytes)
+        self._charged_bytes = size
+
+    def counted_by(self, ledger: Ledger | None) -> None:
+        """Dirty, it is one of that ledger's files from here on; None: of none."""
+        if self.dirty and self._ledger is not None:
+            self._ledger.remove(self.tenant, self._charged_bytes)
+        self._ledger = ledger
+        if self.dirty and ledger is not None:
+            ledger.add(self.tenant, self._charged_bytes)
 
     @property
     def ino(self) -> int:
@@ -231,6 +262,27 @@ class OpenFile:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+
+    def absent_mask(self, index: int, per_chunk: int, block_bytes: int) -> int:
+        """The blocks of a chunk that must be fetched before they can be read."""
+        base = self.base
+        if self.whole or base is None or index >= len(base.masks):
+            return 0
+        stop = min(-(-self.base_len // block_bytes), base.block_count) - index * per_chunk
+        return ~(base.masks[index] & base.trusted[index]) & (1 << max(0, min(stop, per_chunk))) - 1
+
+    def absent_blocks(self, first: int, stop: int, block_bytes: int) -> Iterator[int]:
+        """Those of first … stop − 1 that must be fetched; what lacks nothing is passed over chunk by chunk."""
+        if self.whole or self.base is None:
+            return
+        per_chunk = self.base.blocks_per_chunk
+        for index in range(first // per_chunk, -(-stop // per_chunk)):
+            absent = self.absent_mask(index, per_chunk, block_bytes)
+            while absent:
+                block = index * per_chunk + (absent & -absent).bit_length() - 1
+                if first <= block < stop:
+                    yield block
+                absent &= absent - 1
 
     def is_absent(self, block: int, block_bytes: int) -> bool:
         """Whether the block must be fetched before it can be read."""

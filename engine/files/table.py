@@ -131,14 +131,18 @@ class Files:
         return len(self._handles)
 
     def unsealed_count(self) -> int:
-        """At most so many dirty files; counted by nobody."""
+        """Upper bound on dirty files: also counts the clean ones that are open."""
         return len(self._known)
 
     def dirty_count(self) -> int:
-        return len(self.dirty_files())
+        return self._known.ledger.files
 
     def dirty_bytes(self) -> int:
-        return sum(file.charged_bytes for file in self.dirty_files())
+        return self._known.ledger.bytes
+
+    def dirty_bytes_of(self, tenant: str | None = None) -> int:
+        """What dirty files of a tenant, or of all, are charged."""
+        return self.dirty_bytes() if tenant is None else self._known.ledger.bytes_of[tenant]
 
     def handle(self, fh: int) -> Handle:
         try:

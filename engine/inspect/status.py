@@ -16,12 +16,12 @@ import msgspec
 
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.fold import _entry_decoder
-from aof2.engine.catalog.rows import JobState, ObjectRow, ObjectState, ResidencyRow
+from aof2.engine.catalog.rows import HashKind, JobState, ObjectRow, ObjectState, ResidencyRow
 from aof2.engine.catalog.store import View
 from aof2.engine.inspect.paths import Place, files_below
 from aof2.engine.inspect.rows import MANIFEST_DIR, VOLUME_STREAM
 from aof2.engine.manifest.snapshot import list_snapshots, snapshot_name
-from aof2.engine.objects import HOT_BYTES, WARM_BYTES, mask_bytes
+from aof2.engine.objects import HOT_BYTES, WARM_BYTES, chunk_bytes_here
 from aof2.engine.settings import Settings
 
 
@@ -203,7 +203,7 @@ def object_status(view: View, settings: Settings, place: Place) -> ObjectStatus:
     chunks: list[ChunkStatus] = []
     remote_bytes = 0
     for index, chunk_id in enumerate(row.chunks if row else ()):
-        chunk = view.get(place.tenant_id, t.CHUNKS, chunk_id)
+        chunk = view.get(place.tenant_id, t.CHUNKS, chunk_id) if chunk_id else None
         if chunk is None:
             continue
         here = view.get(place.tenant_id, t.RESIDENCY, chunk_id) or ResidencyRow()
@@ -213,7 +213,7 @@ def object_status(view: View, settings: Settings, place: Place) -> ObjectStatus:
                 index=index,
                 bytes=chunk.length,
                 sha256=chunk.sha256.hex(),
-                hot_bytes=mask_bytes(here.mask, chunk.length, settings.engine.block_bytes),
+                hot_bytes=chunk_bytes_here(here.mask, chunk, settings.engine.block_bytes),
                 warm_bytes=here.warm_bytes,
                 key=chunk.key,
             )
@@ -230,7 +230,7 @@ def object_status(view: View, settings: Settings, place: Place) -> ObjectStatus:
         sealed=row is None or row.state != ObjectState.DIRTY,
         dirty=dirty,
         durable=not dirty and all(c.key for c in chunks),
-        sha256=row.sha256.hex() if row else "",
+        sha256=row.sha256.hex() if row and row.hashed is HashKind.BYTES else "",
         hot_bytes=sum(c.hot_bytes for c in chunks),
         warm_bytes=sum(c.warm_bytes for c in chunks),
         remote_bytes=remote_bytes,

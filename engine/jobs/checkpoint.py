@@ -16,11 +16,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Final
 
 import msgspec
 import trio
 
+from aof2.engine import objects
 from aof2.engine.aio import open_nursery
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.batch import Batch
@@ -110,7 +112,7 @@ def _plannable(b: Batch, taken: set[tuple[int, int]]) -> Iterator[ObjectRow]:
     for key, _ in b.scan(t.UNPUBLISHED):
         row = b.get(t.OBJECTS, key)
         if row is None:
-            b.delete(t.UNPUBLISHED, key)  # unlinked before it was published
+            objects.unqueue_upload(b, *key)  # unlinked before it was published
         elif row.state == ObjectState.SEALED and key not in taken:
             yield row
 
@@ -119,7 +121,7 @@ def _enqueue(b: Batch, plan: list[ObjectRow]) -> int:
     checkpoint_id = b.next_id("checkpoint_id")
     objects = tuple((row.ino, row.generation) for row in plan)
     body = t.encode(Plan(checkpoint_id, objects, sum(row.size for row in plan)))
-    blobs = sum(len(row.chunks) for row in plan)
+    blobs = sum(len(row.data_chunks) for row in plan)
     return queue.enqueue(b, JobType.CREATE_CHECKPOINT, f"checkpoint/{checkpoint_id}", body, total=blobs)[0]
 
 
@@ -216,8 +218,8 @@ class CreateCheckpoint:
                 if row is not None and row.state == ObjectState.SEALED:
                     todo.append(row)
                 elif row is not None and row.state == ObjectState.PUBLISHED:
-                    done += len(row.chunks)
-        return _Work(todo, done, done + sum(len(row.chunks) for row in todo), job.row.done)
+                    done += len(row.data_chunks)
+        return _Work(todo, done, done + sum(len(row.data_chunks) for row in todo), job.row.done)
 
     async def _publish_some(self, job: JobContext, plan: Plan, work: _Work) -> None:
         """One of several that take the next object until there is none. An error stops everyone after what they have
@@ -239,8 +241,9 @@ class CreateCheckpoint:
                     work.error = work.error or e
 
     async def _publish_one(self, job: JobContext, plan: Plan, work: _Work, row: ObjectRow) -> None:
-        target = Target(job.tenant_id, job.tenant, row, self._compression_of(job.tenant))
-        if not self._is_still(job.tenant_id, row):
+        is_wanted = partial(self._is_still, job.tenant_id, row)
+        target = Target(job.tenant_id, job.tenant, row, self._compression_of(job.tenant), is_wanted=is_wanted)
+        if not is_wanted():
             return
         await self._publisher.publish(target, plan.checkpoint_id, job.name, work.tally)
         self._env.failpoint("checkpoint.object_published")

@@ -57,8 +57,8 @@ class DownloadCheckpoint:
     async def run(self, job: JobContext) -> None:
         scope = _scopes.decode(job.body) if job.body else Scope()
         rows = await trio.to_thread.run_sync(self._rows, job.tenant_id, scope)
-        self._refuse_too_much(job.tenant, sum(row.size for row in rows))
-        total = sum(len(row.chunks) for row in rows)
+        self._refuse_too_much(job.tenant, sum(row.data_bytes for row in rows))
+        total = sum(len(row.data_chunks) for row in rows)
         done = saved = 0
         failed: list[str] = []
         for row in rows:
@@ -70,7 +70,7 @@ class DownloadCheckpoint:
                 continue
             except ObjectGoneError:
                 pass  # unlinked meanwhile: nothing to bring
-            done += len(row.chunks)
+            done += len(row.data_chunks)
             if done - saved > total // SAVES_PER_JOB:
                 saved = done
                 await job.progress(done, total)
@@ -103,7 +103,7 @@ class DownloadCheckpoint:
     async def _bring(self, job: JobContext, row: ObjectRow) -> None:
         handle = await self._hydrator.open((job.tenant_id, row.ino, row.generation), job.tenant)
         try:
-            for index in range(len(row.chunks)):
+            for index in (i for i, chunk_id in enumerate(row.chunks) if chunk_id):
                 await self._bring_chunk(job, handle, index)
                 self._hydrator.hot.env.failpoint("download.chunk_done")
         finally:

@@ -104,7 +104,7 @@ def _is_over(tombstoned_ms: int, keep: Retention, now_ms: int) -> bool:
 
 
 def _superseded(view: View, tenant_id: int, row: ObjectRow, now_ms: int) -> bool:
-    chunks = (view.get(tenant_id, t.CHUNKS, chunk_id) for chunk_id in row.chunks)
+    chunks = (view.get(tenant_id, t.CHUNKS, chunk_id) for chunk_id in row.data_chunks)
     return all(chunk is None or (chunk.superseded and chunk.purge_at_ms <= now_ms) for chunk in chunks)
 
 
@@ -281,7 +281,7 @@ class PruneCheckpoint:
     def _is_local(self, key: Key) -> bool:
         with self._catalog.view() as view:
             row = view.get(key[0], t.OBJECTS, key[1:])
-            return row is not None and any(_is_resident(view, key[0], chunk_id) for chunk_id in row.chunks)
+            return row is not None and any(_is_resident(view, key[0], chunk_id) for chunk_id in row.data_chunks)
 
     def _unused(self, key: Key) -> bool:
         handle = self._evictor.handles.peek(key)
@@ -357,7 +357,7 @@ def _release_objects(b: Batch, keys: Sequence[Key], now_ms: int, keep: Retention
         if not any(r.generation == generation for r in retirable(b.view, b.stream_id, rows, now_ms, keep)):
             continue
         row = objects.get_object(b, ino, generation)
-        if any(_is_resident(b.view, b.stream_id, chunk_id) for chunk_id in row.chunks):
+        if any(_is_resident(b.view, b.stream_id, chunk_id) for chunk_id in row.data_chunks):
             continue
         objects.release_object(b, ino, generation)
         if row.state == ObjectState.TOMBSTONED:

@@ -17,6 +17,7 @@ from typing import Final
 
 import trio
 
+from aof2.engine import objects
 from aof2.engine.aio import open_nursery, result_of
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.rows import JobRow, JobState, JobType, ObjectState
@@ -104,7 +105,7 @@ class Jobs:
     def pending_bytes(self) -> int:
         """What is sealed and not in the remote yet."""
         with self.catalog.view() as view:
-            return sum(size for tenant_id in self._tenants() for _, size in view.scan(tenant_id, t.UNPUBLISHED))
+            return sum(objects.pending_bytes(view, tenant_id) for tenant_id in self._tenants())
 
     async def checkpoint(self, tenant_id: int, *, wait: bool = True) -> int:
         """Publishes what is sealed so far, also what failed before; how many objects. JobFailedError if one cannot."""

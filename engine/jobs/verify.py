@@ -157,7 +157,7 @@ class VerifyManifest:
         with self._catalog.view() as view:
             for _, row in view.scan(tenant_id, t.OBJECTS):
                 if row.checkpoint_id == checkpoint_id:
-                    chunks = (view.get(tenant_id, t.CHUNKS, chunk_id) for chunk_id in row.chunks)
+                    chunks = (view.get(tenant_id, t.CHUNKS, chunk_id) for chunk_id in row.data_chunks)
                     wanted.update(chunk.sha256 for chunk in chunks if chunk is not None)
         return wanted
 

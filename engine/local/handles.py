@@ -54,10 +54,13 @@ class ObjectHandle:
         self.path = path
         self.row = row
         self.chunks = chunks
-        self.masks = masks
         self.block_bytes = block_bytes
         self.blocks_per_chunk = row.chunk_bytes // block_bytes
-        self.trusted = [0] * len(chunks)
+        # What is a hole by its rows: zeros, as soon as there is a file. A chunk without a row is one all over.
+        self.holes = [c.holes if c.chunk_id else full_mask(c.length, block_bytes) for c in chunks]
+        self.has_holes = any(self.holes)
+        self.masks = [mask | hole for mask, hole in zip(masks, self.holes, strict=True)]
+        self.trusted = list(self.holes)
         self.added: dict[int, int] = {}  # chunk index → bits the catalog does not know yet
         self.added_since_s = 0.0
         self.fd = -1
@@ -97,7 +100,15 @@ class ObjectHandle:
 
     def not_ready(self, first: int, last: int) -> list[int]:
         """Blocks of first..last (inclusive) that cannot simply be read."""
-        return [block for block in range(first, last + 1) if not self.is_ready(block)]
+        if last - first < self.blocks_per_chunk:
+            return [block for block in range(first, last + 1) if not self.is_ready(block)]
+        # Of a long range, of which most may be holes, chunk by chunk.
+        missing = (
+            full_mask(c.length, self.block_bytes) & ~(m & ok)
+            for c, (m, ok) in zip(self.chunks, self._masks(), strict=True)
+        )
+        runs = _runs_of(missing, self.blocks_per_chunk)
+        return [b for at, n in runs for b in range(max(at, first), min(at + n, last + 1))]
 
     def ready_runs(self) -> Iterator[tuple[int, int]]:
         """(first, count) of the blocks that can simply be read, as few pairs as there can be."""
@@ -123,6 +134,10 @@ class ObjectHandle:
         chunk, bit = self.locate(block)
         return bool(self.masks[chunk] >> bit & 1)
 
+    def is_hole(self, block: int) -> bool:
+        chunk, bit = self.locate(block)
+        return bool(self.holes[chunk] >> bit & 1)
+
     def trust(self, block: int) -> None:
         chunk, bit = self.locate(block)
         self.trusted[chunk] |= 1 << bit
@@ -144,9 +159,18 @@ class ObjectHandle:
         self.masks[chunk] |= 1 << bit
         self.trusted[chunk] |= 1 << bit
 
+    def take_over_from(self, first: int) -> None:
+        """The same of every block from this one on."""
+        for chunk in range(first // self.blocks_per_chunk, len(self.chunks)):
+            low = max(0, first - chunk * self.blocks_per_chunk)
+            count = min(self.blocks_per_chunk, self.block_count - chunk * self.blocks_per_chunk)
+            bits = (1 << max(0, count)) - 1 & ~((1 << low) - 1)
+            self.masks[chunk] |= bits
+            self.trusted[chunk] |= bits
+
     def remove(self, block: int) -> None:
         chunk, bit = self.locate(block)
-        keep = ~(1 << bit)
+        keep = ~(1 << bit) | self.holes[chunk]
         self.masks[chunk] &= keep
         self.trusted[chunk] &= keep
         if chunk in self.added:
@@ -154,8 +178,8 @@ class ObjectHandle:
 
     def clear(self) -> None:
         """Everything local was given up."""
-        self.masks = [0] * len(self.chunks)
-        self.trusted = [0] * len(self.chunks)
+        self.masks = list(self.holes)
+        self.trusted = list(self.holes)
         self.added = {}
         self.forget_glances(0.0)
 
@@ -166,11 +190,17 @@ class ObjectHandle:
 
     def ensure_file(self, hot: HotCache) -> None:
         """The backing file, open; a new, sparse one where nothing of the object is here."""
-        if self.fd < 0 and any(self.masks):
+        if self.fd >= 0:
+            return
+        if self.holds_data or self._is_left(hot):
             self.fd = hot.open(self.path)
-        elif self.fd < 0:
+        else:
             self.fd = hot.create(self.path, self.size)
             self.made_in = hot
+
+    def _is_left(self, hot: HotCache) -> bool:
+        """Whether the file of an object that is one hole is still the one that was sealed."""
+        return self.has_holes and self.row.backing is not None and hot.identity_of(self.path) == self.row.backing
 
     def close_file(self) -> None:
         if self.fd >= 0:
@@ -179,13 +209,29 @@ class ObjectHandle:
 
     def remove_hollow_file(self) -> None:
         """A backing file in which nothing ever landed is nobody's: the catalog knows of no byte in it."""
-        if self.made_in is not None and self.chunks and not any(self.masks) and not self.written_to:
+        if self.made_in is not None and self.chunks and not self.holds_data and not self.written_to:
             self.made_in.unlink(self.path)
         self.made_in = None
 
     @property
     def resident_bytes(self) -> int:
-        return sum(mask_bytes(m, c.length, self.block_bytes) for m, c in zip(self.masks, self.chunks, strict=True))
+        """What is here of its data."""
+        rows = zip(self.masks, self.holes, self.chunks, strict=True)
+        return sum(mask_bytes(m & ~hole, c.length, self.block_bytes) for m, hole, c in rows)
+
+    @property
+    def absent_bytes(self) -> int:
+        """What would have to be fetched to have all of it here."""
+        pairs = zip(self.masks, self.chunks, strict=True)
+        absent = ((full_mask(c.length, self.block_bytes) & ~m, c.length) for m, c in pairs)
+        return sum(mask_bytes(mask, length, self.block_bytes) for mask, length in absent)
+
+    @property
+    def holds_data(self) -> bool:
+        """Whether any block is here that is not a hole."""
+        if not self.has_holes:
+            return any(self.masks)
+        return any(mask & ~hole for mask, hole in zip(self.masks, self.holes, strict=True))
 
     @property
     def fully_resident(self) -> bool:
@@ -220,7 +266,11 @@ def load_handle(view: View, hot: HotCache, key: Key, tenant: str, block_bytes: i
         raise ObjectGoneError(f"object {ino}.{generation} is gone")
     chunks: list[ChunkRow] = []
     masks: list[int] = []
-    for chunk_id in row.chunks:
+    for index, chunk_id in enumerate(row.chunks):
+        if not chunk_id:
+            chunks.append(ChunkRow(0, ino, generation, index, row.length_of(index)))
+            masks.append(0)
+            continue
         chunk = view.get(stream_id, t.CHUNKS, chunk_id)
         if chunk is None:
             raise ObjectGoneError(f"chunk {chunk_id} of object {ino}.{generation} is gone")

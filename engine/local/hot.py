@@ -82,6 +82,14 @@ class HotCache:
         s = os.fstat(fd)
         return Identity(s.st_ino, s.st_size, s.st_mtime_ns)
 
+    def identity_of(self, path: Path) -> Identity | None:
+        """Of the file of this name, if there is one."""
+        try:
+            s = os.stat(path)
+        except FileNotFoundError:
+            return None
+        return Identity(s.st_ino, s.st_size, s.st_mtime_ns)
+
     @contextlib.contextmanager
     def exclusive(self, path: Path) -> Iterator[bool]:
         """Whether nobody else has the file open or mapped; holds newcomers off until the block ends."""

@@ -38,7 +38,7 @@ def hot_is_orphan(view: View, key: Key) -> bool:
         return True
     if row.state in (ObjectState.DIRTY, ObjectState.SEALED):
         return False
-    return not any(here.mask for c in row.chunks if (here := view.get(stream_id, t.RESIDENCY, c)) is not None)
+    return not any(here.mask for c in row.data_chunks if (here := view.get(stream_id, t.RESIDENCY, c)) is not None)
 
 
 def hot_orphans(catalog: Catalog, root: Path, tenants: Mapping[int, str]) -> list[tuple[Key, Path]]:

@@ -116,6 +116,9 @@ class WarmStore:
             sha256=chunk.sha256,
         )
         for index, start in enumerate(range(0, chunk.length, self._block_bytes)):
+            if chunk.holes >> index & 1:
+                writer.add_hole(min(self._block_bytes, chunk.length - start))
+                continue
             block = read_exactly(source_fd, offset + start, min(self._block_bytes, chunk.length - start))
             writer.add_block(block, block_crc(chunk.block_crcs, index))
             if index == 3 and at > 4 * self._block_bytes * WORTH_RATIO:

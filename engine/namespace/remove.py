@@ -98,7 +98,11 @@ def _unreachable(b: Batch, row: InodeRow) -> None:
     if kept is None:
         nodes.erase(b, row.ino)
     else:
-        b.put(t.INODES, row.ino, msgspec.structs.replace(row, generation=kept.generation, size=kept.size))
+        b.put(
+            t.INODES,
+            row.ino,
+            msgspec.structs.replace(row, generation=kept.generation, size=kept.size, hole_bytes=kept.hole_bytes),
+        )
         tombstones.tombstone(b, kept)
 
 

@@ -136,7 +136,7 @@ class TenantSalvage:
     def _find_uploads(self, row: ObjectRow, blobs: Mapping[str, int]) -> list[Uploaded] | None:
         """Where each chunk's content is on the remote after all; None when one of them is nowhere."""
         found: list[Uploaded] = []
-        for chunk_id in row.chunks:
+        for chunk_id in row.data_chunks:
             with self._catalog.view() as view:
                 chunk = view.get(self._stream_id, t.CHUNKS, chunk_id)
                 blob = view.get(self._stream_id, t.BLOBS, chunk.sha256) if chunk else None
@@ -211,7 +211,7 @@ class TenantSalvage:
                 if row.state not in (ObjectState.PUBLISHED, ObjectState.TOMBSTONED):
                     continue
                 bad: list[str] = []
-                for chunk_id in row.chunks:
+                for chunk_id in row.data_chunks:
                     key = self._missing_blob(view, chunk_id, blobs, checked)
                     if key is not None:
                         bad.append(key)
@@ -310,16 +310,20 @@ def _clear_counters(b: Batch) -> None:
 def _drop_object(b: Batch, *, ino: int, generation: int, names: Sequence[tuple[int, bytes]]) -> tuple[int, str]:
     """Drops a generation whose bytes are nowhere; the inode's size before, and what became of the file."""
     row = b.get(t.OBJECTS, (ino, generation))
-    for chunk_id in row.chunks if row else ():
+    for chunk_id in row.data_chunks if row else ():
         objects.release_chunk(b, chunk_id)
     b.delete(t.OBJECTS, (ino, generation))
-    b.delete(t.UNPUBLISHED, (ino, generation))
+    objects.unqueue_upload(b, ino, generation)
     inode = b.get(t.INODES, ino)
     if inode is None or inode.generation != generation:
         return 0, "dropped"
     older = _newest_published(b, inode)
     if older is not None:
-        b.put(t.INODES, ino, msgspec.structs.replace(inode, generation=older.generation, size=older.size))
+        b.put(
+            t.INODES,
+            ino,
+            msgspec.structs.replace(inode, generation=older.generation, size=older.size, hole_bytes=older.hole_bytes),
+        )
         return inode.size, f"taken back to generation {older.generation}"
     for name in names:
         b.delete(t.DENTRIES, name)

@@ -157,7 +157,7 @@ class Evictor:
                 chunk, here = view.get(stream_id, t.CHUNKS, chunk_id), view.get(stream_id, t.RESIDENCY, chunk_id)
                 if row is None or chunk is None or here is None or not here.mask:
                     continue
-                size = objects.disk_bytes(here.mask, chunk.length, self._block_bytes)
+                size = objects.chunk_disk_bytes(here.mask, chunk, self._block_bytes)
                 resident += size
                 if freed < wanted:
                     chosen.append(chunk_id)
@@ -194,7 +194,7 @@ class Evictor:
             row = view.get(stream_id, t.OBJECTS, (ino, generation))
             if row is None:
                 return 0
-            masks = (view.get(stream_id, t.RESIDENCY, chunk_id) for chunk_id in row.chunks)
+            masks = (view.get(stream_id, t.RESIDENCY, chunk_id) for chunk_id in row.data_chunks)
             return sum(r.mask.bit_count() for r in masks if r is not None)
 
     # -- choosing ----------------------------------------------------------------------------------------------
@@ -222,7 +222,7 @@ class Evictor:
                     yield victim
         for handle in self.handles.oldest():
             victim = self._victim(handle.key)
-            if victim is not None and any(handle.masks):
+            if victim is not None and handle.holds_data:
                 yield victim
 
     def _sweep(self) -> Iterator[Key]:
@@ -273,7 +273,7 @@ class Evictor:
                 return None
             if pins.holds(view, stream_id, row):
                 return None
-        return Victim(key, tenant, self.hot.path(tenant, ino, generation), row.chunks)
+        return Victim(key, tenant, self.hot.path(tenant, ino, generation), row.data_chunks)
 
     # -- doing -------------------------------------------------------------------------------------------------
 

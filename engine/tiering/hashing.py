@@ -3,7 +3,9 @@
 A piece is 64 KiB, what a glance at a cold file fetches. Blocks and chunks are made of pieces: their checksums are
 combined from those, the bytes are looked at once.
 
-Reads the file once, in blocks, with pread: a file that is cut meanwhile is an error, not a SIGBUS.
+Reads the file once, in blocks, with pread: a file that is cut meanwhile is an error, not a SIGBUS. Holes are not read:
+their checksums are those of zeros, which are known. A hole as long as a chunk costs nothing but its share of the
+object's hash, and beyond HOLES_HASHED_MAX not even that (`HashKind`).
 
 Owner: pure; blocking, made for a worker thread (both hashes let go of the GIL).
 """
@@ -11,31 +13,62 @@ Owner: pure; blocking, made for a worker thread (both hashes let go of the GIL).
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Final, NamedTuple
 
 from aof2 import native
+from aof2.engine.blob.format import zeros_crc64
+from aof2.engine.catalog.rows import HashKind
+from aof2.engine.errors import Aof2Error
 from aof2.engine.local.hot import read_exactly
+from aof2.engine.local.sparse import DataMap, map_data
 
 READ_BYTES: Final = 4 << 20
 CRC_LEN: Final = 8
 PIECE_BYTES: Final = 64 << 10
 PIECES_WORTH_BYTES: Final = 4 * PIECE_BYTES
+# Zeros of whole chunks that are hashed for the object's sake; beyond, its hash is made of its chunks' hashes.
+HOLES_HASHED_MAX: Final = 1 << 30
+_ZEROS: Final = bytes(READ_BYTES)
+
+
+class HashingCancelledError(Aof2Error):
+    """The file was removed, or opened to be written to: its hash is of no use any more."""
 
 
 class ChunkDigest(NamedTuple):
-    """`piece_crcs` is empty where a chunk is so short that nobody gains by fetching less than its block."""
+    """`piece_crcs` is empty where a chunk is so short that no reader gains by fetching less than its block. `holes`:
+    the blocks in which there never was a byte; they are zeros."""
 
     length: int
     sha256: bytes
     crc64: int
     block_crcs: bytes
     piece_crcs: bytes = b""
+    holes: int = 0
+    is_hole: bool = False  # all of it
 
 
 class ObjectDigest(NamedTuple):
     size: int
     sha256: bytes
     chunks: tuple[ChunkDigest, ...]
+    hole_bytes: int = 0  # of `size`: what is not on the disk, by pages of the disk
+    hashed: HashKind = HashKind.BYTES
+
+    @property
+    def data_bytes(self) -> int:
+        return self.size - self.hole_bytes
+
+
+@cache
+def hole_digest(length: int) -> ChunkDigest:
+    """A chunk that is a hole from end to end. It has no row, so nothing but its hash is of use."""
+    sha = hashlib.sha256()
+    for at in range(0, length, READ_BYTES):
+        sha.update(memoryview(_ZEROS)[: min(READ_BYTES, length - at)])
+    return ChunkDigest(length, sha.digest(), 0, b"", is_hole=True)
 
 
 class _Sums:
@@ -48,11 +81,19 @@ class _Sums:
         self._pieces = bytearray()
         self._length = 0
         self._crc64 = 0
+        self._holes = 0
 
     def add(self, data: memoryview) -> None:
         """Whole blocks, but for the chunk's last."""
         for at in range(0, len(data), self._block_bytes):
             self._add_block(data[at : at + self._block_bytes])
+
+    def add_hole(self, length: int) -> None:
+        """A block of zeros that need not be looked at."""
+        self._holes |= 1 << len(self._blocks) // CRC_LEN
+        for at in range(0, length, self._step):
+            self._pieces += zeros_crc64(min(self._step, length - at)).to_bytes(CRC_LEN, "little")
+        self._take(zeros_crc64(length), length)
 
     def _add_block(self, block: memoryview) -> None:
         crc = 0
@@ -61,42 +102,118 @@ class _Sums:
             piece_crc = native.crc64(piece)
             self._pieces += piece_crc.to_bytes(CRC_LEN, "little")
             crc = native.crc64_combine(crc, piece_crc, len(piece)) if at else piece_crc
+        self._take(crc, len(block))
+
+    def _take(self, crc: int, length: int) -> None:
         self._blocks += crc.to_bytes(CRC_LEN, "little")
-        self._crc64 = native.crc64_combine(self._crc64, crc, len(block)) if self._length else crc
-        self._length += len(block)
+        self._crc64 = native.crc64_combine(self._crc64, crc, length) if self._length else crc
+        self._length += length
 
     def digest(self, sha256: bytes) -> ChunkDigest:
         pieces = bytes(self._pieces) if self._step == PIECE_BYTES and self._length > PIECES_WORTH_BYTES else b""
-        return ChunkDigest(self._length, sha256, self._crc64, bytes(self._blocks), pieces)
+        return ChunkDigest(self._length, sha256, self._crc64, bytes(self._blocks), pieces, self._holes)
+
+
+class Hasher:
+    """Hashes one file, chunk by chunk. `go_on` is asked every few MiB; when it says no, HashingCancelledError."""
+
+    def __init__(
+        self,
+        fd: int,
+        size: int,
+        *,
+        chunk_bytes: int,
+        block_bytes: int,
+        path: str = "",
+        data: DataMap | None = None,
+        go_on: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._fd = fd
+        self._size = size
+        self._chunk_bytes = chunk_bytes
+        self._block_bytes = block_bytes
+        self._path = path
+        self._data = data or map_data(fd, size, chunk_bytes=chunk_bytes, block_bytes=block_bytes)
+        self._go_on = go_on
+
+    @property
+    def data(self) -> DataMap:
+        return self._data
+
+    def digest(self) -> ObjectDigest:
+        count = -(-self._size // self._chunk_bytes)
+        kind = self.kind_of(count - len(self._data.masks))
+        whole = hashlib.sha256() if kind is HashKind.BYTES and count > 1 else None
+        chunks = tuple(self.chunk(index, whole) for index in range(count))
+        return self.object_digest(chunks, whole, kind)
+
+    def kind_of(self, hole_chunks: int) -> HashKind:
+        return HashKind.CHUNKS if hole_chunks * self._chunk_bytes > HOLES_HASHED_MAX else HashKind.BYTES
+
+    def object_digest(
+        self, chunks: tuple[ChunkDigest, ...], whole: hashlib._Hash | None, kind: HashKind
+    ) -> ObjectDigest:
+        if kind is HashKind.CHUNKS:
+            sha256 = hashlib.sha256(b"".join(chunk.sha256 for chunk in chunks)).digest()
+        elif len(chunks) == 1:  # a one-chunk object is its chunk: hashing it once is enough
+            sha256 = chunks[0].sha256
+        else:
+            sha256 = (whole or hashlib.sha256()).digest()
+        return ObjectDigest(self._size, sha256, chunks, self._size - self._data.data_bytes, kind)
+
+    def chunk(self, index: int, whole: hashlib._Hash | None) -> ChunkDigest:
+        """`whole` goes on with its bytes."""
+        start = index * self._chunk_bytes
+        length = min(self._chunk_bytes, self._size - start)
+        mask = self._data.masks.get(index, 0)
+        if not mask:
+            if not self._go_on():
+                raise HashingCancelledError(f"{self._path}: not wanted any more")
+            if whole is not None:
+                add_zeros(whole, length)
+            return hole_digest(length)
+        sha = hashlib.sha256()
+        sums = _Sums(self._block_bytes)
+        step = max(1, READ_BYTES // self._block_bytes)
+        for first, count, is_data in _runs(mask, -(-length // self._block_bytes), step):
+            at, size = first * self._block_bytes, min(count * self._block_bytes, length - first * self._block_bytes)
+            if not self._go_on():
+                raise HashingCancelledError(f"{self._path}: not wanted any more")
+            if is_data:
+                data = memoryview(read_exactly(self._fd, start + at, size, path=self._path))
+                sha.update(data)
+                if whole is not None:
+                    whole.update(data)
+                sums.add(data)
+                continue
+            add_zeros(sha, size)
+            if whole is not None:
+                add_zeros(whole, size)
+            for block in range(0, size, self._block_bytes):
+                sums.add_hole(min(self._block_bytes, size - block))
+        return sums.digest(sha.digest())
+
+
+def _runs(mask: int, blocks: int, most: int) -> Iterator[tuple[int, int, bool]]:
+    """(first, count, whether it is data) of neighbours of one kind, at most so many at a time."""
+    first = 0
+    while first < blocks:
+        is_data = bool(mask >> first & 1)
+        count = 1
+        while count < most and first + count < blocks and bool(mask >> first + count & 1) is is_data:
+            count += 1
+        yield first, count, is_data
+        first += count
+
+
+def add_zeros(sha: hashlib._Hash, length: int) -> None:
+    """Goes on with so many zeros."""
+    for at in range(0, length, READ_BYTES):
+        sha.update(memoryview(_ZEROS)[: min(READ_BYTES, length - at)])
 
 
 def digest_file(fd: int, size: int, *, chunk_bytes: int, block_bytes: int, path: str = "") -> ObjectDigest:
-    whole = hashlib.sha256()
-    chunks: list[ChunkDigest] = []
-    single = size <= chunk_bytes
-    for start in range(0, size, chunk_bytes):
-        length = min(chunk_bytes, size - start)
-        chunk = digest_range(fd, start, length, block_bytes, None if single else whole, path)
-        chunks.append(chunk)
-    # A one-chunk object is its chunk: hashing it once is enough.
-    sha256 = chunks[0].sha256 if single and chunks else whole.digest()
-    return ObjectDigest(size, sha256, tuple(chunks))
-
-
-def digest_range(
-    fd: int, start: int, length: int, block_bytes: int, whole: hashlib._Hash | None, path: str
-) -> ChunkDigest:
-    """Of a chunk in a file; `whole` goes on with its bytes."""
-    sha = hashlib.sha256()
-    sums = _Sums(block_bytes)
-    step = max(block_bytes, READ_BYTES // block_bytes * block_bytes)
-    for at in range(start, start + length, step):
-        data = memoryview(read_exactly(fd, at, min(step, start + length - at), path=path))
-        sha.update(data)
-        if whole is not None:
-            whole.update(data)
-        sums.add(data)
-    return sums.digest(sha.digest())
+    return Hasher(fd, size, chunk_bytes=chunk_bytes, block_bytes=block_bytes, path=path).digest()
 
 
 def digest_chunk(data: memoryview, *, block_bytes: int) -> ChunkDigest:

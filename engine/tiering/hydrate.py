@@ -204,23 +204,30 @@ class Hydrator:
         step = 4 * handle.blocks_per_chunk
         handle.filling += 1
         try:
-            for first in range(0, handle.block_count, step):
-                absent = handle.not_ready(first, min(first + step, handle.block_count) - 1)
-                if absent:
-                    await self.obtain(handle, absent, wanted=False)
+            absent = handle.not_ready(0, handle.block_count - 1)
+            for first in range(0, len(absent), step):
+                some = [block for block in absent[first : first + step] if not handle.is_ready(block)]
+                if some:
+                    await self.obtain(handle, some, wanted=False)
         finally:
             handle.filling -= 1
         await self.settle()
 
     async def attach(self, handle: ObjectHandle) -> None:
         """Opens the backing file if there should be one, and decides what of it may be trusted."""
-        if handle.fd >= 0 or not any(handle.masks):
+        if handle.fd >= 0:
+            return
+        if not handle.holds_data:
+            if handle.has_holes:
+                self.ensure_backing(handle)  # they are read from it
             return
         try:
             fd = self.hot.open(handle.path)
         except FileNotFoundError:
             log.warning("backing file is missing", extra={"path": str(handle.path)})
             await self.give_up(handle, [b for b in range(handle.block_count) if handle.is_resident(b)])
+            if handle.has_holes:
+                self.ensure_backing(handle)
             return
         handle.fd = fd
         handle.accept(self.hot.identity(fd))
@@ -242,7 +249,9 @@ class Hydrator:
             return await trio.to_thread.run_sync(read_exactly, handle.fd, offset, length)
         except CorruptError:
             # Shorter than it was: whatever is left of it must prove itself again.
-            handle.trusted = [0] * len(handle.chunks)
+            handle.trusted = list(handle.holes)
+            if handle.has_holes:
+                self.hot.env.files.truncate(handle.fd, handle.size)
             return None
 
     async def _assemble(self, handle: ObjectHandle, offset: int, end: int, pages: dict[int, bytes]) -> bytes:
@@ -359,6 +368,8 @@ class Hydrator:
 
         Not `wanted`: for later. What finds no room is in the PageCache then, as long as that keeps it.
         """
+        for block in filter(handle.is_hole, blocks):
+            handle.take_over(block)
         blocks = await self._recheck(handle, blocks)
         pages: dict[int, bytes] = {}
         missing: list[int] = []
@@ -395,6 +406,7 @@ class Hydrator:
 
     async def give_up(self, handle: ObjectHandle, blocks: list[int]) -> None:
         by_chunk: dict[int, int] = {}
+        blocks = [b for b in blocks if not handle.is_hole(b)]
         for block in blocks:
             chunk, bit = handle.locate(block)
             by_chunk[chunk] = by_chunk.get(chunk, 0) | 1 << bit

@@ -34,7 +34,7 @@ import trio
 from aof2 import native
 from aof2.engine import objects
 from aof2.engine.aio import open_nursery, result_of
-from aof2.engine.blob.format import Codec, Frame, encode_footer, make_footer
+from aof2.engine.blob.format import Codec, Frame, encode_footer, hole_frame, make_footer
 from aof2.engine.blob.reader import check_identity, read_footer
 from aof2.engine.blob.writer import BlobWriter
 from aof2.engine.catalog import tables as t
@@ -49,24 +49,31 @@ from aof2.engine.remote import keys
 from aof2.engine.remote.source import ChunksSource, FileSource, Source
 from aof2.engine.remote.store import BlobInfo, RemoteStore
 from aof2.engine.tiering.flights import Room
-from aof2.engine.tiering.hashing import block_crc
+from aof2.engine.tiering.hashing import add_zeros, block_crc
 
 log = logging.getLogger(__name__)
 
 PIECE_BYTES: Final = 4 << 20
+WANTED_EVERY_BLOCKS: Final = 8
 PURGE_AFTER_MS: Final = 3_600_000
 CRASH_POINTS: Final = ("publish.started", "publish.staged", "publish.uploaded", "publish.recorded")
 REBUILD_CRASH_POINTS: Final = ("publish.rebuild_deleted",)
 
 
 class Target(NamedTuple):
-    """One object to publish. `data`: the bytes of the one chunk that is, where they are not (all) in the file."""
+    """One object to publish. `data`: the bytes of the one chunk that is, where they are not (all) in the file.
+    `is_wanted` is asked every few MiB, on any thread: a file that was removed or written to is left off."""
 
     stream_id: int
     tenant: str
     row: ObjectRow
     compression: str
     data: memoryview | None = None
+    is_wanted: Callable[[], bool] = lambda: True
+
+    def check_wanted(self) -> None:
+        if not self.is_wanted():
+            raise objects.ObjectGoneError(f"object {self.row.ino}.{self.row.generation} is not wanted any more")
 
 
 class Tally:
@@ -220,7 +227,7 @@ class Publisher:
 
     def _chunks(self, target: Target) -> list[ChunkRow]:
         with self.catalog.view() as view:
-            rows = [view.get(target.stream_id, t.CHUNKS, chunk_id) for chunk_id in target.row.chunks]
+            rows = [view.get(target.stream_id, t.CHUNKS, chunk_id) for chunk_id in target.row.data_chunks]
         missing = [i for i, row in enumerate(rows) if row is None]
         if missing:
             raise objects.ObjectGoneError(f"object {target.row.ino}.{target.row.generation} lost chunks {missing}")
@@ -256,6 +263,7 @@ class Publisher:
     async def _upload(
         self, target: Target, chunk: ChunkRow, checkpoint_id: int, job: str, scratch: Path, tally: Tally
     ) -> Uploaded:
+        target.check_wanted()
         key = keys.chunk_blob_key(target.tenant, checkpoint_id, chunk.chunk_id, chunk.generation, chunk.sha256)
         with self.catalog.view() as view:
             blob = view.get(target.stream_id, t.BLOBS, chunk.sha256)
@@ -314,7 +322,10 @@ class Publisher:
         compression = _stored_as(target)
         reservation = None
         if compression and chunk.length > PIECE_BYTES and target.data is None:
-            reservation = await self._reserve(target.tenant, chunk.length, job)
+            data_bytes = objects.chunk_disk_bytes(
+                objects.full_mask(chunk.length, self._block_bytes), chunk, self._block_bytes
+            )
+            reservation = await self._reserve(target.tenant, data_bytes, job)
             compression = compression if reservation is not None else ""
         try:
             done = await trio.to_thread.run_sync(
@@ -346,7 +357,7 @@ class Publisher:
         offset = chunk.index * target.row.chunk_bytes
         began_s = env.monotonic_s()
         read = partial(_open_reader, path, offset, target.data)
-        blob = self._stage(read, chunk, scratch, target) if compression else self._in_place(read, chunk)
+        blob = self._stage(read, chunk, scratch, target) if compression else self._in_place(read, chunk, target)
         staged_s = env.monotonic_s()
         env.failpoint("publish.staged")
         etag = self.remote.put_blob(key, blob.source, blob.size, crc64=blob.crc64, sha256=chunk.sha256)
@@ -381,12 +392,12 @@ class Publisher:
         finally:
             os.close(fd)
 
-    def _in_place(self, opened: _Opened, chunk: ChunkRow) -> _Blob:
+    def _in_place(self, opened: _Opened, chunk: ChunkRow, target: Target) -> _Blob:
         """The chunk where it lies, and a footer behind it."""
         frames = tuple(
-            Frame(
-                min(self._block_bytes, chunk.length - i * self._block_bytes), Codec.RAW, block_crc(chunk.block_crcs, i)
-            )
+            hole_frame(self._length_of(chunk, i))
+            if chunk.holes >> i & 1
+            else Frame(self._length_of(chunk, i), Codec.RAW, block_crc(chunk.block_crcs, i))
             for i in range(len(chunk.block_crcs) // 8)
         )
         footer = encode_footer(
@@ -402,12 +413,31 @@ class Publisher:
 
         def pieces() -> Iterator[bytes]:
             with opened() as read:
-                for at in range(0, chunk.length, PIECE_BYTES):
-                    yield read(at, min(PIECE_BYTES, chunk.length - at))
+                for at, length in self._data_pieces(chunk):
+                    target.check_wanted()
+                    yield read(at, length)
             yield footer
 
-        crc64 = native.crc64_combine(chunk.crc64, native.crc64(footer), len(footer))
-        return _Blob(ChunksSource(pieces), chunk.length + len(footer), crc64, "")
+        stored, crc64 = chunk.length, chunk.crc64
+        if chunk.holes:
+            stored = crc64 = 0
+            for frame in frames:
+                crc64 = native.crc64_combine(crc64, frame.raw_crc64, frame.stored_len) if frame.stored_len else crc64
+                stored += frame.stored_len
+        crc64 = native.crc64_combine(crc64, native.crc64(footer), len(footer))
+        return _Blob(ChunksSource(pieces), stored + len(footer), crc64, "")
+
+    def _length_of(self, chunk: ChunkRow, block: int) -> int:
+        return min(self._block_bytes, chunk.length - block * self._block_bytes)
+
+    def _data_pieces(self, chunk: ChunkRow) -> Iterator[tuple[int, int]]:
+        """(offset in the chunk, length) of what is not a hole, a few MiB at a time."""
+        if not chunk.holes:
+            yield from ((at, min(PIECE_BYTES, chunk.length - at)) for at in range(0, chunk.length, PIECE_BYTES))
+            return
+        for block in range(len(chunk.block_crcs) // 8):
+            if not chunk.holes >> block & 1:
+                yield block * self._block_bytes, self._length_of(chunk, block)
 
     def _stage(self, opened: _Opened, chunk: ChunkRow, scratch: Path, target: Target) -> _Blob:
         """A compressed blob: small ones in memory, others in scratch; validated against the seal as it is made."""
@@ -441,6 +471,12 @@ class Publisher:
         try:
             with opened() as read:
                 for index, at in enumerate(range(0, chunk.length, self._block_bytes)):
+                    if chunk.holes >> index & 1:
+                        writer.add_hole(self._length_of(chunk, index))
+                        add_zeros(sha, self._length_of(chunk, index))
+                        continue
+                    if not index % WANTED_EVERY_BLOCKS:
+                        target.check_wanted()
                     block = read(at, min(self._block_bytes, chunk.length - at))
                     sha.update(block)
                     writer.add_block(block, block_crc(chunk.block_crcs, index))

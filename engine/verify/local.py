@@ -29,7 +29,7 @@ Resident = list[tuple[ChunkRow, int]]
 def resident_chunks(view: View, stream_id: int, row: ObjectRow) -> Resident:
     """The object's chunks with blocks here, and which."""
     out: Resident = []
-    for chunk_id in row.chunks:
+    for chunk_id in row.data_chunks:
         here = view.get(stream_id, t.RESIDENCY, chunk_id) or ResidencyRow()
         chunk = view.get(stream_id, t.CHUNKS, chunk_id) if here.mask else None
         if chunk is not None:
@@ -135,7 +135,7 @@ def _known_backing(view: View, stream_id: int, name: str) -> tuple[str, bool]:
     row = view.get(stream_id, t.OBJECTS, (int(match[1]), int(match[2])))
     if row is None:
         return "no object has it", True
-    if row.state == ObjectState.DIRTY or not row.size or resident_chunks(view, stream_id, row):
+    if row.state == ObjectState.DIRTY or not any(row.chunks) or resident_chunks(view, stream_id, row):
         return "", True
     return "its object was evicted", True
 

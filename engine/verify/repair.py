@@ -207,7 +207,7 @@ class _Mender:
         with self._open()[0].view() as view:
             chunk = view.get(stream_id, t.CHUNKS, chunk_id)
             row = view.get(stream_id, t.OBJECTS, (chunk.ino, chunk.generation)) if chunk is not None else None
-            rows = [view.get(stream_id, t.RESIDENCY, c) for c in row.chunks] if row is not None else []
+            rows = [view.get(stream_id, t.RESIDENCY, c) for c in row.data_chunks] if row is not None else []
         return any(r is not None and r.mask for r in rows)
 
     # -- remote ------------------------------------------------------------------------------------------------
@@ -251,6 +251,9 @@ def stage_blob(path: Path, offset: int, chunk: ChunkRow, staged: Path, block_byt
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             for index, at in enumerate(range(0, chunk.length, block_bytes)):
+                if chunk.holes >> index & 1:
+                    writer.add_hole(min(block_bytes, chunk.length - at))
+                    continue
                 block = read_exactly(fd, offset + at, min(block_bytes, chunk.length - at), path=str(path))
                 writer.add_block(block, block_crc(chunk.block_crcs, index))
         finally:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.rows import BlobRow, ChunkRow, ObjectRow, ObjectState, ResidencyRow
 from aof2.engine.catalog.store import View
-from aof2.engine.objects import HOT_BYTES, WARM_BYTES, disk_bytes, full_mask
+from aof2.engine.objects import HOT_BYTES, PENDING_BYTES, WARM_BYTES, chunk_disk_bytes, full_mask, on_disk
 from aof2.engine.verify.context import Context, where
 from aof2.engine.verify.findings import Finding, Kind, SetCounter, SetRefs, Severity, finding
 from aof2.engine.verify.index import Index
@@ -50,6 +50,9 @@ def _object_problems(view: View, stream_id: int, row: ObjectRow) -> Iterator[tup
     size = 0
     published = row.state in (ObjectState.PUBLISHED, ObjectState.TOMBSTONED)
     for index, chunk_id in enumerate(row.chunks):
+        if not chunk_id:
+            size += row.length_of(index)
+            continue
         chunk = view.get(stream_id, t.CHUNKS, chunk_id)
         if chunk is None:
             yield f"chunk {chunk_id} has no row", chunk_id
@@ -164,6 +167,7 @@ def counted(view: View, stream_id: int, block_bytes: int) -> dict[str, int]:
     for chunk_id, here in view.scan(stream_id, t.RESIDENCY):
         chunk = view.get(stream_id, t.CHUNKS, chunk_id) if here.mask else None
         if chunk is not None:
-            hot += disk_bytes(here.mask, chunk.length, block_bytes)
+            hot += chunk_disk_bytes(here.mask, chunk, block_bytes)
         warm += here.warm_bytes
-    return {HOT_BYTES: hot, WARM_BYTES: warm}
+    pending = sum(on_disk(size) for _, size in view.scan(stream_id, t.UNPUBLISHED))
+    return {HOT_BYTES: hot, WARM_BYTES: warm, PENDING_BYTES: pending}

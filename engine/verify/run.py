@@ -169,7 +169,7 @@ class _Look:
     def _local_work(self, ctx: Context, view: View, tenants: Iterable[int]) -> Iterator[Callable[[], None]]:
         for stream_id in tenants:
             for row in ctx.objects(view, stream_id):
-                if row.chunks:
+                if any(row.chunks):
                     yield partial(local.check_object, ctx, stream_id, row)
             for chunk_id, stored_bytes in view.scan(stream_id, t.WARM):
                 chunk = view.get(stream_id, t.CHUNKS, chunk_id)
@@ -212,7 +212,7 @@ class _Look:
         """The blobs of the files that were named, one by one."""
         for stream_id in tenants:
             for row in ctx.objects(view, stream_id):
-                for chunk_id in row.chunks:
+                for chunk_id in row.data_chunks:
                     yield partial(remote.check_chunk_blob, ctx, store, stream_id, chunk_id, deep=self._deep)
 
     def _remote_failed(self, why: str) -> None:

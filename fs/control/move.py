@@ -20,7 +20,7 @@ from aof2.engine.catalog.store import View
 from aof2.engine.errors import Aof2Error
 from aof2.engine.inspect.paths import Place
 from aof2.engine.local.handles import Key, ObjectHandle
-from aof2.engine.objects import ObjectGoneError, mask_bytes
+from aof2.engine.objects import ObjectGoneError, chunk_bytes_here, full_mask
 from aof2.fs.cli.errors import explain_os_error
 from aof2.fs.cli.output import human_size
 from aof2.fs.control import durable, walk
@@ -70,16 +70,19 @@ class Resident(msgspec.Struct, kw_only=True):
 # -- warm ----------------------------------------------------------------------------------------------------------
 
 
-def _local_bytes(mounted: Mounted, view: View, tenant_id: int, row: ObjectRow) -> int:
+def _local_bytes(mounted: Mounted, view: View, tenant_id: int, row: ObjectRow) -> tuple[int, int]:
+    """How many bytes of it are here, of how many: holes are nowhere, and needed nowhere."""
     if row.state == ObjectState.DIRTY:
-        return row.size
+        return row.size, row.size
     block_bytes = mounted.volume.settings.engine.block_bytes
-    total = 0
-    for chunk_id in row.chunks:
+    local = total = 0
+    for chunk_id in row.data_chunks:
         chunk = view.get(tenant_id, t.CHUNKS, chunk_id)
         here = view.get(tenant_id, t.RESIDENCY, chunk_id) or ResidencyRow()
-        total += mask_bytes(here.mask, chunk.length, block_bytes) if chunk is not None else 0
-    return total
+        if chunk is not None:
+            local += chunk_bytes_here(here.mask, chunk, block_bytes)
+            total += chunk_bytes_here(full_mask(chunk.length, block_bytes), chunk, block_bytes)
+    return local, total
 
 
 async def resident(mounted: Mounted, paths: Sequence[str]) -> Resident:
@@ -90,8 +93,7 @@ async def resident(mounted: Mounted, paths: Sequence[str]) -> Resident:
         with mounted.volume.catalog.view() as view:
             for place in page:
                 row = walk.newest(view, place)
-                here = _local_bytes(mounted, view, place.tenant_id, row) if row is not None else 0
-                size = row.size if row is not None else 0
+                here, size = _local_bytes(mounted, view, place.tenant_id, row) if row is not None else (0, 0)
                 found.files += 1
                 found.bytes += size
                 found.local_bytes += here
@@ -172,7 +174,7 @@ class _Warming:
             finally:
                 del self._active[key]
                 self.moved.bytes += max(0, handle.resident_bytes - before)
-            return handle.size - handle.resident_bytes
+            return handle.absent_bytes
 
 
 # -- evict ---------------------------------------------------------------------------------------------------------
@@ -270,7 +272,7 @@ async def pin(mounted: Mounted, paths: Sequence[str], tell: Tell) -> Moved:
             for place in page:
                 row = walk.newest(view, place)
                 if not pins.is_pinned(view, place.tenant_id, place.inode.ino):
-                    size += row.size if row is not None else 0
+                    size += row.data_bytes if row is not None else 0
                 by_tenant.setdefault(place.tenant_id, []).append(place.inode.ino)
     _check_fits(mounted, size)
     for tenant_id, inos in by_tenant.items():

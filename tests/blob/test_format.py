@@ -135,7 +135,7 @@ def test_lying_entries(entries: bytes) -> None:
 
 def test_newer_is_told_from_damaged() -> None:
     """Version, flags and codecs of a newer writer carry a good crc64; damage does not."""
-    codec = struct.pack("<IIQ", 4096, 2, 0) + ENTRIES[16:]
+    codec = struct.pack("<IIQ", 4096, 3, 0) + ENTRIES[16:]
     for blob in (blob_with(version=2), blob_with(version=2**32 - 1), blob_with(flags=1), blob_with(codec)):
         with pytest.raises(UnsupportedError, match="newer"):
             decode_footer(blob, len(blob))

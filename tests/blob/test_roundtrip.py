@@ -7,12 +7,14 @@ import io
 import random
 from collections.abc import Callable
 
+import msgspec
 import pytest
 import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aof2.engine.blob import FOOTER_GUESS, BlobReader, BlobWriter, Codec, decode_frame, encode_blob
+from aof2.engine.blob.format import decode_footer, encode_footer, make_footer
 from aof2.engine.errors import CorruptError, UnsupportedError
 from aof2.native import crc64
 from tests.blob.build import entry, mixed, slow_crc64, trailer, zstd
@@ -330,3 +332,40 @@ def test_the_sha256_is_checked_for_the_whole() -> None:
     with pytest.raises(CorruptError, match="hashes to"):
         reader.stream_into(lambda block: None)
     assert slow_crc64(raw) == reader.footer.raw_crc64
+
+
+@pytest.mark.parametrize("level", [0, 3])
+def test_holes_take_nothing_and_read_as_zeros(level: int) -> None:
+    """Frames without a byte between others, and at the end; what is called one and is not is damage."""
+    block = 4096
+    pieces = [bytes(block), b"x" * block, bytes(block), bytes(block), b"end" * 100]
+    holes = {0, 2, 3}
+    out = bytearray()
+    writer = BlobWriter(out.extend, chunk_id=5, generation=2, block_bytes=block, level=level)
+    for i, piece in enumerate(pieces):
+        if i in holes:
+            writer.add_hole(len(piece))
+        else:
+            writer.add_block(piece)
+    footer = writer.finish()
+    asked: list[int] = []
+
+    def pread(offset: int, length: int) -> bytes:
+        asked.append(length)
+        return bytes(out[offset : offset + length])
+
+    reader = BlobReader(pread, len(out))
+    assert footer == reader.footer
+    assert [f.codec is Codec.HOLE for f in footer.frames] == [i in holes for i in range(5)]
+    assert footer.sha256 == hashlib.sha256(b"".join(pieces)).digest()
+    assert reader.read_all() == b"".join(pieces)
+    assert reader.read_range(2 * block, 2 * block) == bytes(2 * block)
+    assert 0 not in asked, "a range of nothing was asked for"
+    assert len(out) <= 4096 + 300 + 5 * 16 + 104
+    liar = msgspec.structs.replace(footer.frames[1], stored_len=0, codec=Codec.HOLE)
+    frames = (footer.frames[0], liar, *footer.frames[2:])
+    wrong = encode_footer(
+        make_footer(frames, chunk_id=5, generation=2, block_bytes=block, raw_len=footer.raw_len, sha256=footer.sha256)
+    )
+    with pytest.raises(CorruptError, match="hole"):
+        decode_footer(wrong, len(wrong) + footer.frames[4].stored_len)

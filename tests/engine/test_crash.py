@@ -117,7 +117,7 @@ def counted(v: Volume) -> None:
         for chunk_id, row in view.scan(tenant_id, t.RESIDENCY):
             chunk = view.get(tenant_id, t.CHUNKS, chunk_id)
             assert chunk is not None
-            hot += objects.disk_bytes(row.mask, chunk.length, block_bytes)
+            hot += objects.chunk_disk_bytes(row.mask, chunk, block_bytes)
         assert (view.get(tenant_id, t.COUNTERS, objects.HOT_BYTES) or 0) == hot
         warm_bytes = sum(size for _, size in view.scan(tenant_id, t.WARM))
         assert (view.get(tenant_id, t.COUNTERS, objects.WARM_BYTES) or 0) == warm_bytes

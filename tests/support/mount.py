@@ -156,6 +156,9 @@ class MountedVolume:
         """Of the daemon and its channel."""
         return _processes(self.root)
 
+    def daemon_pid(self) -> int:
+        return next(pid for pid in _processes(self.root) if not _is_channel(pid))
+
     def log(self) -> list[dict[str, Any]]:
         """The daemon's log; what is not JSON shows as {"level": "RAW", …}."""
         lines = []

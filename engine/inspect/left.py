@@ -1,0 +1,76 @@
+"""What only this machine has: files that are not sealed, and sealed ones that are not in the remote.
+
+Owner: pure over a view, and a look at backing files. A crash leaves nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from aof2.engine.catalog import tables as t
+from aof2.engine.catalog.rows import InodeRow
+from aof2.engine.catalog.store import View
+from aof2.engine.inspect.rows import tenant_names
+
+PATHS_MAX: Final = 5
+_DEPTH_MAX: Final = 4096  # of a path; more would be a circle
+
+
+class Left(msgspec.Struct, kw_only=True):
+    """How many files, of which so many unsealed, their bytes on this disk, and the names of the first."""
+
+    files: int = 0
+    unsealed: int = 0
+    bytes: int = 0
+    paths: list[str] = []
+
+    def __bool__(self) -> bool:
+        return bool(self.files)
+
+    def add(self, path: str, size: int, *, sealed: bool) -> None:
+        self.files += 1
+        self.unsealed += not sealed
+        self.bytes += size
+        if len(self.paths) < PATHS_MAX:
+            self.paths.append(path)
+
+    def names(self) -> str:
+        more = self.files - len(self.paths)
+        return ", ".join(self.paths) + (f" and {more} more" if more else "")
+
+
+def left_here(view: View, state_dir: Path) -> Left:
+    """What would be lost with this machine."""
+    left = Left()
+    for tenant_id, tenant in tenant_names(view).items():
+        for ino, dirty in view.scan(tenant_id, t.DIRTY):
+            inode = view.get(tenant_id, t.INODES, ino)
+            if inode is not None and inode.nlink:
+                size = _taken(state_dir / "hot_cache" / tenant / f"{ino}.{dirty.generation}")
+                left.add(path_of(view, tenant_id, tenant, inode), size, sealed=False)
+        for (ino, _), size in view.scan(tenant_id, t.UNPUBLISHED):
+            inode = view.get(tenant_id, t.INODES, ino)
+            if inode is not None and inode.nlink:
+                left.add(path_of(view, tenant_id, tenant, inode), size, sealed=True)
+    return left
+
+
+def path_of(view: View, tenant_id: int, tenant: str, inode: InodeRow) -> str:
+    """One of its names, below the tenant's."""
+    parts: list[str] = []
+    at: InodeRow | None = inode
+    while at is not None and at.last_name and len(parts) < _DEPTH_MAX:
+        parts.append(at.last_name.decode(errors="backslashreplace"))
+        at = view.get(tenant_id, t.INODES, at.parent)
+    return "/".join([tenant, *reversed(parts)]) if parts else f"{tenant}/<inode {inode.ino}>"
+
+
+def _taken(path: Path) -> int:
+    try:
+        return min((st := os.stat(path)).st_size, st.st_blocks * 512)
+    except OSError:
+        return 0
