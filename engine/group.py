@@ -62,7 +62,7 @@ class GroupTarget(Protocol[T_contra]):
 
 
 class _Submission(NamedTuple, Generic[T]):
-    item: T | None  # None: only a sync
+    item: T | None  # None: only a sync, or housekeeping
     sync: bool
     future: Future[object]
 
@@ -94,6 +94,10 @@ class GroupThread(Generic[T]):
     def flush(self) -> Future[object]:
         """Everything submitted before is durable when the future is done."""
         return self._put(_Submission(None, True, Future()))
+
+    def nudge(self) -> None:
+        """Housekeeping runs after what was submitted before."""
+        self._put(_Submission(None, False, Future()))
 
     def close(self) -> None:
         """Commits and syncs what was submitted, ends the thread, closes the target. Harmless when called again."""

@@ -9,13 +9,14 @@ Owner: called once, when the volume opens.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from aof2.engine import objects
 from aof2.engine.catalog import tables as t
 from aof2.engine.manifest.format import CHUNK_NAME
 from aof2.engine.observe.metrics import StorageMetrics, StorageTier
+from aof2.engine.replicate.position import StreamReplication
 
 if TYPE_CHECKING:
     from aof2.engine.volume import Volume
@@ -40,6 +41,11 @@ def connect(volume: Volume, metrics: StorageMetrics) -> None:
     metrics.manifest_chunks_active.set_callback(lambda: _chunks_on_disk(volume))
     metrics.read_only.set_callback(lambda: float(bool(volume.read_only_reason) or not volume.target.enabled))
     metrics.manifest_shadow_divergence.set_callback(lambda: volume.shadows.divergence)
+    metrics.remote_refused_total.set_callback(lambda: volume.remote.stats().refused)
+    metrics.log_lag_records.set_callback(lambda: _lags(volume, lambda one: one.lag_records))
+    metrics.log_lag_bytes.set_callback(lambda: _lags(volume, lambda one: one.lag_bytes))
+    metrics.log_lag_seconds.set_callback(lambda: _lags(volume, lambda one: one.lag_s))
+    metrics.log_stands.set_callback(lambda: _lags(volume, lambda one: one.stands_since_ms is not None))
     metrics.manifest_replay_seconds.set(volume.opened.replay_s)
     metrics.manifest_crc_error_count.set(len(volume.opened.quarantined))
 
@@ -90,6 +96,10 @@ def _jobs(volume: Volume) -> Mapping[tuple[str, ...], float]:
                 state = job.state.name.lower()
                 out[(state,)] = out.get((state,), 0) + 1
     return out
+
+
+def _lags(volume: Volume, value: Callable[[StreamReplication], float]) -> Mapping[tuple[str, ...], float]:
+    return {(str(one.stream_id),): float(value(one)) for one in volume.replication.lags(volume.tenant_names())}
 
 
 def _chunks_on_disk(volume: Volume) -> float:

@@ -16,10 +16,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import trio
 
 from aof2.engine import namespace, objects
@@ -28,14 +29,17 @@ from aof2.engine.catalog import snapshots
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.recovery import Opened, open_catalog, open_stream
 from aof2.engine.catalog.rows import (
+    INO_STREAM_SHIFT,
+    InodeRow,
     ObjectRow,
     ObjectState,
     TenantKind,
     TenantRow,
 )
+from aof2.engine.catalog.store import View
 from aof2.engine.catalog.writer import CatalogTarget, CatalogWriter
 from aof2.engine.env import Env
-from aof2.engine.errors import FatalIOError, ReadOnlyError
+from aof2.engine.errors import Aof2Error, FatalIOError, ReadOnlyError
 from aof2.engine.files.birthlog import recover_births
 from aof2.engine.files.recover import recover
 from aof2.engine.files.unlinklog import recover_unlinks
@@ -76,7 +80,9 @@ from aof2.engine.remote.limiter import ReadLimiters
 from aof2.engine.remote.metered import GuardedStore, MeteredStore
 from aof2.engine.remote.open import open_remote
 from aof2.engine.remote.store import RemoteStore
+from aof2.engine.replicate.position import Replication
 from aof2.engine.replicate.stream import worth_a_snapshot
+from aof2.engine.replicate.tail import read_tail
 from aof2.engine.replicate.uploader import LogReplicator
 from aof2.engine.settings import Settings
 from aof2.engine.shadows import Shadows
@@ -147,6 +153,7 @@ class Volume:
         self.manifest_dir = state_dir / "manifest"
         self.target = CatalogTarget(env, opened.catalog, opened.streams, events)
         self.target.enabled = settings.manifest.enabled
+        self.replication = Replication(env)
         self.writer = CatalogWriter(self.target, commit_period_ms=settings.manifest.commit_period_ms)
         self.hot = HotCache(env, state_dir / "hot_cache")
         self.pages = PageCache(cache.page_cache_bytes)
@@ -216,6 +223,7 @@ class Volume:
             tenants=self.tenant_names,
             on_fenced=self._fenced,
             fence=fence,
+            replication=self.replication,
         )
         self.jobs = Jobs(
             env,
@@ -255,6 +263,7 @@ class Volume:
         self.on_fenced: Callable[[str], None] | None = (
             None  # ends writing in its own order; without one it ends at once
         )
+        self.replicating = False
         self.unborn_from: dict[int, int] = {}  # by stream: from this inode on, files may be there before their rows
         self.dirty_inos: list[int] = []  # files that were being written when the volume was last closed
         self._tenants: dict[int, TenantRow] = {}
@@ -458,9 +467,40 @@ class Volume:
 
     # -- durability --------------------------------------------------------------------------------------------
 
+    def find_positions(self) -> None:
+        """Which part of each log the remote does not have. Blocks; before the first commit."""
+        with self.catalog.view() as view:
+            for stream_id in self.target.streams:
+                tail = read_tail(view, self.manifest_dir / str(stream_id), stream_id)
+                self.replication.opened(stream_id, tail)
+
+    def log_ends(self, tenant_ids: Collection[int]) -> dict[int, int]:
+        """Where the logs of these tenants, and the volume's own, end now: what is durable when the remote has that."""
+        return self.replication.ends({VOLUME_STREAM, *tenant_ids})
+
+    def is_durable(self, view: View, inode: InodeRow) -> bool:
+        """Whether the remote alone, copied now, restores the file: bytes, attributes, names and parents."""
+        obj = view.get(inode.ino >> INO_STREAM_SHIFT, t.OBJECTS, (inode.ino, inode.generation))
+        if obj is not None and obj.state not in (ObjectState.PUBLISHED, ObjectState.TOMBSTONED):
+            return False
+        return self.replication.has_all_of(view, inode)
+
     async def checkpoint(self, tenant: str, *, wait: bool = True) -> int:
-        """Publishes everything sealed so far; how many objects."""
-        return await self.jobs.checkpoint(self.tenant(tenant).tenant_id, wait=wait)
+        """Publishes everything sealed so far; how many objects. With `wait`, until the remote alone restores them."""
+        tenant_id = self.tenant(tenant).tenant_id
+        done = await self.jobs.checkpoint(tenant_id, wait=wait)
+        if wait:
+            await self.replicated(self.log_ends([tenant_id]))
+        return done
+
+    async def replicated(self, ends: Mapping[int, int]) -> None:
+        """Until the remote has these logs up to there, as long as they are uploaded at all."""
+        while self.replicating and not self.replicator.ended:
+            change = self.replication.next()
+            if self.replication.has(ends):
+                return
+            self.replication.want(ends)
+            await change.wait()
 
     async def evict(self, keys: list[Key]) -> tuple[int, list[Key]]:
         """Drops every local copy of these objects; the bytes freed, and what was in use or not durable."""
@@ -529,6 +569,9 @@ class Volume:
                 await nursery.start(getattr(self, name).run)
         if self.settings.manifest.shadow and self.settings.manifest.enabled:
             await nursery.start(self.shadows.run)
+        self.replicating = "replicator" in parts
+        if self.replicating:
+            self.evictor.restorable = self.replication.has_published
         if parts:
             nursery.start_soon(self.janitor.run)
 
@@ -562,6 +605,7 @@ async def open_volume(
             raise
         volume = Volume(env, settings, opened, events, remote, fence)
         events.volume = volume
+        await trio.to_thread.run_sync(volume.find_positions)
         volume.writer.start()
         try:
             await trio.to_thread.run_sync(volume.ensure_tenants)
@@ -614,6 +658,11 @@ async def _wind_down(volume: Volume, *, drain: bool) -> None:
     if drain:
         with trio.move_on_after(DRAIN_MAX_S):
             await volume.replicator.drain()
+            with contextlib.suppress(Aof2Error, OSError):  # without the mark, restore says that it is not there
+                await volume.replicator.leave()
+        for lag in volume.replication.lags(volume.tenant_names()):
+            if lag.lag_records:
+                log.warning("the log's end is not in the remote", extra=msgspec.structs.asdict(lag))
 
 
 async def _close(volume: Volume) -> None:

@@ -14,6 +14,7 @@ from aof2.engine.catalog.rows import HashKind, InodeRow, ObjectState
 from aof2.engine.catalog.store import View
 from aof2.engine.files import OpenFile
 from aof2.engine.objects import chunk_bytes_here, full_mask
+from aof2.engine.volume import Volume
 
 SHA256: Final = b"user.aof2.sha256"
 GENERATION: Final = b"user.aof2.generation"
@@ -22,22 +23,20 @@ DURABLE: Final = b"user.aof2.durable"
 FACTS: Final = frozenset((SHA256, GENERATION, RESIDENCY, DURABLE))
 
 
-def fact(
-    view: View, stream_id: int, row: InodeRow, name: bytes, file: OpenFile | None, block_bytes: int
-) -> bytes | None:
-    """The value, or None where the file has none: not a regular file, or not sealed."""
+def fact(volume: Volume, view: View, stream_id: int, row: InodeRow, name: bytes, file: OpenFile | None) -> bytes | None:
+    """The value, or None where the file has none: not a regular file, or not sealed. `durable` is of any file."""
+    if name == DURABLE:
+        return b"1" if volume.is_durable(view, row) else b"0"
     obj = view.get(stream_id, t.OBJECTS, (row.ino, row.generation)) if stat.S_ISREG(row.mode) else None
     if obj is None:
         return None
     if name == GENERATION:
         return str(obj.generation).encode()
-    if name == DURABLE:
-        return b"1" if obj.state in (ObjectState.PUBLISHED, ObjectState.TOMBSTONED) else b"0"
     if name == SHA256:
         return obj.sha256.hex().encode() if obj.sha256 and obj.hashed is HashKind.BYTES else None
     if obj.state == ObjectState.DIRTY:
         return b"1.000" if file is None or file.whole else b"0.000"
-    return _residency(view, stream_id, obj.data_chunks, block_bytes)
+    return _residency(view, stream_id, obj.data_chunks, volume.settings.engine.block_bytes)
 
 
 def _residency(view: View, stream_id: int, chunks: tuple[int, ...], block_bytes: int) -> bytes:

@@ -382,7 +382,7 @@ class Operations(pyfuse3.Operations):
         with self.volume.catalog.view() as view:
             row = self.nodes.row(view, inode)
             if name in FACTS:
-                value = fact(view, stream_of(inode), row, name, self.files.file(inode), self.files.block_bytes)
+                value = fact(self.volume, view, stream_of(inode), row, name, self.files.file(inode))
             elif name.startswith(XATTR_PREFIXES):
                 value = namespace.get_xattr(view, stream_of(inode), inode, name)
         if value is None:

@@ -33,6 +33,7 @@ PORT_FLAGS = (
     "s3.port",
     "s3.port.grpc",
     "s3.port.iceberg",
+    "s3.port.lance",
     "webdav.port",
     "admin.port",
     "admin.port.grpc",

@@ -64,6 +64,13 @@ class WriterEvents(Protocol):
         """There is more in the stream's change feed."""
 
 
+class CommitObserver(Protocol):
+    """Sees each commit that says more than the log's bookkeeping, after it is in the log and before its rows can be
+    seen. Called on the writer thread."""
+
+    def committed(self, stream_id: int, ordinal: int, size_bytes: int, mutations: Iterable[Mutation]) -> None: ...
+
+
 class _Submission(NamedTuple):
     stream_id: int
     work: Callable[[Batch], object]
@@ -77,6 +84,7 @@ class StreamState:
         self.log = log_writer
         self.fold = fold
         self.staged = RecordBatch()
+        self.staged_rows: list[Mutation] = []
         self.subscribed: bool | None = None
         self.logged_bytes = 0  # since the last snapshot was asked for
 
@@ -93,6 +101,8 @@ class CatalogTarget:
         self.events = events
         self.enabled = True
         self.read_only_streams: dict[int, str] = {}  # whose log is damaged, and how
+        self.observer: CommitObserver | None = None
+        self._seal_below: dict[int, int] = {}  # by stream: records before this one are to be sealed now
         # Seconds to wait every BRAKE_EVERY_BYTES, for the log not to grow faster than what is done with it. Bounded by
         # the giver. By bytes, not by groups: whoever does one small thing after the other is a group each time.
         self.brake_s: Callable[[], float] = lambda: 0.0
@@ -157,6 +167,7 @@ class CatalogTarget:
             self._poison = _explain(e)
             raise self._poison from e
         stream.staged.extend(batch.records)
+        stream.staged_rows += mutations
         if mutations:
             batch_id = stream.log.position.ordinal + len(stream.staged)
             stream.staged.add_event(batch_id, EVENT_SCHEMA_ID, t.encode(mutations))
@@ -203,7 +214,11 @@ class CatalogTarget:
             raise
         self.env.failpoint("catalog.commit.appended")
         for stream in touched:
-            stream.log.commit(sync=False)
+            before = stream.log.substantive
+            position = stream.log.commit(sync=False)
+            if self.observer is not None and stream.log.substantive != before:
+                size_bytes = stream.staged.encoded_len
+                self.observer.committed(stream.stream_id, position.ordinal, size_bytes, stream.staged_rows)
         self.env.failpoint("catalog.commit.logged")
         try:
             put_positions(self._txn, self.catalog, {s.stream_id: s.log.position for s in touched})
@@ -227,6 +242,7 @@ class CatalogTarget:
     def _reset(self) -> None:
         for stream in self._touched.values():
             stream.staged = RecordBatch()
+            stream.staged_rows = []
         self._txn, self._poison, self._touched = None, None, {}
 
     def _refuse(self) -> None:
@@ -245,12 +261,21 @@ class CatalogTarget:
         for stream in self.streams.values():
             stream.log.sync()
 
+    def seal_below(self, stream_id: int, ordinal: int) -> None:
+        """The next housekeeping seals the stream's active chunk if it holds records before that one. Any thread."""
+        self._seal_below = {**self._seal_below, stream_id: ordinal}
+
     def due_s(self) -> float | None:
+        if any(self._seal_asked(stream) for stream in self.streams.values()):
+            return 0.0
         return min((w for s in self.streams.values() if (w := s.log.rotation_wait_s()) is not None), default=None)
+
+    def _seal_asked(self, stream: StreamState) -> bool:
+        return stream.log.holds_below(self._seal_below.get(stream.stream_id, 0))
 
     def housekeep(self) -> None:
         for stream in self.streams.values():
-            if stream.log.needs_rotation():
+            if stream.log.needs_rotation() or self._seal_asked(stream):
                 sealed = stream.log.rotate()
                 if sealed is not None and self.events is not None:
                     self.events.sealed(stream.stream_id, sealed)
@@ -299,6 +324,11 @@ class CatalogWriter:
     def flushed(self) -> Future[object]:
         """Done when everything submitted before is durable."""
         return self._thread.flush()
+
+    def seal(self, stream_id: int, ordinal: int) -> None:
+        """What was submitted before and lies before that record is sealed soon: `sealed` tells. Any thread."""
+        self.target.seal_below(stream_id, ordinal)
+        self._thread.nudge()
 
     @property
     def groups(self) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -18,11 +19,16 @@ from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.fold import _entry_decoder
 from aof2.engine.catalog.rows import HashKind, JobState, ObjectRow, ObjectState, ResidencyRow
 from aof2.engine.catalog.store import View
+from aof2.engine.env import Env
 from aof2.engine.inspect.paths import Place, files_below
 from aof2.engine.inspect.rows import MANIFEST_DIR, VOLUME_STREAM
 from aof2.engine.manifest.snapshot import list_snapshots, snapshot_name
 from aof2.engine.objects import HOT_BYTES, WARM_BYTES, chunk_bytes_here
+from aof2.engine.replicate.position import Replication, StreamReplication
+from aof2.engine.replicate.tail import positions_of
 from aof2.engine.settings import Settings
+
+NOT_RUNNING: Final = "no daemon runs: it goes on at the next mount"
 
 
 class TenantStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,6 +63,7 @@ class VolumeStatus(msgspec.Struct, frozen=True, kw_only=True):
     log_bytes: int
     snapshot_age_s: float | None
     needs_repair: int
+    replication: list[StreamReplication] = []
     rebuilt: bool = False
 
 
@@ -71,7 +78,7 @@ class ChunkStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ObjectStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One file. `durable`: all of it is in the remote."""
+    """One file. `durable`: the remote alone restores it, blobs and log."""
 
     path: str
     tenant: str
@@ -104,7 +111,16 @@ class TreeStatus(msgspec.Struct, frozen=True, kw_only=True):
     remote_bytes: int
 
 
-def volume_status(view: View, settings: Settings, *, live: bool, now_ms: int, rebuilt: bool = False) -> VolumeStatus:
+def volume_status(
+    view: View,
+    settings: Settings,
+    *,
+    live: bool,
+    now_ms: int,
+    replication: Replication | None = None,
+    rebuilt: bool = False,
+) -> VolumeStatus:
+    """`replication` without a daemon: None, and the folders tell."""
     manifest_dir = settings.volume.state_dir / MANIFEST_DIR
     tenants: list[TenantStatus] = []
     jobs: Counter[str] = Counter()
@@ -127,8 +143,16 @@ def volume_status(view: View, settings: Settings, *, live: bool, now_ms: int, re
         log_bytes=folder_bytes(manifest_dir / str(VOLUME_STREAM)) + sum(tenant.log_bytes for tenant in tenants),
         snapshot_age_s=max(ages, default=None),
         needs_repair=sum(tenant.needs_repair for tenant in tenants),
+        replication=(replication or _from_logs(view, settings)).lags({one.tenant_id: one.tenant for one in tenants}),
         rebuilt=rebuilt,
     )
+
+
+def _from_logs(view: View, settings: Settings) -> Replication:
+    """While no daemon runs: what the folders and the rows say, and that nothing is uploaded meanwhile."""
+    found = positions_of(Env(), view, settings.volume.state_dir / MANIFEST_DIR)
+    found.all_stand(NOT_RUNNING, refused=False)
+    return found
 
 
 def _tenant(view: View, manifest_dir: Path, tenant_id: int, name: str, kind: str, now_ms: int) -> TenantStatus:
@@ -196,8 +220,9 @@ def snapshot_age_s(folder: Path, now_ms: int) -> float | None:
         return None
 
 
-def object_status(view: View, settings: Settings, place: Place) -> ObjectStatus:
-    """A file's newest generation. One never written to has generation 0 and is durable as it is."""
+def object_status(view: View, settings: Settings, place: Place, replication: Replication | None = None) -> ObjectStatus:
+    """A file's newest generation. One never written to has generation 0 and no bytes: its name is durable, or not."""
+    replication = replication or _from_logs(view, settings)
     inode = place.inode
     row = view.get(place.tenant_id, t.OBJECTS, (inode.ino, inode.generation)) if inode.generation else None
     chunks: list[ChunkStatus] = []
@@ -229,7 +254,7 @@ def object_status(view: View, settings: Settings, place: Place) -> ObjectStatus:
         state=row.state.name.lower() if row else "empty",
         sealed=row is None or row.state != ObjectState.DIRTY,
         dirty=dirty,
-        durable=not dirty and all(c.key for c in chunks),
+        durable=not dirty and all(c.key for c in chunks) and replication.has_all_of(view, inode),
         sha256=row.sha256.hex() if row and row.hashed is HashKind.BYTES else "",
         hot_bytes=sum(c.hot_bytes for c in chunks),
         warm_bytes=sum(c.warm_bytes for c in chunks),
@@ -238,8 +263,11 @@ def object_status(view: View, settings: Settings, place: Place) -> ObjectStatus:
     )
 
 
-def tree_status(view: View, settings: Settings, place: Place) -> TreeStatus:
-    found = (object_status(view, settings, file) for file in files_below(view, place) if file.is_file)
+def tree_status(view: View, settings: Settings, place: Place, replication: Replication | None = None) -> TreeStatus:
+    """`durable` only when the remote has the tenant's whole log: names that are gone count, too."""
+    replication = replication or _from_logs(view, settings)
+    ends = replication.ends((VOLUME_STREAM, place.tenant_id))
+    found = (object_status(view, settings, file, replication) for file in files_below(view, place) if file.is_file)
     sums: Counter[str] = Counter()
     for one in found:
         sums.update(objects=1, bytes=one.size, hot=one.hot_bytes, warm=one.warm_bytes, remote=one.remote_bytes)
@@ -252,7 +280,7 @@ def tree_status(view: View, settings: Settings, place: Place) -> TreeStatus:
         bytes=sums["bytes"],
         dirty_objects=sums["dirty"],
         dirty_bytes=sums["dirty_bytes"],
-        durable=not sums["dirty"],
+        durable=not sums["dirty"] and replication.has(ends),
         hot_bytes=sums["hot"],
         warm_bytes=sums["warm"],
         remote_bytes=sums["remote"],

@@ -77,9 +77,8 @@ def judge(error: Exception, job_type: JobType) -> Verdict:
     """Whether the job is tried again, and what its row says about it."""
     reason = str(error) or type(error).__name__
     if isinstance(error, TransientError):
-        if error.reason_code == ReasonCode.AUTH:
-            return Verdict(False, int(ReasonCode.AUTH), f"{reason}; an operator must act, then retry the job")
-        patient = job_type in PATIENT
+        # Keys are rotated, rights are given: what is refused is asked again by itself, whatever it is.
+        patient = job_type in PATIENT or error.reason_code == ReasonCode.AUTH
         return Verdict(True, int(error.reason_code), reason, None if patient else ATTEMPTS_MAX)
     if isinstance(error, QuotaExceededError):
         return Verdict(not error.never, int(ReasonCode.TRANSIENT), reason)

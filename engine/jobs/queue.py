@@ -226,8 +226,8 @@ def retry(b: Batch, job_id: int) -> bool:
 
 
 def recover(b: Batch) -> list[int]:
-    """At start, when nobody can be running anything: what was RUNNING is due again, and so is what failed for want of
-    credentials (whoever opened the volume anew may have brought some). The numbers of those jobs."""
+    """At start, when no worker runs anything: what was RUNNING is due again, and so is what an older version gave up
+    for want of credentials. The numbers of those jobs."""
     again: list[int] = []
     for job_id, row in b.scan(t.JOBS):
         if row.state == JobState.RUNNING:

@@ -7,7 +7,9 @@ linear. Work that a crash cut short is in ManifestIndex.pending_uploads and pend
 Invariants
 - A chunk is marked uploaded only after UploadDone is committed; a crash between repeats an idempotent put.
 - A superseded object is deleted only after the bundle is there and Tier2DeleteQueued is durable.
-- Reason 2 (authentication) is not retried: an operator must act first.
+- Reason 2 (authentication) ends the attempts of one call: keys and rights do not change within seconds. The caller
+  comes again.
+- `on_put` is told of a chunk as soon as the remote has it; that the log says so may take longer.
 
 Owner: the task that runs `upload`/`compact`; appends go through the log's writer thread by way of `LogAppender`.
 """
@@ -94,12 +96,15 @@ class ChunkUploader:
         *,
         policy: RetryPolicy | None = None,
         sleep_s: Callable[[float], None] = time.sleep,
+        begin: Callable[[RecordBatch], object] | None = None,
     ) -> None:
+        """`begin` takes records that need not be durable before what they announce is done; else `append` does."""
         self.env = env
         self.stream_id = stream_id
         self.retries = 0
         self._remote = remote
         self._append = append
+        self._begin = begin or append
         self._policy = policy or RetryPolicy()
         self._sleep_s = sleep_s
 
@@ -112,6 +117,7 @@ class ChunkUploader:
         chunks: Sequence[SealedChunk],
         *,
         snapshot_id: int = 0,
+        on_put: Callable[[SealedChunk], object] = lambda _: None,
         on_uploaded: Callable[[SealedChunk], object] = lambda _: None,
     ) -> list[str]:
         """Puts the chunks in their order; their etags. They share the commits that say so, which may be slow to come.
@@ -121,7 +127,8 @@ class ChunkUploader:
         """
         bodies = self._bodies(chunks)
         chunks = chunks[: len(bodies)]
-        self._log_about([(UploadStarted(self._key(sealed)), sealed.header.chunk_index) for sealed in chunks])
+        started = [(UploadStarted(self._key(sealed)), sealed.header.chunk_index) for sealed in chunks]
+        self._log_about(started, self._begin)
         etags: list[str] = []
         error: Aof2Error | None = None
         for sealed, body in zip(chunks, bodies, strict=True):
@@ -133,6 +140,7 @@ class ChunkUploader:
                 error = e
                 break
             self.env.failpoint("manifest.upload.put")
+            on_put(sealed)
         done = list(zip(chunks, etags, strict=False))
         self._log_about([(UploadDone(self._key(sealed), etag), sealed.header.chunk_index) for sealed, etag in done])
         self.env.failpoint("manifest.upload.logged")
@@ -223,12 +231,14 @@ class ChunkUploader:
     def _log_all(self, records: Sequence[Payload], chunk_index: int) -> None:
         self._log_about([(payload, chunk_index) for payload in records])
 
-    def _log_about(self, records: Sequence[tuple[Payload, int]]) -> None:
+    def _log_about(
+        self, records: Sequence[tuple[Payload, int]], append: Callable[[RecordBatch], object] | None = None
+    ) -> None:
         batch = RecordBatch()
         for payload, chunk_index in records:
             batch.add(payload, segment_id=LOG_SEGMENT_ID, logical_offset=chunk_index)
         if batch:
-            self._append(batch)
+            (append or self._append)(batch)
 
 
 def _as_uploaded(data: bytes) -> bytes:

@@ -109,6 +109,8 @@ class ManifestLogWriter:
         self.enabled = settings.enabled
         self.observer: RecordObserver | None = None
         self.fsyncs = 0
+        self.substantive = 0  # records committed since `open` that are more than the log's own bookkeeping
+        self._counted = chunk.substantive if chunk is not None else 0  # of those in the active chunk
         self._lock_fd = lock_fd
         self._next = start
         self._chunk = chunk
@@ -205,6 +207,8 @@ class ManifestLogWriter:
                 committed = chunk.commit(self.env.now_ms() if now_ms is None else now_ms)
             if committed:
                 self._uncommitted = 0
+                self.substantive += chunk.substantive - self._counted
+                self._counted = chunk.substantive
                 self._observe(self._unobserved)
                 self._unobserved = []
                 if not (sync and self.settings.durable):
@@ -242,6 +246,11 @@ class ManifestLogWriter:
         # A clock that went backwards must not hold a chunk back for as long as it was off.
         return deadline is not None and (now >= deadline or now < chunk.last_commit_ms)
 
+    def holds_below(self, ordinal: int) -> bool:
+        """Whether the active chunk holds records before that one."""
+        chunk = self._chunk
+        return chunk is not None and chunk.count > 0 and chunk.base_record < ordinal
+
     def rotation_due_ms(self) -> int | None:
         """When the timer rotates the active chunk, or None: nothing but the log's own bookkeeping in it."""
         chunk = self._chunk
@@ -271,6 +280,7 @@ class ManifestLogWriter:
             header = chunk.seal(sync=self.settings.durable)
         self.fsyncs += self.settings.durable
         self._chunk = None
+        self._counted = 0
         self._next = LogPosition(chunk.index + 1, CHUNK_HEADER_LEN, chunk.base_record + chunk.count)
         self.env.failpoint("manifest.rotate.sealed")
         return SealedChunk(self.directory / chunk_name(chunk.index), header, chunk.count)

@@ -222,6 +222,11 @@ class StorageMetrics(Collector):
         self.remote_bytes_written_total = Counter()
         self.remote_breaker_state: Labelled[Gauge] = Labelled(("state",), [(s.value,) for s in BreakerState], Gauge)
         self.set_breaker(BreakerState.CLOSED)
+        self.remote_refused_total = Counter()
+        self.log_lag_records = GaugeTable(("stream",))
+        self.log_lag_bytes = GaugeTable(("stream",))
+        self.log_lag_seconds = GaugeTable(("stream",))
+        self.log_stands = GaugeTable(("stream",))
         self._names(
             {
                 "aof2_remote_requests_total": "Requests to the remote, by operation and result.",
@@ -229,6 +234,11 @@ class StorageMetrics(Collector):
                 "aof2_remote_request_seconds": "Time of a request to the remote, retries included, by operation.",
                 "aof2_remote_bytes_written_total": "Bytes sent to the remote.",
                 "aof2_remote_breaker_state": "1 for the state the circuit breaker of the remote is in.",
+                "aof2_remote_refused_total": "Requests that the remote refused: keys, rights.",
+                "aof2_log_lag_records": "Records of the log that the remote does not have, by stream.",
+                "aof2_log_lag_bytes": "Bytes of the log that the remote does not have, by stream.",
+                "aof2_log_lag_seconds": "Age of the oldest commit that the remote does not have, by stream.",
+                "aof2_log_stands": "1 when the upload of a stream's log failed and waits to be tried again.",
             }
         )
 

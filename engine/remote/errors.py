@@ -33,7 +33,7 @@ class RemoteThrottledError(TransientError):
 
 
 class RemoteAuthError(TransientError):
-    """Keys, rights, region or clock are wrong. Not retried: an operator must act, then it works."""
+    """Keys, rights, region or clock are wrong. Asked again later, with the keys that the chain gives then."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, reason_code=ReasonCode.AUTH)

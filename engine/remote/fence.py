@@ -1,6 +1,10 @@
 """One writer a volume: `volume.json` says who. A second one takes over by raising the epoch; the first one then stops.
 
-    {"format_version": 1, "volume_uuid": "…", "writer_epoch": 7, "writer_id": "…", "claimed_at_ms": …, "host": "…"}
+    {"format_version": 1, "volume_uuid": "…", "writer_epoch": 7, "writer_id": "…", "claimed_at_ms": …, "host": "…",
+     "closed_at_ms": …, "closed_at": {"0": 12, "1": 345}}
+
+The last two are there after a clean unmount: when, and the record ordinal at which each stream's log ends. The next
+claim writes a record without them.
 
 The object is created with If-None-Match:* and replaced with If-Match only, so of two claims of one epoch one fails.
 `writer_id` is random in each claim: two writers never send equal bytes, and one whose answer got lost knows its own.
@@ -40,7 +44,7 @@ FORMAT_VERSION: Final = 1
 EPOCH_META: Final = "writer_epoch"
 
 
-class VolumeRecord(msgspec.Struct, frozen=True, kw_only=True):
+class VolumeRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The content of volume.json. Fields a newer minor writer added are kept out of our way by format_version."""
 
     format_version: int
@@ -49,6 +53,8 @@ class VolumeRecord(msgspec.Struct, frozen=True, kw_only=True):
     writer_id: str
     claimed_at_ms: int = 0
     host: str = ""
+    closed_at_ms: int = 0
+    closed_at: dict[int, int] = {}
 
 
 def new_writer_id() -> str:
@@ -160,6 +166,16 @@ class Fence:
             if (now.volume_uuid, now.writer_id) != (self.record.volume_uuid, self.record.writer_id):
                 self._latch(f"another writer took the volume over (epoch {now.writer_epoch}, ours {self.epoch})")
         self.require()
+
+    def leave(self, now_ms: int, positions: Mapping[int, int]) -> None:
+        """The writer unmounts, and its logs end there: the record says so until the next claim."""
+        self.require()
+        found = read_volume(self._store)
+        if found is None or found[0].writer_id != self.record.writer_id:
+            self.check()  # which says what became of it
+            return
+        closed = msgspec.structs.replace(self.record, closed_at_ms=now_ms, closed_at=dict(positions))
+        self._store.replace_if_match(VOLUME_KEY, msgspec.json.encode(closed), found[1])
 
     def put_manifest(self, key: str, data: bytes, metadata: Mapping[str, str] | None = None) -> str:
         """Stores a manifest object under a key that nobody else used; its etag."""

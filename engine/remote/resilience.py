@@ -12,6 +12,8 @@ are used up, or an error says that trying again is no use.
   the breaker, its failure opens it for longer. Calls that were under way go on with their requests and retries until
   their deadline, and close it when they get through: a server that restarts does not fail an upload. Only
   RemoteUnavailableError counts: an answer, be it "denied" or "no such key", is a living remote.
+- **Refusals** (`refusals.py`) are not retried within a call, since keys do not change that fast: callers come again.
+  They are counted, and kept until the same kind of request is let in.
 
 Owner: any thread; a lock guards the few numbers and is never held while waiting. A crash leaves nothing.
 """
@@ -28,7 +30,8 @@ import msgspec
 
 from aof2.engine.env import Env
 from aof2.engine.errors import Aof2Error
-from aof2.engine.remote.errors import RemoteThrottledError, RemoteUnavailableError
+from aof2.engine.remote.errors import RemoteAuthError, RemoteThrottledError, RemoteUnavailableError
+from aof2.engine.remote.refusals import Refusal, Refusals
 
 log = logging.getLogger(__name__)
 
@@ -82,6 +85,8 @@ class RemoteStats(msgspec.Struct, frozen=True, kw_only=True):
     breaker: BreakerState
     breaker_opened: int
     probe_in_s: float  # until the next call is let through; 0: now
+    refused: int = 0
+    refusal: Refusal | None = None  # the one that lasts longest
 
 
 class Resilience:
@@ -95,7 +100,9 @@ class Resilience:
         retries: int = 5,
         timeout_s: float = 30.0,
         sleep_s: Callable[[float], object] | None = None,
+        prefix: str = "",
     ) -> None:
+        self.refusals = Refusals(prefix)
         self.requests = 0
         self.retries = 0
         self.throttled = 0
@@ -147,11 +154,17 @@ class Resilience:
                 if final or pause_s >= deadline.left_s():
                     raise
                 log.info("remote: trying again", extra={"what": what, "error": str(e), "attempt": number + 1})
+            except RemoteAuthError as e:
+                self._on_answer()
+                self._on_refused(what, e)
+                raise
             except Aof2Error:
                 self._on_answer()
+                self._on_let_in(what)
                 raise
             else:
                 self._on_answer(success=True)
+                self._on_let_in(what)
                 return result
             with self._lock:
                 self.retries += 1
@@ -219,6 +232,19 @@ class Resilience:
                 if self._interval_s < INTERVAL_S_MIN / 2:
                     self._interval_s = 0.0
             self._alive()
+
+    def _on_refused(self, what: str, error: RemoteAuthError) -> None:
+        with self._lock:
+            first = self.refusals.note(what, str(error), self._env.now_ms())
+        if first:
+            log.info("remote: refused", extra={"remote": self._name, "what": what, "error": str(error)})
+
+    def _on_let_in(self, what: str) -> None:
+        with self._lock:
+            over = self.refusals.let_in(what)
+        if over is not None:
+            lasted_s = round((self._env.now_ms() - over.since_ms) / 1000, 1)
+            log.info("remote: let in again", extra={"remote": self._name, "what": what, "after_s": lasted_s})
 
     def _on_throttled(self, started_s: float) -> None:
         with self._lock:
@@ -301,6 +327,8 @@ class Resilience:
                 breaker=self._state,
                 breaker_opened=self.breaker_opened,
                 probe_in_s=self._probe_in_s(),
+                refused=self.refusals.total,
+                refusal=self.refusals.oldest(),
             )
 
     def close(self) -> None:

@@ -92,13 +92,16 @@ class S3Store:
         self._write_window = min(WRITE_WINDOW, max(2, settings.parallel // 2))
         self._active_uploads: set[str] = set()
         self._calls = S3Calls(env, settings, url.bucket, sleep_s=sleep_s)
-        self._client = self._calls.client
         self._reader = S3Reader(
             self._calls,
             url.prefix,
             window=min(READ_WINDOW, settings.parallel),
             deadline_for=lambda size: self._deadline(None, size),
         )
+
+    @property
+    def _client(self) -> Any:
+        return self._calls.client
 
     # Puts
 

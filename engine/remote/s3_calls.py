@@ -4,28 +4,42 @@ its deadline, whatever the socket does.
 Reads have threads of their own, so that a foreground read never queues behind the parts of an upload.
 
 Invariants: pool threads run single requests and never wait for other pool threads, so the pools cannot lock up. A
-request that outlives its caller ends by the socket's timeouts and reports to nobody but the breaker.
+request that outlives its caller ends by the socket's timeouts and reports to nobody but the breaker. A request that is
+refused has the credentials read again from their chain; where they changed, it is sent again with the new ones.
 
 Owner: the store; any thread may call. A crash leaves nothing.
 """
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from aof2.engine.env import Env
-from aof2.engine.remote.errors import RemoteMissingError, RemoteUnavailableError
+from aof2.engine.remote.errors import RemoteAuthError, RemoteMissingError, RemoteUnavailableError
 from aof2.engine.remote.resilience import Deadline, Resilience, closed
-from aof2.engine.remote.s3_client import SDK_ERRORS, connect_timeout_s, make_client, read_timeout_s, translate
+from aof2.engine.remote.s3_client import (
+    SDK_ERRORS,
+    Sdk,
+    connect_timeout_s,
+    make_client,
+    read_timeout_s,
+    renewed,
+    translate,
+)
 from aof2.engine.remote.s3_url import UrlSigner
 from aof2.engine.remote.s3_wire import Wire
-from aof2.engine.remote.settings import RemoteSettings
+from aof2.engine.remote.settings import RemoteSettings, parse_url
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 BUCKET_TRUSTED_S = 60.0
+RENEW_EVERY_S = 1.0
 
 
 class S3Calls:
@@ -37,13 +51,22 @@ class S3Calls:
         writers = max(2, settings.parallel // 2)
         self.env = env
         self.bucket = bucket
-        sdk = make_client(settings, connections=settings.parallel + writers)
-        self.client: Any = sdk.client
+        self._settings = settings
+        self._connections = settings.parallel + writers
+        self._renewing = threading.Lock()
+        self._renewed_s = float("-inf")
+        self._sdk = sdk = make_client(settings, connections=self._connections)
         self.weather = Resilience(
-            env, f"s3://{bucket}", retries=settings.retries, timeout_s=settings.timeout_s, sleep_s=sleep_s
+            env,
+            f"s3://{bucket}",
+            retries=settings.retries,
+            timeout_s=settings.timeout_s,
+            sleep_s=sleep_s,
+            prefix=parse_url(settings.url).prefix,
         )
+        self._signer = UrlSigner(env, sdk, bucket)
         self.wire = Wire(
-            UrlSigner(env, sdk, bucket),
+            self._signer,
             ca_bundle=sdk.ca_bundle,
             connect_timeout_s=connect_timeout_s(settings),
             read_timeout_s=read_timeout_s(settings),
@@ -55,6 +78,11 @@ class S3Calls:
         self._readers = ThreadPoolExecutor(settings.parallel, thread_name_prefix="aof2-remote-read")
         self._writers = ThreadPoolExecutor(writers, thread_name_prefix="aof2-remote-write")
         self._bucket_seen_s: float | None = None
+
+    @property
+    def client(self) -> Any:
+        """With the newest keys: ask for it anew in each attempt."""
+        return self._sdk.client
 
     def read(self, what: str, attempt: Callable[[], T], deadline: Deadline) -> T:
         return self.wait(self.start_read(what, attempt, deadline), what, deadline)
@@ -100,12 +128,34 @@ class S3Calls:
             del future
 
     def _translated(self, what: str, attempt: Callable[[], T]) -> T:
+        used = self._sdk
         try:
             result = attempt()
         except SDK_ERRORS as e:
-            raise translate(e, what) from None
+            error = translate(e, what)
+            if not isinstance(error, RemoteAuthError) or not self._renewed(used):
+                raise error from None
+            try:
+                result = attempt()
+            except SDK_ERRORS as again:
+                raise translate(again, what) from None
         self._bucket_seen_s = self.env.monotonic_s()
         return result
+
+    def _renewed(self, used: Sdk) -> bool:
+        """Whether there are other keys than those of the request that was refused; reads the chain at most once a
+        while. The client before stays with the requests that have it."""
+        with self._renewing:
+            now_s = self.env.monotonic_s()
+            if self._sdk is used and now_s - self._renewed_s >= RENEW_EVERY_S:
+                self._renewed_s = now_s
+                fresh = renewed(self._settings, used, connections=self._connections)
+                if fresh is not None:
+                    self._sdk = fresh
+                    self._signer.renew(fresh)
+                    self.wire.trust_again()
+                    log.info("remote: other credentials are used now", extra={"bucket": self.bucket})
+            return self._sdk is not used
 
     def check_bucket(self, deadline: Deadline) -> None:
         """HEAD says 404 for a missing key and for a missing bucket: RemoteUnavailableError when it is the bucket."""

@@ -147,6 +147,21 @@ def make_client(settings: RemoteSettings, *, connections: int) -> Sdk:
         raise RemoteAuthError(f"opening the remote: {type(e).__name__}") from None
 
 
+def renewed(settings: RemoteSettings, used: Sdk, *, connections: int) -> Sdk | None:
+    """A client with the keys that the chain gives now; None when they are those in use, or there are none."""
+    try:
+        fresh = botocore.session.get_session().get_credentials()
+        if fresh is None or _frozen(fresh) == _frozen(used.credentials):
+            return None
+        return make_client(settings, connections=connections)
+    except (sdk.BotoCoreError, RemoteAuthError, OSError):
+        return None  # the chain itself fails: what was refused is asked again later
+
+
+def _frozen(credentials: Any) -> tuple[str, str, str | None] | None:
+    return None if credentials is None else tuple(credentials.get_frozen_credentials())[:3]
+
+
 def translate(error: Exception, what: str) -> Aof2Error:
     """What the caller has to do about an exception of the SDK, the connection or the socket."""
     if isinstance(error, sdk.ClientError):

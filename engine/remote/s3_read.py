@@ -59,7 +59,6 @@ class S3Reader:
 
     def __init__(self, calls: S3Calls, prefix: str, *, window: int, deadline_for: Callable[[int], Deadline]) -> None:
         self._calls = calls
-        self._client = calls.client
         self._bucket = calls.bucket
         self._prefix = prefix
         self._read_window = window
@@ -223,7 +222,7 @@ class S3Reader:
         what = f"get of {key}"
 
         def attempt() -> Fetched:
-            answer = self._client.get_object(
+            answer = self._calls.client.get_object(
                 Bucket=self._bucket, Key=self._prefix + key, Range=f"bytes={offset}-{offset + length - 1}", **conditions
             )
             with closing(answer["Body"]) as body:
@@ -241,7 +240,7 @@ class S3Reader:
 
     def _start_head(self, key: str, deadline: Deadline) -> Future[BlobInfo]:
         def attempt() -> BlobInfo:
-            answer = self._client.head_object(Bucket=self._bucket, Key=self._prefix + key, ChecksumMode="ENABLED")
+            answer = self._calls.client.head_object(Bucket=self._bucket, Key=self._prefix + key, ChecksumMode="ENABLED")
             return info_of(key, answer, int(answer["ContentLength"]))
 
         return self._calls.start_read(f"head of {key}", attempt, deadline)

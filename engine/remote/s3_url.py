@@ -74,6 +74,13 @@ class UrlSigner:
             self._urls.pop(name, None)
             self._pattern = None
 
+    def renew(self, sdk: Sdk) -> None:
+        """There are other keys: what was signed with the old ones is forgotten."""
+        with self._lock:
+            self._sdk = sdk
+            self._urls.clear()
+            self._pattern = None
+
     def _by_sdk(self, name: str) -> str:
         params = {"Bucket": self._bucket, "Key": name}
         url = str(self._sdk.client.generate_presigned_url("get_object", Params=params, ExpiresIn=URL_VALID_S))

@@ -178,6 +178,10 @@ class Wire:
         """The SDK got what was refused here. Now and then that is an expired key; again and again, this is no use."""
         self._refusals += 1
 
+    def trust_again(self) -> None:
+        """There are other keys: what was refused may be let in."""
+        self._refusals = 0
+
     @contextmanager
     def get(self, name: str, offset: int, length: int, deadline: Deadline) -> Iterator[Body | None]:
         """The range's answer; None when the SDK should be asked instead."""

@@ -33,16 +33,19 @@ from aof2.engine.catalog.writer import CatalogTarget, CatalogWriter, put_positio
 from aof2.engine.env import Env
 from aof2.engine.errors import Aof2Error, CorruptError
 from aof2.engine.manifest.format import CHUNK_HEADER_LEN, LogPosition
+from aof2.engine.manifest.reader import Stream, parse_chunk
 from aof2.engine.manifest.snapshot import encode_snapshot, list_snapshots, snapshot_name, store_snapshot
 from aof2.engine.manifest.writer import LogSettings
 from aof2.engine.remote import keys
 from aof2.engine.remote.errors import RemoteMissingError
+from aof2.engine.remote.fence import VolumeRecord
 from aof2.engine.remote.open import open_remote
 from aof2.engine.remote.settings import RemoteSettings
 from aof2.engine.remote.store import RemoteStore
 from aof2.engine.replicate.follow import Follower, StreamFollowed
 from aof2.engine.replicate.listing import get_bytes
 from aof2.engine.replicate.lost import Lost, TenantSalvage
+from aof2.engine.replicate.stream import local_snapshots
 
 VOLUME_STREAM: Final = 0
 STAGING_SUFFIX: Final = ".restoring"
@@ -66,8 +69,20 @@ class AuditRestored(msgspec.Struct, frozen=True, kw_only=True):
     problem: str = ""
 
 
+class LogEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a stream's log ends in the remote: the next record's ordinal and place, and the time of the last one."""
+
+    stream_id: int
+    tenant: str
+    ordinal: int
+    chunk_index: int
+    chunk_offset: int
+    at_ms: int
+
+
 class RestoreReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What came back and what did not. `complete`: nothing is known to be missing."""
+    """What came back and what did not. `whole`: nothing is known to be missing. `complete`: nothing can be, either,
+    since the writer unmounted cleanly and its logs end where it said."""
 
     volume_uuid: str
     writer_epoch: int
@@ -81,6 +96,11 @@ class RestoreReport(msgspec.Struct, frozen=True, kw_only=True):
     """Files whose upload was complete on the remote, though the log did not say so yet."""
     checked_blobs: int
     audit: list[AuditRestored]
+    log_ends: list[LogEnd]
+    closed_at_ms: int
+    """When the writer unmounted; 0: it did not, and may have written more than its log in the remote says."""
+    clean: bool
+    """It did, and the logs reach as far as it said then."""
 
     @property
     def gaps(self) -> list[str]:
@@ -88,9 +108,13 @@ class RestoreReport(msgspec.Struct, frozen=True, kw_only=True):
         return [f"stream {s.stream_id}: {what}" for s in self.streams for what in s.missing]
 
     @property
-    def complete(self) -> bool:
+    def whole(self) -> bool:
         broken = any(a.problem for a in self.audit)
         return not (self.lost or self.never_uploaded or self.gaps or broken)
+
+    @property
+    def complete(self) -> bool:
+        return self.whole and self.clean
 
 
 def restore(
@@ -156,6 +180,7 @@ def _build(
             raise RestoreError(str(e)) from None
         tell("reading the logs")
         streams = follower.catch_up()
+        ended = {s.stream_id: _last_ms(staging / "manifest" / str(s.stream_id)) for s in streams}
         for followed in streams:
             if followed.position and followed.remote_chunk_last > followed.position.chunk_index:
                 _start_behind(env, follower.catalog, staging, followed)
@@ -188,7 +213,40 @@ def _build(
         rescued=rescued,
         checked_blobs=checked,
         audit=[a for a in audit if a is not None],
+        log_ends=[_end_of(s, tenants.get(s.stream_id, ""), ended[s.stream_id]) for s in streams if s.position],
+        closed_at_ms=volume.closed_at_ms,
+        clean=_is_clean(volume, streams),
     )
+
+
+def _end_of(stream: StreamFollowed, tenant: str, at_ms: int) -> LogEnd:
+    at = stream.position or LogPosition(0, CHUNK_HEADER_LEN, 0)
+    return LogEnd(
+        stream_id=stream.stream_id,
+        tenant=tenant,
+        ordinal=at.ordinal,
+        chunk_index=at.chunk_index,
+        chunk_offset=at.chunk_offset,
+        at_ms=at_ms,
+    )
+
+
+def _last_ms(directory: Path) -> int:
+    """The time of the last record that was brought here, or of the snapshot that stands for all of them."""
+    chunks = Stream(directory).chunks
+    taken = local_snapshots(directory)
+    newest_ms = taken[-1].created_ms if taken else 0
+    if chunks:
+        chunk = parse_chunk(chunks[-1].read(), path=str(chunks[-1].path), last=True, expect_index=chunks[-1].index)
+        for record in chunk.records() if chunk is not None else ():
+            newest_ms = max(newest_ms, record.timestamp_ms)
+    return newest_ms
+
+
+def _is_clean(volume: VolumeRecord, streams: list[StreamFollowed]) -> bool:
+    found = {s.stream_id: s.position.ordinal for s in streams if s.position is not None}
+    reached = all(found.get(stream_id, 0) >= ordinal for stream_id, ordinal in volume.closed_at.items())
+    return bool(volume.closed_at_ms) and reached
 
 
 def _start_behind(env: Env, catalog: Catalog, staging: Path, followed: StreamFollowed) -> None:

@@ -23,14 +23,18 @@ import logging
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
+import msgspec
+
 from aof2 import native
 from aof2.engine.catalog import snapshots
+from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.batch import Batch
 from aof2.engine.catalog.fold import StreamFold
-from aof2.engine.catalog.store import Catalog
+from aof2.engine.catalog.store import Catalog, View
 from aof2.engine.catalog.writer import CatalogWriter
 from aof2.engine.env import Env
 from aof2.engine.errors import CorruptError, TransientError
@@ -98,7 +102,12 @@ class LogState(NamedTuple):
 
     def uploaded(self, stream_id: int, index: int) -> bool:
         """Whether the chunk is on the remote, by itself or in a bundle."""
-        return chunk_key(stream_id, index) in self.objects or any(a <= index <= b for a, b in self.bundles())
+        return self.is_uploaded(stream_id)(index)
+
+    def is_uploaded(self, stream_id: int) -> Callable[[int], bool]:
+        """`uploaded` of one chunk after the other."""
+        bundles = self.bundles()
+        return lambda index: chunk_key(stream_id, index) in self.objects or any(a <= index <= b for a, b in bundles)
 
     def bundles(self) -> list[tuple[int, int]]:
         parsed = (keys.parse_key(key) for key in self.objects)
@@ -107,8 +116,12 @@ class LogState(NamedTuple):
 
 def log_state(catalog: Catalog, stream_id: int) -> LogState:
     with catalog.view() as view:
-        fold = StreamFold(stream_id)
-        fold.reload(view)
+        return state_of(view, stream_id)
+
+
+def state_of(view: View, stream_id: int) -> LogState:
+    fold = StreamFold(stream_id)
+    fold.reload(view)
     uploads = [key for segment_id, key in fold.pending_uploads if segment_id == LOG_SEGMENT_ID]
     deletes = [key for segment_id, key in fold.pending_deletes if segment_id == LOG_SEGMENT_ID]
     marker_id = fold.snapshot[0] if fold.snapshot else 0
@@ -194,6 +207,7 @@ class StreamUploads:
         *,
         bundle_chunks: int = BUNDLE_CHUNKS,
         before_retention: Callable[[], None] | None = None,
+        on_put: Callable[[SealedChunk], object] = lambda _: None,
     ) -> None:
         self.env = env
         self.stream_id = stream_id
@@ -207,22 +221,31 @@ class StreamUploads:
         self._remote = FencedManifestRemote(fence)
         self._bundle_chunks = bundle_chunks
         self._before_retention = before_retention
+        self._on_put = on_put
         self._backlog: deque[SealedChunk] = deque()
+        self._told: deque[SealedChunk] = deque()  # sealed, and not in the backlog yet
+        self._queued_last = -1  # the highest chunk index that was in the backlog
         self._rescan = True
         self._resume = True
         self._upkeep_due = True
         self._taken_ids: set[int] = set()
         # One attempt a call: waiting is the component's, and a remote that is away must not fill the log.
-        self._uploader = ChunkUploader(env, stream_id, self._remote, self._append, policy=RetryPolicy(attempts=1))
+        self._uploader = ChunkUploader(
+            env, stream_id, self._remote, self._append, policy=RetryPolicy(attempts=1), begin=self._append_soon
+        )
 
     @property
     def retries(self) -> int:
         return self._uploader.retries
 
-    def note_sealed(self, size_bytes: int = 0) -> None:
-        """A chunk was sealed: it is found in the folder. Any thread."""
-        self._rescan = self._upkeep_due = True
-        self.local_bytes += size_bytes
+    def note_sealed(self, chunk: SealedChunk | None = None) -> None:
+        """A chunk was sealed; without saying which, it is found in the folder. Any thread."""
+        self._upkeep_due = True
+        if chunk is None:
+            self._rescan = True
+        else:
+            self._told.append(chunk)
+            self.local_bytes += chunk.header.committed_len
 
     def note_snapshot(self) -> None:
         self._upkeep_due = True
@@ -239,6 +262,7 @@ class StreamUploads:
             self._resume_pending()
             self._resume = False
             return True
+        self._take_told()
         if not self._backlog and self._rescan:
             self._rescan = False
             try:
@@ -263,20 +287,35 @@ class StreamUploads:
 
     # -- chunks ------------------------------------------------------------------------------------------------
 
+    def _take_told(self) -> None:
+        """What was told in order needs no look at the folder."""
+        while self._told:
+            chunk = self._told.popleft()
+            index = chunk.header.chunk_index
+            if not self._rescan and index == self._queued_last + 1 and len(self._backlog) < BACKLOG_MAX:
+                self._queue(chunk)
+            elif index > self._queued_last:
+                self._rescan = True
+
+    def _queue(self, chunk: SealedChunk) -> None:
+        self._backlog.append(chunk)
+        self._queued_last = chunk.header.chunk_index
+
     def _refill(self) -> None:
         """The next sealed chunks that are not on the remote; those that are get their flag if a crash withheld it."""
-        state = log_state(self._catalog, self.stream_id)
+        is_uploaded = log_state(self._catalog, self.stream_id).is_uploaded(self.stream_id)
         for chunk, header in chunk_headers(self.directory):
             if not header.sealed or chunk.path.stat().st_size != header.committed_len:
                 continue  # still written, or being sealed this moment: its event follows when it is cut to its length
-            if state.uploaded(self.stream_id, header.chunk_index):
+            if is_uploaded(header.chunk_index):
                 if not header.uploaded:
                     mark_uploaded(self.env, chunk.path)
+                self._queued_last = header.chunk_index
                 continue
             if len(self._backlog) == BACKLOG_MAX:
                 self._rescan = True
                 return
-            self._backlog.append(sealed_chunk(chunk))
+            self._queue(sealed_chunk(chunk))
 
     def _next_batch(self) -> list[SealedChunk]:
         """Chunks that go up together: while the writer is busy, each commit about them waits for its turn."""
@@ -290,8 +329,13 @@ class StreamUploads:
         return batch
 
     def _upload(self, batch: Sequence[SealedChunk]) -> None:
-        state = log_state(self._catalog, self.stream_id)
-        self._uploader.upload_all(batch, snapshot_id=state.marker_id, on_uploaded=self._uploaded)
+        self._uploader.upload_all(batch, snapshot_id=self._marker_id(), on_put=self._on_put, on_uploaded=self._uploaded)
+
+    def _marker_id(self) -> int:
+        """The newest snapshot that the log speaks of."""
+        with self._catalog.view() as view:
+            last = view.raw("segments", t.STREAM.pack(self.stream_id) + t.SEGMENT_LAST_SNAPSHOT)
+        return 0 if last is None else msgspec.msgpack.decode(last, type=tuple[int, int, int])[0]
 
     def _uploaded(self, _: SealedChunk) -> None:
         self._backlog.popleft()
@@ -300,7 +344,7 @@ class StreamUploads:
     def reput_chunk(self, index: int) -> None:
         """Puts a chunk that is here once more: its object is gone from the remote."""
         sealed = sealed_chunk(ChunkFile(index, self.directory / chunk_name(index)))
-        self._uploader.upload(sealed, snapshot_id=log_state(self._catalog, self.stream_id).marker_id)
+        self._uploader.upload(sealed, snapshot_id=self._marker_id())
 
     # -- what follows ------------------------------------------------------------------------------------------
 
@@ -419,6 +463,10 @@ class StreamUploads:
             batch.add(payload, segment_id=LOG_SEGMENT_ID, logical_offset=chunk_index)
         self._append(batch)
 
+    def _append_soon(self, batch: RecordBatch) -> None:
+        """Says that something begins: in order, and not waited for."""
+        self._writer.submit(self.stream_id, partial(_extend, batch=batch))
+
     def _append(self, batch: RecordBatch) -> LogPosition:
         append_records(self._writer, self.stream_id, batch)
         with self._catalog.view() as view:
@@ -428,12 +476,12 @@ class StreamUploads:
 
 def append_records(writer: CatalogWriter, stream_id: int, batch: RecordBatch) -> None:
     """Tier records without row changes, durable when this returns."""
+    writer.call(stream_id, partial(_extend, batch=batch), sync=True)
 
-    def work(b: Batch) -> None:
-        batch.stamp(b.now_ms)
-        b.records.extend(batch)
 
-    writer.call(stream_id, work, sync=True)
+def _extend(b: Batch, batch: RecordBatch) -> None:
+    batch.stamp(b.now_ms)
+    b.records.extend(batch)
 
 
 def first_run(indexes: Iterable[int], length: int) -> tuple[int, int] | None:

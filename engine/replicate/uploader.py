@@ -7,9 +7,11 @@ nothing left. Events carry no work, only "look again": the folder and the rows s
 as long as the disk has chunks and memory holds a bounded part of it.
 
 Invariants
-- Nothing is put before the claim succeeded. A remote that is away is asked again, for ever, without a byte in the log:
-  after a failure the fence is asked first.
-- Reason 2 (authentication): said once, at ERROR, and nothing is tried until `kick`.
+- Nothing is put before the claim succeeded. A remote that is away, or refuses us, is asked again, for ever: after a
+  failure the fence is asked first, so an outage leaves no byte in the log. A refusal is said once, at ERROR, and so is
+  its end; `Replication` says meanwhile since when and why the log stands.
+- Who waits for the log (`Replication.want`) does not wait for its timer: between two steps the stream's active chunk is
+  sealed, once for all who wait, and goes up next.
 - FencedError ends it: `on_fenced(reason)` once, no further write by this component.
 - An idle engine: no events, no steps.
 - A log that grows faster than it is uploaded and snapshotted is slowed down (`brake_s`), by a bounded wait, and only
@@ -52,6 +54,7 @@ from aof2.engine.remote.errors import FencedError, RemoteMissingError, RemoteRef
 from aof2.engine.remote.fence import Fence
 from aof2.engine.remote.store import RemoteStore
 from aof2.engine.replicate.audit import TenantAudit
+from aof2.engine.replicate.position import Replication
 from aof2.engine.replicate.reconcile import Status, StreamReport, examine_stream, repair_stream
 from aof2.engine.replicate.stale import take_checked_claim
 from aof2.engine.replicate.stream import BUNDLE_CHUNKS, StreamUploads
@@ -59,6 +62,7 @@ from aof2.engine.replicate.stream import BUNDLE_CHUNKS, StreamUploads
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+CLAIM: Final = "the claim"
 DRAIN_STEP_S: Final = 0.01
 # Local chunks of a stream: from here on its writer is slowed down, there as much as it ever is.
 BRAKE_FROM_BYTES: Final = 32 << 20
@@ -67,6 +71,10 @@ BRAKE_S_MAX: Final = 0.25
 STILL_S: Final = 5.0
 # What a remote that comes back, or another try, does not mend.
 _STUCK: Final = (CorruptError, UnsupportedError, LimitError, RemoteMissingError, RemoteRefusedError)
+
+
+def _name_of(stream_id: int) -> str:
+    return f"the log of stream {stream_id}"
 
 
 class ReplicateOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,6 +90,7 @@ class _Stream:
     def __init__(self, stream_id: int) -> None:
         self.stream_id = stream_id
         self.uploads: StreamUploads | None = None
+        self.asked_below = 0  # up to here the writer was asked to seal
         self.audit: TenantAudit | None = None
         self.wake = trio.Event()
         self.busy = True
@@ -102,10 +111,13 @@ class LogReplicator:
         on_fenced: Callable[[str], None],
         options: ReplicateOptions | None = None,
         fence: Fence | None = None,
+        replication: Replication | None = None,
     ) -> None:
         """`fence`: the claim, where it was made already; without one, `run` claims as soon as the remote answers."""
         self.env = env
         self.fence = fence
+        self.replication = replication or Replication(env)
+        self.replication.on_wanted = self._wanted
         self.fenced = ""
         self.stuck: dict[int, str] = {}
         self.reports: dict[int, StreamReport] = {}
@@ -121,9 +133,10 @@ class LogReplicator:
         self._nursery: trio.Nursery | None = None
         self._kicked = trio.Event()
         self._moved = trio.Event()
-        self._auth_said = False
+        self._refused: set[str] = set()  # what was refused, and said to be
         self._away: set[str] = set()  # what last failed
         self._ended = False
+        writer.target.observer = self.replication
 
     # -- events, on the trio thread ----------------------------------------------------------------------------
 
@@ -131,8 +144,13 @@ class LogReplicator:
         """A chunk of the stream is sealed."""
         stream = self._stream(stream_id)
         if stream.uploads is not None:
-            stream.uploads.note_sealed(chunk.header.committed_len if chunk is not None else 0)
+            stream.uploads.note_sealed(chunk)
         self._wake(stream)
+
+    def _wanted(self, stream_id: int) -> None:
+        """A waiter wants the stream's log to be there."""
+        if not self._ended:
+            self._wake(self._stream(stream_id))
 
     def snapshot_taken(self, stream_id: int) -> None:
         """`snapshots.take` has stored a snapshot of the stream."""
@@ -143,11 +161,19 @@ class LogReplicator:
             stream.audit.note_snapshot()
         self._wake(stream)
 
-    def kick(self) -> None:
-        """Whatever waits, tries again now: the operator mended something."""
-        self._auth_said = False
+    @property
+    def ended(self) -> bool:
+        """Nothing is uploaded any more: another writer took over, or the catalog takes no more."""
+        return self._ended
+
+    def hurry(self) -> None:
+        """What waits out a backoff tries again now: a waiter is there."""
         self._kicked.set()
         self._kicked = trio.Event()
+
+    def kick(self) -> None:
+        """Whatever waits, tries again now: the operator mended something."""
+        self.hurry()
         for stream in self._streams.values():
             if stream.audit is not None:
                 stream.audit.retry()
@@ -181,6 +207,7 @@ class LogReplicator:
     async def drain(self) -> None:
         """Waits until all that is committed is sealed and on the remote, or `run` ended. Set a time limit around it."""
         while not self._ended:
+            self.replication.want(self.replication.ends(self._streams))
             due_s = self._writer.target.due_s()
             if due_s is not None:
                 await trio.sleep(max(due_s, DRAIN_STEP_S))
@@ -195,6 +222,15 @@ class LogReplicator:
             else:
                 await self._moved.wait()
 
+    async def leave(self) -> bool:
+        """Marks the volume as unmounted in the remote, with where its logs end; False where that would not be true."""
+        ends = self.replication.ends(self._streams)
+        if self.fence is None or self.fenced or self._ended or not self.replication.has(ends):
+            return False
+        positions = {stream_id: self.replication.there(stream_id) for stream_id in ends}
+        await trio.to_thread.run_sync(self.fence.leave, self.env.now_ms(), positions)
+        return True
+
     # -- the tasks ---------------------------------------------------------------------------------------------
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -203,7 +239,7 @@ class LogReplicator:
         self._writer.target.brake_s = self.brake_s
         try:
             if self.fence is None:
-                self.fence = await self._attempts(self._claim, "the claim")
+                self.fence = await self._attempts(self._claim, CLAIM)
             with self._catalog.view() as view:
                 for stream_id in view.streams():
                     self._stream(stream_id)
@@ -219,6 +255,7 @@ class LogReplicator:
         finally:
             self._nursery = None
             self._ended = True
+            self.replication.tell()
             self._tell_moved()
             for stream in self._streams.values():
                 if stream.audit is not None:
@@ -249,6 +286,7 @@ class LogReplicator:
             log.info("log replication ends", extra={"error": str(error)})  # the catalog takes no more, and said why
             return
         self.fenced = str(error)
+        self.replication.all_stand(self.fenced, refused=False)
         log.error("log replication ends", extra={"error": str(error)})
         self._on_fenced(self.fenced)
 
@@ -270,6 +308,7 @@ class LogReplicator:
             stream.stream_id,
             bundle_chunks=self._options.bundle_chunks,
             before_retention=stream.audit.catch_up if stream.audit is not None else None,
+            on_put=partial(self._on_put, stream.stream_id),
         )
         while True:
             stream.wake = trio.Event()
@@ -282,21 +321,36 @@ class LogReplicator:
             await stream.wake.wait()
 
     async def _steps(self, stream: _Stream, uploads: StreamUploads) -> None:
-        what = f"stream {stream.stream_id}"
+        what = _name_of(stream.stream_id)
         try:
             if stream.stream_id not in self.reports:
                 report = await self._attempts(partial(self._reconcile, uploads), what)
                 self.reports[stream.stream_id] = report
-            while await self._attempts(uploads.step, what):
+            while await self._attempts(uploads.step, what, prepare=partial(self._seal_wanted, stream)):
                 pass
+            if self.replication.wanted(stream.stream_id) and stream.asked_below:
+                return  # sealed any moment: what a waiter waits for goes first
             if stream.audit is not None:
-                await self._attempts(stream.audit.upload, what)
+                await self._attempts(stream.audit.upload, f"audit log {stream.stream_id}")
             self.stuck.pop(stream.stream_id, None)
         except _STUCK as e:
             # A damaged local log, say: nothing goes over a good copy. It is tried again when more comes, or kicked.
             if self.stuck.get(stream.stream_id) != str(e):
                 log.error("log upload stopped", extra={"stream_id": stream.stream_id, "error": str(e)})  # noqa: TRY400
             self.stuck[stream.stream_id] = str(e)
+            self.replication.stands(stream.stream_id, str(e), refused=False)
+
+    def _seal_wanted(self, stream: _Stream) -> None:
+        """What a waiter wants and the writer has not been asked to seal yet."""
+        wanted = self.replication.wanted(stream.stream_id)
+        if wanted > stream.asked_below:
+            stream.asked_below = wanted
+            with contextlib.suppress(ReadOnlyError):
+                self._writer.seal(stream.stream_id, wanted)
+
+    def _on_put(self, stream_id: int, chunk: SealedChunk) -> None:
+        """On the stream's worker thread: the remote has this chunk, and all before it."""
+        self.replication.uploaded(stream_id, chunk.header.base_record + chunk.record_count)
 
     def _reconcile(self, uploads: StreamUploads) -> StreamReport:
         """Once a start: the log against the listing; what is missing there and still here goes up again."""
@@ -309,12 +363,13 @@ class LogReplicator:
             )
         return report
 
-    async def _attempts(self, work: Callable[[], T], what: str) -> T:
-        """The work's result, however long the remote is away."""
+    async def _attempts(self, work: Callable[[], T], what: str, prepare: Callable[[], object] = lambda: None) -> T:
+        """The work's result, however long the remote is away or refuses us. `prepare` runs before each attempt."""
         pause_s = self._options.backoff_s
         failed = False
         while True:
             try:
+                prepare()
                 if failed and self.fence is not None:
                     await trio.to_thread.run_sync(self.fence.check)
                 result = await trio.to_thread.run_sync(work)
@@ -325,25 +380,34 @@ class LogReplicator:
                 self._away.add(what)
                 self.failures += 1
                 reason_code = getattr(e, "reason_code", int(ReasonCode.TRANSIENT))
+                self._note_standing(what, e, refused=reason_code == ReasonCode.AUTH)
                 await self._wait(what, e, reason_code, pause_s)
                 pause_s = min(self._options.backoff_max_s, pause_s * 2)
             else:
                 self._away.discard(what)
-                self._auth_said = self._auth_said and not failed
+                if failed and what == CLAIM:
+                    self.replication.goes_on()
+                if what in self._refused:
+                    self._refused.discard(what)
+                    log.info("the remote takes our credentials again", extra={"what": what})
                 return result
 
     async def _wait(self, what: str, error: Exception, reason_code: int, pause_s: float) -> None:
         kicked = self._kicked
         self._tell_moved()
-        if reason_code == ReasonCode.AUTH:
-            if not self._auth_said:
-                self._auth_said = True
-                log.error("remote refuses our credentials; uploads wait", extra={"what": what, "error": str(error)})
-            await kicked.wait()
-            return
+        if reason_code == ReasonCode.AUTH and what not in self._refused:
+            self._refused.add(what)
+            log.error("the remote refuses us; asked again by itself", extra={"what": what, "error": str(error)})
         log.info("upload waits", extra={"what": what, "error": str(error), "pause_s": pause_s})
         with trio.move_on_after(self.env.rng.uniform(pause_s / 2, pause_s)):
             await kicked.wait()
+
+    def _note_standing(self, what: str, error: Exception, *, refused: bool) -> None:
+        """The claim holds up every stream, a stream itself."""
+        if what == CLAIM:
+            self.replication.all_stand(str(error), refused=refused)
+        for stream_id in (s for s in self._streams if what == _name_of(s)):
+            self.replication.stands(stream_id, str(error), refused=refused)
 
     # -- inside ------------------------------------------------------------------------------------------------
 

@@ -5,7 +5,8 @@ round the residency rows, so start-up never walks the cache. Objects are evicted
 than the room wanted, single chunks are punched out.
 
 Invariants
-- Only chunks whose content is in the remote are given up (`objects.evicted` refuses others inside the commit).
+- Only chunks whose content is in the remote are given up (`objects.evicted` refuses others inside the commit), and
+  only of objects whose publication the remote's log has: what is evicted can be restored.
 - Nobody has the file open or mapped: no users, no pins, and the kernel grants a write lease on it. New users wait until
   the eviction is over, so the lease is asked for once and need not be held.
 - LocalEvicted is durable before the first byte goes. A crash in between leaves a file without rows: an orphan.
@@ -95,6 +96,8 @@ class Evictor:
         self._block_bytes = block_bytes
         self._warm = warm
         self._keeps_warm = keeps_warm
+        # Whether the remote's log has the publication of (stream id, inode, generation); of no use without uploads.
+        self.restorable: Callable[[int, int, int], bool] = lambda _stream_id, _ino, _generation: True
         self.lock = trio.Lock()
         self._gone: OrderedDict[tuple[int, int], float] = OrderedDict()  # chunks given up lately → when
         self._hand: tuple[int, bytes] | None = None
@@ -273,6 +276,8 @@ class Evictor:
                 return None
             if pins.holds(view, stream_id, row):
                 return None
+        if not self.restorable(stream_id, ino, generation):
+            return None  # its blobs are there, the log that names them is not yet
         return Victim(key, tenant, self.hot.path(tenant, ino, generation), row.data_chunks)
 
     # -- doing -------------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
-"""Who reads a file waits for a remote that is away, while the outage is young: one shorter than `remote.timeout` is
-nobody's error, and in a longer one nobody asks again later than that. (Jobs do not wait: they come again.)
+"""Who reads a file waits for a remote that is away or refuses us, while the outage is young: one shorter than
+`remote.timeout` is no reader's error, and in a longer one none asks again later than that. (Jobs do not wait: they come
+again.)
 
 An outage is counted from the first request that failed, whoever made it: once it is `patience_s` old, readers are told
 as soon as the remote was asked again, or the breaker's cool-down is over. When nothing failed for as long, the next
@@ -17,7 +18,7 @@ from typing import Final, TypeVar
 
 import trio
 
-from aof2.engine.remote.errors import RemoteUnavailableError
+from aof2.engine.remote.errors import RemoteAuthError, RemoteUnavailableError
 from aof2.engine.remote.resilience import COOL_DOWN_S_MAX
 
 T = TypeVar("T")
@@ -42,13 +43,14 @@ class Patience:
             started_s = trio.current_time()
             try:
                 return await work()
-            except RemoteUnavailableError as e:
+            except (RemoteUnavailableError, RemoteAuthError) as e:
+                again_in_s = getattr(e, "again_in_s", 0.0)
                 left_s = self._note_failure(started_s)
-                if e.again_in_s:  # it was not even asked: it may be back
+                if again_in_s:  # it was not even asked: it may be back
                     left_s = max(left_s, asked_by_s - trio.current_time())
                 if left_s <= 0:
                     raise
-                pause_s = min(max(e.again_in_s, PAUSE_S_MIN), PAUSE_S_MAX, left_s)
+                pause_s = min(max(again_in_s, PAUSE_S_MIN), PAUSE_S_MAX, left_s)
             await trio.sleep(pause_s * self._rng.uniform(1.0, 1.2))
 
     def _note_failure(self, started_s: float) -> float:

@@ -13,7 +13,8 @@ from aof2.fs import mountpoint as mp
 from aof2.fs.cli import output
 from aof2.fs.cli.client import shown_progress
 from aof2.fs.cli.conf import conf_option
-from aof2.fs.cli.errors import CliError
+from aof2.fs.cli.errors import CliError, complain
+from aof2.fs.cli.left import not_replicated
 from aof2.fs.control.client import ControlClient, NotMountedError, control_client
 from aof2.fs.launch import LOG_NAME, LaunchError, daemonise, foreground, prepare, serving, settled
 from aof2.fs.options import Options, parse_options
@@ -152,6 +153,11 @@ def _unmount_served(settings: Settings, client: ControlClient, *, wait: bool) ->
     if not client.wait_ended(END_MAX_S + settings.remote.timeout_s):
         log = settings.volume.state_dir / LOG_NAME
         raise CliError(f"{at}: unmounted, but its daemon has not ended yet; see {log}")
+    left = not_replicated(settings)
+    if left and wait:
+        raise CliError(f"{at}: unmounted, but not all is durable: {left}")
+    if left:
+        complain(f"note: {left}")
     return uploaded
 
 

@@ -23,6 +23,7 @@ from aof2.engine.units import format_size
 from aof2.fs.cli import output
 from aof2.fs.cli.conf import conf_option, load_conf
 from aof2.fs.cli.errors import EXIT_FAILED, CliError, complain
+from aof2.fs.cli.records import iso_time
 
 WHY_TEXT = {
     Why.NEVER_SEALED: "it was still being written",
@@ -41,8 +42,9 @@ def restore(ctx: click.Context, url: str, as_json: bool, conf: str | None) -> No
     """Build the conf's state_dir from a remote, on a machine that has nothing else.
 
     state_dir must be empty or not there; the remote is only read. Endpoint, region, timeout and retries are the conf's.
-    What could not be found is listed. Exit code 0: everything is back; 1: something is missing (the volume can be
-    mounted all the same), or it failed and state_dir is as it was.
+    What could not be found is listed, and so is where the log ends, and whether the writer unmounted cleanly after it:
+    only then it is complete. Exit code 0: everything that the log names is back; 1: something is missing (the volume
+    can be mounted all the same), or it failed and state_dir is as it was.
     """
     settings = load_conf(conf)
     remote = _remote(settings, url)
@@ -63,7 +65,7 @@ def restore(ctx: click.Context, url: str, as_json: bool, conf: str | None) -> No
             complain(f"not found: {line}")
     if not _same_place(settings.remote.url, url):
         complain(f"note: remote.url in the conf is {settings.remote.url}; to go on with this volume, set it to {url}")
-    if not report.complete:
+    if not report.whole:
         ctx.exit(EXIT_FAILED)
 
 
@@ -104,7 +106,7 @@ def _progress() -> Iterator[Callable[[str], None]]:
 
 
 def _as_object(report: RestoreReport) -> dict[str, Any]:
-    return {"complete": report.complete, **msgspec.to_builtins(report), "gaps": report.gaps}
+    return {"complete": report.complete, "whole": report.whole, **msgspec.to_builtins(report), "gaps": report.gaps}
 
 
 def _facts(report: RestoreReport, url: str, missing: list[str]) -> list[tuple[str, str]]:
@@ -114,7 +116,9 @@ def _facts(report: RestoreReport, url: str, missing: list[str]) -> list[tuple[st
         ("volume", report.volume_uuid),
         ("from", url),
         ("state_dir", report.state_dir),
-        ("verdict", "complete" if report.complete else f"restored, but {len(missing)} thing(s) could not be found"),
+        ("verdict", _verdict(report, missing)),
+        ("log ends", _log_ends(report)),
+        ("writer", _writer(report)),
         ("tenants", ", ".join(report.tenants) or "none"),
         ("logs", f"{len(report.streams)} stream(s), {chunks} chunk(s), {records} record(s) replayed"),
         ("blobs", f"{report.checked_blobs} looked up"),
@@ -122,6 +126,25 @@ def _facts(report: RestoreReport, url: str, missing: list[str]) -> list[tuple[st
         ("rescued", str(len(report.rescued))),
         ("lost", str(len(report.lost))),
     ]
+
+
+def _verdict(report: RestoreReport, missing: list[str]) -> str:
+    if missing:
+        return f"restored, but {len(missing)} thing(s) could not be found"
+    return "complete" if report.complete else "restored up to where the log ends; its end may be lost"
+
+
+def _log_ends(report: RestoreReport) -> str:
+    ends = [f"{end.tenant or 'volume'} at record {end.ordinal}, {iso_time(end.at_ms)} UTC" for end in report.log_ends]
+    return "; ".join(ends) or "there is none"
+
+
+def _writer(report: RestoreReport) -> str:
+    if report.clean:
+        return f"unmounted cleanly at {iso_time(report.closed_at_ms)} UTC, and the log reaches that"
+    if report.closed_at_ms:
+        return f"unmounted at {iso_time(report.closed_at_ms)} UTC, and the log does not reach that"
+    return "did not unmount after that: what it wrote later, if anything, is not in the remote"
 
 
 def _missing(report: RestoreReport) -> list[str]:

@@ -31,7 +31,7 @@ from aof2.fs.cli.client import ask, in_mount, placed, served
 from aof2.fs.cli.conf import conf_option, load_conf
 from aof2.fs.cli.errors import complain
 from aof2.fs.cli.records import iso_time, style
-from aof2.fs.cli.top import summary
+from aof2.fs.cli.top import replication_line, summary
 from aof2.fs.control.client import NotMountedError
 from aof2.fs.control.protocol import ProtocolError
 
@@ -48,8 +48,8 @@ def status(path: str | None, as_json: bool, conf: str | None) -> None:
     """What the volume, a directory or a file is like now.
 
     PATH is in the mount, or TENANT/…. The volume: tenants with bytes per tier, cache use and limit, dirty bytes, jobs.
-    A file: size, generation, state, bytes per tier, chunks with ids, hashes and remote keys, and whether all of it is
-    in the remote (durable).
+    A file: size, generation, state, bytes per tier, chunks with ids, hashes and remote keys, and whether the remote
+    alone restores it, blobs and log (durable). `replication`: how far the remote has the log, and why it stands.
     """
     settings = load_conf(conf)
     try:
@@ -112,6 +112,7 @@ def _print_volume(v: VolumeStatus, daemon: dict[str, Any]) -> None:
             ("dirty", format_size(v.dirty_bytes)),
             ("jobs", jobs),
             ("log", f"{format_size(v.log_bytes)}, oldest snapshot {age}"),
+            ("replication", replication_line(v.replication)),
             ("needs repair", str(v.needs_repair)),
             *(summary(daemon["mount"]) if "mount" in daemon else ()),
         ]

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
 from aof2.engine.inspect.status import VolumeStatus
+from aof2.engine.replicate.position import StreamReplication
 from aof2.engine.settings import Settings
 from aof2.fs.cli import output
 from aof2.fs.cli.client import ask
 from aof2.fs.cli.conf import conf_option, load_conf
 from aof2.fs.cli.output import human_size
+from aof2.fs.cli.records import iso_time
 from aof2.fs.control.views import MountStatus
 
 if TYPE_CHECKING:
@@ -112,12 +115,36 @@ def _facts(now: Frame, last: Frame | None) -> list[tuple[str, str]]:
             f"{v.remote} ({_remote(m)}), up {human_size(int(rates['remote_sent_bytes']))}/s,"
             f" down {human_size(int(rates['remote_received_bytes']))}/s",
         ),
+        ("replication", replication_line(v.replication)),
         ("jobs", jobs),
         ("needs repair", str(v.needs_repair)),
     ]
 
 
+def replication_line(streams: Sequence[StreamReplication]) -> str:
+    """The streams that lag: how far here and there, and why the log stands."""
+    behind = [one for one in streams if one.lag_records]
+    if not behind:
+        records = sum(one.here for one in streams)
+        return f"all of the log is in the remote ({records} records)"
+    return "; ".join(_lag(one) for one in behind)
+
+
+def _lag(one: StreamReplication) -> str:
+    name = one.tenant or "volume"
+    text = (
+        f"{name}: record {one.here} here, {one.there} in the remote; {one.lag_records} record(s), "
+        f"{human_size(one.lag_bytes)} and {one.lag_s:.1f} s behind"
+    )
+    if one.stands_since_ms is None:
+        return text
+    verb = "refused" if one.refused else "stands"
+    return f"{text}; {verb} since {iso_time(one.stands_since_ms)} UTC: {one.stands_because}"
+
+
 def _remote(m: MountStatus) -> str:
+    if m.refused_since_ms is not None:
+        return f"refuses us since {iso_time(m.refused_since_ms)} UTC: {m.refused_why}; asked again by itself"
     return "answers" if m.remote_state == "closed" else f"away, {m.remote_errors} failed request(s)"
 
 
@@ -142,8 +169,9 @@ def _drawn(now: Frame, last: Frame | None) -> RenderableType:
 
     head = Table.grid(padding=(0, 2))
     for name, value in _facts(now, last):
-        bad = (name == "needs repair" and value != "0") or (name == "remote" and "away" in value)
-        bad = bad or name in ("fenced", "read-only")
+        bad = name == "needs repair" and value != "0"
+        bad |= name in ("remote", "replication") and any(w in value for w in ("away", "refuse", "stands since"))
+        bad |= name in ("fenced", "read-only")
         head.add_row(Text(name, style="bold"), Text(value, style="red" if bad else ""))
     tenants = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("tenant", "kind", "objects", "bytes", "hot", "warm", "remote", "dirty"):

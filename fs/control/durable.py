@@ -1,8 +1,9 @@
-"""Making data durable for somebody who waits: seal what is closed, upload it, say how far it is.
+"""Making data durable for a caller who waits: seal what is closed, upload it, then the log up to the commits that name
+it, and say how far it is. Durable means that the remote alone, copied then, restores it.
 
-A remote that is away is noticed and said: when no byte moved for `remote.timeout`, and it was asked once more after
-that, in vain. While somebody waits, jobs do not wait out their backoffs: the remote is asked as soon as its breaker
-lets a call through. What was not uploaded stays queued, and goes on by itself.
+A remote that is away, or refuses us, is noticed and said: when no byte moved for `remote.timeout`, and it was asked
+once more after that, in vain. While a caller waits, jobs and the log do not wait out their backoffs: the remote is
+asked as soon as its breaker lets a call through. What was not uploaded stays queued, and goes on by itself.
 
 Owner: the trio thread. A crash leaves what the jobs leave: they go on at the next start.
 """
@@ -10,7 +11,7 @@ Owner: the trio thread. A crash leaves what the jobs leave: they go on at the ne
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Final
 
 import msgspec
@@ -21,11 +22,13 @@ from aof2.engine.catalog.rows import JobRow, JobState, JobType, ObjectState
 from aof2.engine.jobs import checkpoint as plans
 from aof2.engine.local.handles import Key
 from aof2.engine.remote.resilience import COOL_DOWN_S_MAX, BreakerState
+from aof2.engine.replicate.position import Standing
 from aof2.engine.volume import Volume
 from aof2.fs.control.protocol import ControlError, Progress
 
 LOOK_EVERY_S: Final = 0.25
-LOOK_AT_MOST_S: Final = 0.05  # between two looks, however often something changes
+LOOK_AT_MOST_S: Final = 0.05  # between two looks at many files, however often something changes
+LOOK_PER_FILE_S: Final = 0.00005
 LOOK_AT_FILES: Final = 1000
 ASK_EVERY_S: Final = 1.0
 Tell = Callable[[Progress], Awaitable[None]]
@@ -77,9 +80,45 @@ async def uploaded(volume: Volume, wanted: dict[Key, int], tell: Tell, *, hint: 
         await watch.ask(rows)
         await tell(Progress("upload", min(total, done + watch.sent_since(done, len(left))), total))
         watch.check(hint)
-        await trio.sleep(LOOK_AT_MOST_S)
+        await trio.sleep(min(LOOK_AT_MOST_S, len(left) * LOOK_PER_FILE_S))
         with trio.move_on_after(LOOK_EVERY_S):
             await change.wait()
+
+
+async def replicated(volume: Volume, ends: Mapping[int, int], *, hint: str = "") -> None:
+    """Until the remote has these logs up to there. RemoteAwayError when they stand; ControlError when they end."""
+    patience_s = volume.settings.remote.timeout_s
+    replication = volume.replication
+    moved_s = asked_s = trio.current_time()
+    there = {stream_id: replication.there(stream_id) for stream_id in ends}
+    while True:
+        change = replication.next()
+        if replication.has(ends):
+            return
+        now_s = trio.current_time()
+        standing = replication.standing(ends)
+        if volume.replicator.ended:
+            why = standing.why if standing is not None else volume.target.read_only_reason or "the volume is closing"
+            raise ControlError(f"not durable: the log's end is not in the remote, and stays here: {why}")
+        if now_s - asked_s >= ASK_EVERY_S:
+            asked_s = now_s
+            volume.replicator.hurry()
+        at = {stream_id: replication.there(stream_id) for stream_id in ends}
+        if at != there:
+            there, moved_s = at, now_s
+        if now_s - moved_s >= patience_s:
+            raise RemoteAwayError(_stands(volume, standing, patience_s) + hint)
+        replication.want(ends)
+        with trio.move_on_after(LOOK_EVERY_S):
+            await change.wait()
+
+
+def _stands(volume: Volume, standing: Standing | None, patience_s: float) -> str:
+    url = volume.settings.remote.url
+    if standing is None:
+        return f"not durable yet: nothing of the log reached {url} for {patience_s:g} s; it goes on by itself"
+    verb = "refuses" if standing.refused else "does not take"
+    return f"not durable yet: {url} {verb} the log ({standing.why}); it is asked again by itself"
 
 
 def _drop_settled(volume: Volume, left: deque[tuple[Key, int]]) -> int:
@@ -165,7 +204,11 @@ class _Watch:
             self._late_s, self._late_unavailable = now_s, self._volume.remote.stats().unavailable
         if not self._in_vain(now_s, self._late_s):
             return
-        away = f"the remote {self._volume.settings.remote.url} does not answer"
+        url, refusal = self._volume.settings.remote.url, self._volume.remote.stats().refusal
+        if refusal is not None:
+            why = f"the remote {url} refuses us ({refusal.why})"
+            raise RemoteAwayError(f"{why}; it is asked again by itself{hint}")
+        away = f"the remote {url} does not answer"
         raise RemoteAwayError(f"{away}: nothing moved for {self._patience_s:g} s; uploads go on when it is back{hint}")
 
     def _in_vain(self, now_s: float, late_s: float) -> bool:

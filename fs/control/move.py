@@ -202,6 +202,9 @@ async def _make_durable(mounted: Mounted, places: Sequence[Place], closing: Clos
         with mounted.volume.catalog.view() as view:
             inos += [p.inode.ino for p in page if not walk.is_durable(walk.newest(view, p))]
     if not inos:
+        # Published, and so is the log that says so: what is evicted can be restored.
+        ends = mounted.volume.log_ends({place.tenant_id for place in places})
+        await durable.replicated(mounted.volume, ends)
         return
     await closing.closed(inos)
     await mounted.files.seal_closed(inos)
@@ -210,6 +213,7 @@ async def _make_durable(mounted: Mounted, places: Sequence[Place], closing: Clos
     wanted = {k: size for k, size in durable.pending(mounted.volume, tenants).items() if k[1] in chosen}
     await durable.plan(mounted.volume, tenants)
     await durable.uploaded(mounted.volume, wanted, tell)
+    await durable.replicated(mounted.volume, mounted.volume.log_ends(tenants))
 
 
 async def _evict_page(mounted: Mounted, page: Sequence[Place], closing: Closing, moved: Moved) -> None:

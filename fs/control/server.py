@@ -38,7 +38,7 @@ from aof2.fs.control.verbs import dispatch
 
 log = logging.getLogger(__name__)
 
-CLIENTS_MAX: Final = 32
+CLIENTS_MAX: Final = 512  # `wait` is asked for by many at once
 ASK_MAX_S: Final = 10.0
 LISTEN_MAX_S: Final = 30.0
 PROGRESS_EVERY_S: Final = 0.1

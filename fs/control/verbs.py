@@ -120,32 +120,37 @@ async def checkpoint(mounted: Mounted, args: Checkpoint, tell: Tell) -> Uploaded
 
 
 async def _upload(mounted: Mounted, tenants: set[int], tell: Tell, *, wait: bool, hint: str = "") -> Uploaded:
-    wanted = durable.pending(mounted.volume, tenants)
-    if not wanted:
-        return Uploaded(0, 0)
-    await durable.plan(mounted.volume, tenants)
+    volume = mounted.volume
+    wanted = durable.pending(volume, tenants)
+    if wanted:
+        await durable.plan(volume, tenants)
     if not wait:
         return Uploaded(len(wanted), sum(wanted.values()))
-    return await durable.uploaded(mounted.volume, wanted, tell, hint=hint)
+    done = await durable.uploaded(volume, wanted, tell, hint=hint)
+    await durable.replicated(volume, volume.log_ends(tenants), hint=hint)
+    return done
 
 
 async def wait(mounted: Mounted, args: Paths, tell: Tell) -> Uploaded:
-    """Until all of it is in the remote. What is open for writing is not sealed, so it never would be: that is said."""
+    """Until the remote alone restores all of it: bytes, and the log with every commit so far. What is open for writing
+    is not sealed, so it never would be: that is said."""
+    volume = mounted.volume
     places = walk.find(mounted, args.paths)
     inos: set[int] = set()
     for page in walk.files(mounted, places):
         await trio.lowlevel.checkpoint()
         with mounted.volume.catalog.view() as view:
             inos |= {p.inode.ino for p in page if not walk.is_durable(walk.newest(view, p))}
-    if not inos:
-        return Uploaded(0, 0)
-    await Closing(mounted).closed(inos)
-    await mounted.files.seal_closed(inos)
     tenants = {place.tenant_id for place in places}
-    wanted: dict[Key, int] = {k: n for k, n in durable.pending(mounted.volume, tenants).items() if k[1] in inos}
-    await durable.plan(mounted.volume, tenants)
-    done = await durable.uploaded(mounted.volume, wanted, tell)
-    await _raise_open(mounted, places)
+    done = Uploaded(0, 0)
+    if inos:
+        await Closing(mounted).closed(inos)
+        await mounted.files.seal_closed(inos)
+        wanted: dict[Key, int] = {k: n for k, n in durable.pending(volume, tenants).items() if k[1] in inos}
+        await durable.plan(volume, tenants)
+        done = await durable.uploaded(volume, wanted, tell)
+        await _raise_open(mounted, places)
+    await durable.replicated(volume, volume.log_ends(tenants))
     return done
 
 

@@ -64,6 +64,9 @@ class MountStatus(msgspec.Struct, frozen=True, kw_only=True):
     remote_sent_bytes: int
     remote_received_bytes: int
     remote_errors: int
+    remote_refused: int = 0
+    refused_since_ms: int | None = None
+    refused_why: str = ""
 
 
 class VolumeFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,12 +97,12 @@ def facts(mounted: Mounted, path: str | None = None, light: bool = False) -> Vol
 
 
 def _of_path(mounted: Mounted, view: Any, place: Place) -> TreeFacts | ObjectFacts:
-    settings = mounted.volume.settings
+    settings, replication = mounted.volume.settings, mounted.volume.replication
     if not place.is_file:
-        return TreeFacts(tree=tree_status(view, settings, place))
+        return TreeFacts(tree=tree_status(view, settings, place, replication))
     ino = place.inode.ino
     return ObjectFacts(
-        object=object_status(view, settings, place),
+        object=object_status(view, settings, place, replication),
         open=mounted.files.is_open(ino),
         pinned=pins.is_pinned(view, place.tenant_id, ino),
     )
@@ -112,9 +115,11 @@ def _count(volume: Volume, *, light: bool) -> VolumeStatus:
     good_until_s, known = _counted.get(volume, (0.0, None))
     started_s = time.monotonic()
     if light and known is not None and started_s < good_until_s:
-        return known
+        return msgspec.structs.replace(known, replication=volume.replication.lags(volume.tenant_names()))
     with volume.catalog.view() as view:
-        found = volume_status(view, volume.settings, live=True, now_ms=volume.env.now_ms())
+        found = volume_status(
+            view, volume.settings, live=True, now_ms=volume.env.now_ms(), replication=volume.replication
+        )
     took_s = time.monotonic() - started_s
     _counted[volume] = (time.monotonic() + max(COUNTED_FOR_S, 20 * took_s), found)
     return found
@@ -152,6 +157,9 @@ def mount_status(mounted: Mounted) -> MountStatus:
         remote_sent_bytes=remote.bytes_sent,
         remote_received_bytes=remote.bytes_received,
         remote_errors=remote.unavailable,
+        remote_refused=remote.refused,
+        refused_since_ms=remote.refusal.since_ms if remote.refusal is not None else None,
+        refused_why=remote.refusal.why if remote.refusal is not None else "",
     )
 
 

@@ -146,34 +146,24 @@ def test_a_failing_remote_is_tried_again_after_a_backoff(tmp_path: Path) -> None
     run_world(tmp_path, body, clock=clock.mock, env=clock.env())
 
 
-def test_wrong_credentials_wait_for_an_operator(tmp_path: Path) -> None:
-    settings = small_settings(tmp_path)
+def test_wrong_credentials_are_tried_again_by_themselves(tmp_path: Path) -> None:
+    clock = Clock()
 
-    async def refused(w: World) -> None:
+    async def body(w: World) -> None:
         w.remote.fail = lambda op, key: RemoteAuthError("403 AccessDenied") if op == "put" else None
-        await w.put("a", content(1, CHUNK))
-        with pytest.raises(JobFailedError, match=r"403 AccessDenied; an operator must act"):
-            await w.jobs.checkpoint(TENANT)
+        key = await w.put("a", content(1, CHUNK))
+        await w.jobs.plan(TENANT)
         (job,) = w.all_jobs()
-        assert (job.state, job.reason_code, job.attempts) == (JobState.FAILED, 2, 1)
-        assert await w.jobs.plan(TENANT) == []  # its objects are its own
+        for attempt in range(1, 11):  # more often than what is given up in the end
+            await w.until(lambda n=attempt: w.job(job.job_id).attempts == n)
+            row = w.job(job.job_id)
+            assert (row.state, row.reason_code, row.reason) == (JobState.QUEUED, 2, "403 AccessDenied")
+            clock.jump(61)
         w.remote.fail = lambda op, key: None
-        await w.jobs.runner.kick(TENANT)
-        await w.until_state(job.job_id, JobState.DONE)
+        clock.jump(61)
+        await w.jobs.wait_published([key])
 
-    async def again(w: World) -> None:
-        w.remote.fail = lambda op, key: RemoteAuthError("403") if op == "put" else None
-        await w.put("b", content(2, CHUNK))
-        with pytest.raises(JobFailedError):
-            await w.jobs.checkpoint(TENANT)
-
-    async def opened_anew(w: World) -> None:
-        await w.until(lambda: all(job.state == JobState.DONE for job in w.all_jobs()))
-        assert not w.rows(t.UNPUBLISHED)
-
-    run_world(settings, refused)
-    run_world(settings, again)
-    run_world(settings, opened_anew)
+    run_world(tmp_path, body, clock=clock.mock, env=clock.env())
 
 
 def test_a_damaged_object_fails_the_job_and_not_the_others(tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def test_what_was_published_comes_back_byte_for_byte(tmp_path: Path, snapshots: 
     lose_machine(settings)
     before = read_volume(open_directory(tmp_path))
     report = run_restore(tmp_path, settings)
-    assert report.complete, report
+    assert report.whole, report
     assert report.lost == []
     assert report.tenants == ["default"]
     assert report.checked_blobs >= 4
@@ -153,7 +153,7 @@ def test_what_never_got_there_is_named_and_not_shown(tmp_path: Path) -> None:
     run_replicated(settings, first)
     lose_machine(settings)
     report = run_restore(tmp_path, settings)
-    assert not report.complete
+    assert not report.whole
     assert sorted((x.path, x.why, x.size, x.outcome) for x in report.lost) == [
         ("default/being written", Why.NEVER_SEALED, 0, "dropped"),
         ("default/sealed only", Why.NEVER_UPLOADED, 777, "dropped"),
@@ -314,7 +314,7 @@ def test_bundles_and_audit_ranges_come_back(tmp_path: Path) -> None:
     original = VisibleState.of(Replay(audit), strict=True)
     lose_machine(settings)
     report = run_restore(tmp_path, settings)
-    assert report.complete, report
+    assert report.whole, report
     (restored,) = report.audit
     assert restored.records > 0
 
@@ -353,7 +353,7 @@ def test_tenants_that_never_uploaded_are_named(tmp_path: Path) -> None:
     store.delete(keys_of(store, f"manifest/{TENANT}/"))
     report = run_restore(tmp_path, settings)
     assert report.never_uploaded == ["default"]
-    assert not report.complete
+    assert not report.whole
 
     async def second(r: Replicated) -> None:
         await fill(r)
@@ -434,7 +434,7 @@ def test_the_log_goes_on_behind_a_hole(tmp_path: Path, harm: str) -> None:
     lose_machine(settings)
     report = run_restore(tmp_path, settings)
     assert len(report.gaps) == 1
-    assert not report.complete
+    assert not report.whole
     run_replicated(settings, second)
     shutil.rmtree(settings.volume.state_dir)
     report = run_restore(tmp_path, settings)

@@ -173,24 +173,28 @@ def test_any_write_may_fail(tmp_path: Path, failing: int) -> None:
 
 
 @pytest.mark.expects_warnings
-def test_denied_is_said_once_and_waits_for_a_kick(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_denied_is_said_once_and_asked_again_by_itself(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def errors() -> int:
+        return len([rec for rec in caplog.records if rec.levelno == logging.ERROR])
+
     async def body(r: Rig) -> None:
         await r.write(make_file(1))
+        there = r.replicator.replication.there(TENANT)
         r.store.denied = True
         await trio.to_thread.run_sync(lambda: r.writer.call(TENANT, make_file(2), sync=True))
-        while not [rec for rec in caplog.records if rec.levelno == logging.ERROR]:
+        while not errors():
             await trio.sleep(0.001)
-        calls = dict(r.store.calls)
-        for i in range(3, 6):
-            await trio.to_thread.run_sync(lambda i=i: r.writer.call(TENANT, make_file(i), sync=True))
-        await trio.testing.wait_all_tasks_blocked(0.05)
-        assert r.store.calls == calls
-        r.replicator.kick()  # still denied: said again, because somebody acted
-        while len([rec for rec in caplog.records if rec.levelno == logging.ERROR]) < 2:
+        asked = sum(r.store.calls.values())
+        while sum(r.store.calls.values()) < asked + 3:
             await trio.sleep(0.001)
+        assert errors() == 1
+        (lag,) = [one for one in r.replicator.replication.lags({}) if one.stream_id == TENANT]
+        assert (lag.there, lag.refused) == (there, True)
+        assert lag.here > lag.there
+        assert "denied" in lag.stands_because
         r.store.denied = False
-        r.replicator.kick()
         await r.settle()
+        assert r.replicator.replication.standing([TENANT]) is None
         assert not log_state(r.catalog, TENANT).pending_uploads
 
     run_rig(tmp_path, body)
