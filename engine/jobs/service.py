@@ -114,9 +114,11 @@ class Jobs:
         if not pending:
             return 0
         for row in self.runner.jobs(tenant_id):
-            if row.type == JobType.CREATE_CHECKPOINT and row.state in (JobState.FAILED, JobState.QUEUED):
+            waits = row.state == JobState.FAILED or (row.state == JobState.QUEUED and row.not_before_ms > 0)
+            if row.type == JobType.CREATE_CHECKPOINT and waits:
                 await self.runner.retry(tenant_id, row.job_id)
-        await self.plan(tenant_id)
+        if self._is_plannable(tenant_id):
+            await self.plan(tenant_id)
         if wait:
             await self.wait_published(pending)
         return len(pending)
@@ -149,8 +151,9 @@ class Jobs:
                     raise JobFailedError(f"job {row.job_id} ({row.type.name}) failed: {row.reason}")
 
     async def plan(self, tenant_id: int) -> list[int]:
-        """Enqueues checkpoints for what is sealed and not yet planned; the jobs' numbers."""
-        made = await result_of(self.writer.submit(tenant_id, self._plan, sync=True))
+        """Enqueues checkpoints for what is sealed and not yet planned; the jobs' numbers. After a power loss that takes
+        a plan away, what it named is planned again: a blob's key holds its hash, so one left behind is harmless."""
+        made = await result_of(self.writer.submit(tenant_id, self._plan))
         if made:
             self.env.failpoint("job.enqueued")
             self.runner.wake()

@@ -1,8 +1,9 @@
 """S3Store: the remote tier on any S3, by boto3.
 
 Below 16 MiB an object is one PUT, above a multipart upload of 8 MiB parts; either way the server is told the crc64 (and
-refuses other bytes). Whole objects are read in ranges of 8 MiB, four at once, tied together by the ETag of the first;
-single ranges go over `s3_wire.py`, and the SDK is asked where that way is refused.
+refuses other bytes, so a put that was answered needs no look at what it made). Whole objects are read in ranges of
+8 MiB, four at once, tied together by the ETag of the first; single ranges go over `s3_wire.py`, and the SDK is asked
+where that way is refused.
 
 The transfer managers of boto3 are not used. Measured with SeaweedFS on the same two cores, which others were using too:
 six objects of 64 MiB from and to a file, range over 5 runs (put) and 6 (get):
@@ -76,6 +77,7 @@ from aof2.engine.remote.store import (
 from aof2.native import crc64 as crc64_of_bytes
 
 MULTIPART_BYTES: Final = 16 << 20
+LOOK_FIRST_BYTES: Final = 256 << 10
 WRITE_WINDOW: Final = 4
 DELETE_BATCH: Final = 1000
 
@@ -120,7 +122,8 @@ class S3Store:
         name, meta = self._name(key), check_metadata(metadata)
         deadline = self._deadline(timeout_s, size)
         crc = checked_crc64(source, size, crc64, sha256)
-        if etag := self._already(key, size, crc, deadline, fence=if_absent):
+        # Small ones are put again sooner than they are looked for; a conditional put finds them by itself.
+        if size > LOOK_FIRST_BYTES and (etag := self._already(key, size, crc, deadline, fence=if_absent)):
             return etag
         meta = with_checksums(meta, crc, sha256)
         try:

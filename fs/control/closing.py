@@ -15,6 +15,7 @@ from aof2.fs.control.mounted import Mounted
 
 CLOSING_MAX_S: Final = 2.0
 CLOSING_EVERY_S: Final = 0.02
+CLOSING_FIRST_S: Final = 0.001
 
 
 class Closing:
@@ -27,8 +28,10 @@ class Closing:
     async def closed(self, inos: Collection[int]) -> None:
         """Returns when none of them is open, or the moment is over."""
         with trio.move_on_at(self._until_s):
+            pause_s = CLOSING_FIRST_S
             while any(self._mounted.files.is_open(ino) for ino in inos):
-                await trio.sleep(CLOSING_EVERY_S)
+                await trio.sleep(pause_s)
+                pause_s = min(CLOSING_EVERY_S, pause_s * 2)
                 await self._mounted.caught_up()  # a file that the channel created is closed by a record, too
 
     async def again(self) -> bool:

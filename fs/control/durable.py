@@ -87,30 +87,59 @@ async def uploaded(volume: Volume, wanted: dict[Key, int], tell: Tell, *, hint: 
 
 async def replicated(volume: Volume, ends: Mapping[int, int], *, hint: str = "") -> None:
     """Until the remote has these logs up to there. RemoteAwayError when they stand; ControlError when they end."""
-    patience_s = volume.settings.remote.timeout_s
     replication = volume.replication
-    moved_s = asked_s = trio.current_time()
-    there = {stream_id: replication.there(stream_id) for stream_id in ends}
+    watch = _LogWatch(volume, ends, hint)
     while True:
         change = replication.next()
         if replication.has(ends):
             return
-        now_s = trio.current_time()
-        standing = replication.standing(ends)
-        if volume.replicator.ended:
-            why = standing.why if standing is not None else volume.target.read_only_reason or "the volume is closing"
-            raise ControlError(f"not durable: the log's end is not in the remote, and stays here: {why}")
-        if now_s - asked_s >= ASK_EVERY_S:
-            asked_s = now_s
-            volume.replicator.hurry()
-        at = {stream_id: replication.there(stream_id) for stream_id in ends}
-        if at != there:
-            there, moved_s = at, now_s
-        if now_s - moved_s >= patience_s:
-            raise RemoteAwayError(_stands(volume, standing, patience_s) + hint)
+        watch.look()
         replication.want(ends)
         with trio.move_on_after(LOOK_EVERY_S):
             await change.wait()
+
+
+class _LogWatch:
+    """Whether the log moves towards the remote."""
+
+    def __init__(self, volume: Volume, ends: Mapping[int, int], hint: str) -> None:
+        self._volume = volume
+        self._ends = ends
+        self._hint = hint
+        self._patience_s = volume.settings.remote.timeout_s
+        self._there = self._positions()
+        self._moved_s = trio.current_time()
+        self._asked_s = float("-inf")
+        self._late_s: float | None = None  # since when patience is over
+        self._late_answers = 0
+
+    def _positions(self) -> list[int]:
+        return [self._volume.replication.there(stream_id) for stream_id in self._ends]
+
+    def look(self) -> None:
+        now_s, there = trio.current_time(), self._positions()
+        standing = self._volume.replication.standing(self._ends)
+        if self._volume.replicator.ended:
+            why = standing.why if standing is not None else self._volume.target.read_only_reason
+            end = "not durable: the log's end is not in the remote, and stays here"
+            raise ControlError(f"{end}: {why or 'the volume is closing'}")
+        if there != self._there:
+            self._there, self._moved_s, self._late_s = there, now_s, None
+        if standing is not None and now_s - self._asked_s >= ASK_EVERY_S:
+            self._asked_s = now_s
+            self._volume.replicator.hurry()
+        if now_s - self._moved_s < self._patience_s:
+            return
+        if self._late_s is None:
+            self._late_s, self._late_answers, self._asked_s = now_s, self._answers(), float("-inf")
+        late_s = now_s - self._late_s
+        if self._answers() != self._late_answers or late_s >= self._patience_s + COOL_DOWN_S_MAX:
+            raise RemoteAwayError(_stands(self._volume, standing, self._patience_s) + self._hint)
+
+    def _answers(self) -> int:
+        """How often the remote was asked in vain."""
+        stats = self._volume.remote.stats()
+        return stats.unavailable + stats.refused
 
 
 def _stands(volume: Volume, standing: Standing | None, patience_s: float) -> str:
