@@ -255,6 +255,7 @@ class Volume:
             block_bytes=engine.block_bytes,
             every_s=cache.scrub_every_s,
         )
+        self.paused = ""  # why no changes are taken for now
         self.janitor = Janitor(self)
         self.shadows = Shadows(self)
         self.feed_changed = Changes()
@@ -282,7 +283,7 @@ class Volume:
     @property
     def read_only_reason(self) -> str:
         """Why nothing is written any more; "" while it is."""
-        return self.fenced or self.target.read_only_reason
+        return self.fenced or self.target.read_only_reason or self.paused
 
     def check_writable(self, stream_id: int) -> None:
         """ReadOnlyError where the tenant takes no writes, or the volume none any more."""

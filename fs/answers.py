@@ -70,12 +70,13 @@ def answered_ahead(operation: F) -> F:
 
 def _answered(operation: F, *, knows_unlinks: bool) -> F:
     changes = operation.__name__ in CHANGES
+    begins = changes and operation.__name__ != "write"  # who has a file open may go on until the log is off
 
     @functools.wraps(operation)
     async def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             self.volume.foreground.asked()
-            if changes and self.volume.fenced:
+            if (changes and self.volume.fenced) or (begins and self.volume.paused):
                 raise pyfuse3.FUSEError(errno.EROFS)
             births, unlinks = self.nodes.births, self.nodes.unlinks
             if births is not None and births.behind():

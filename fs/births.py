@@ -238,6 +238,10 @@ class Births:
         for one in self._logs:
             self._channel.birth_inos(one.stream_id, namespace.root_ino(one.stream_id), 0)
 
+    def pause(self) -> None:
+        """The channel creates nothing by itself until a create that came here went well again."""
+        self._stop()
+
     def stop_for_good(self) -> None:
         """The volume takes nothing more: neither does the channel."""
         self._ended = True

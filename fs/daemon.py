@@ -65,6 +65,11 @@ class MountedVolume:
         self.births: Births | None = None
         self.unlinks: Unlinks | None = None
 
+    def stop_births(self) -> None:
+        """The channel creates nothing by itself, until a create that came here went well."""
+        if self.births is not None:
+            self.births.pause()
+
     async def caught_up(self) -> None:
         """What the channel created by itself is in the catalog when this returns, what was unlinked is not."""
         if self.births is not None:

@@ -107,7 +107,7 @@ class Unlinks:
         volume, one = self._files.volume, self._logs.get(stream_of(parent))
         if one is None or one.fd < 0 or self._failed or len(self._names) >= WAITING_MAX:
             return None
-        if volume.target.read_only_reason:
+        if volume.read_only_reason:
             return None
         if (parent, name) in self._names:
             raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))

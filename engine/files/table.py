@@ -124,6 +124,9 @@ class Files:
     def open_files(self) -> list[OpenFile]:
         return [file for file in self._known.all() if file.handles]
 
+    def writing(self) -> set[int]:
+        return {file.ino for file in self._known.all() if file.writers}
+
     def dirty_files(self) -> list[OpenFile]:
         return [file for file in self._known.all() if file.dirty]
 

@@ -65,8 +65,7 @@ class Settler:
             try:
                 await self._settle_quiet_ones()
             except (ReadOnlyError, FatalIOError):
-                # Said where it happened. What is here is served; that it is here is forgotten with the process.
-                return
+                continue  # said where it happened; what is here is served, and recorded with the next that comes
             except OSError as e:
                 log.warning("hydrated blocks are not recorded yet", extra={"error": str(e)})
                 self._wanted.set()

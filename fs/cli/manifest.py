@@ -120,6 +120,37 @@ def verify(ctx: click.Context, name: str | None, deep: bool, as_json: bool, conf
         ctx.exit(EXIT_FAILED)
 
 
+@manifest.command(epilog="Example: aof2 manifest disable")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@conf_option
+def disable(as_json: bool, conf: str | None) -> None:
+    """Turn the log of the mounted volume off: it becomes read-only, and the log stands still.
+
+    What is closed is uploaded first, the log's end too. A file that is open for writing is in the way:
+    nothing is turned off then. The next mount does what [manifest] enabled says.
+    """
+    _toggle(False, as_json, conf)
+
+
+@manifest.command(epilog="Example: aof2 manifest enable")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@conf_option
+def enable(as_json: bool, conf: str | None) -> None:
+    """Turn the log of the mounted volume on again: changes are taken."""
+    _toggle(True, as_json, conf)
+
+
+def _toggle(enabled: bool, as_json: bool, conf: str | None) -> None:
+    from aof2.fs.cli.client import ask
+
+    done = ask(load_conf(conf), "manifest", enabled=enabled)
+    if as_json:
+        output.print_json(done)
+        return
+    was = "" if done["changed"] else " already"
+    output.print_line(f"the log is{was} on: changes are taken" if enabled else f"the log is{was} off: read-only")
+
+
 def _verify_folder(folder: Path, as_json: bool) -> bool:
     with output.progress("chunks") as report_progress:
         report = check(folder, on_progress=report_progress)

@@ -37,6 +37,9 @@ class OpenFiles(Protocol):
     def dirty_bytes(self) -> int:
         """Written and not sealed yet."""
 
+    def writing(self) -> set[int]:
+        """Inodes of files that are open for writing."""
+
     async def drop_kernel_pages(self, ino: int) -> None: ...
 
     def file(self, ino: int) -> OpenFile | None:
@@ -54,6 +57,9 @@ class Channel(Protocol):
         """Answers too long for the FUSE socket."""
 
     def invalidate_entry(self, parent: int, name: bytes) -> None: ...
+
+    async def settled(self) -> None:
+        """Returns when what it was told before has had effect."""
 
 
 class Mounted(Protocol):
@@ -76,6 +82,9 @@ class Mounted(Protocol):
 
     @property
     def started_ms(self) -> int: ...
+
+    def stop_births(self) -> None:
+        """No file comes to be without the daemon, until it made one again itself."""
 
     async def caught_up(self) -> None:
         """Returns when every file that an application was told of is in the catalog."""
