@@ -12,6 +12,7 @@ Invariants
 - Where any stream's log is damaged the catalog is left alone: its rows may be the only copy. Nothing of such a stream
   is touched (its findings carry no fix).
 - Rows say that bytes are gone, durably, before files go.
+- Nothing in the remote is deleted but under the fence: this folder claims the volume, or leaves the remote alone.
 
 Owner: the calling thread. A crash leaves a volume as after any crash: some of it mended.
 """
@@ -44,8 +45,10 @@ from aof2.engine.errors import Aof2Error, CorruptError, ReadOnlyError
 from aof2.engine.inspect.rows import CATALOG_DIR, MANIFEST_DIR, tenant_names
 from aof2.engine.local.hot import HotCache, read_exactly
 from aof2.engine.manifest.writer import LogSettings
+from aof2.engine.remote.fence import Fence
 from aof2.engine.remote.source import FileSource
 from aof2.engine.remote.store import RemoteStore
+from aof2.engine.replicate.stale import take_checked_claim
 from aof2.engine.settings import Settings
 from aof2.engine.tiering.hashing import block_crc
 from aof2.engine.verify.findings import (
@@ -116,6 +119,7 @@ class _Mender:
         self._catalog: Catalog | None = None
         self._writer: CatalogWriter | None = None
         self._discarded = False
+        self._claimed: Fence | None = None
 
     def __enter__(self) -> _Mender:
         return self
@@ -212,6 +216,12 @@ class _Mender:
 
     # -- remote ------------------------------------------------------------------------------------------------
 
+    def _fence(self, remote: RemoteStore) -> Fence:
+        """The right to delete in the remote; StaleError where another machine writes the volume, or is ahead of us."""
+        if self._claimed is None:
+            self._claimed = take_checked_claim(self._env, remote, self._open()[0], self._state_dir)
+        return self._claimed
+
     def _upload(self, fix: Upload) -> None:
         if self._remote is None:
             raise ReadOnlyError("the remote is not reachable")
@@ -229,7 +239,7 @@ class _Mender:
             path = self._hot.path(tenant, chunk.ino, chunk.generation)
             size, crc64 = stage_blob(path, chunk.index * row.chunk_bytes, chunk, staged, self._block_bytes)
             # A put of the bytes that should be there moves none where the remote's own notes say that they are.
-            self._remote.delete([chunk.key])
+            self._fence(self._remote).delete([chunk.key])
             etag = self._remote.put_blob(chunk.key, FileSource(staged), size, crc64=crc64, sha256=chunk.sha256)
         finally:
             shutil.rmtree(self._scratch, ignore_errors=True)

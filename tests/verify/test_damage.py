@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from pathlib import Path
@@ -13,9 +14,13 @@ import pytest
 from aof2.engine import objects
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.batch import Batch
+from aof2.engine.env import Env
 from aof2.engine.errors import ReadOnlyError
 from aof2.engine.manifest import payloads as p
 from aof2.engine.manifest.format import LOG_SEGMENT_ID
+from aof2.engine.opening import remote_settings
+from aof2.engine.remote import fence
+from aof2.engine.remote.open import open_remote
 from aof2.engine.settings import Settings
 from aof2.engine.verify.findings import Kind
 from aof2.engine.verify.run import verify
@@ -172,6 +177,25 @@ def test_a_blob_that_is_missing(settings: Settings, name: str, code: int) -> Non
     if code == 1:
         assert verify(settings, deep_remote=True).exit_code == 0
         read_all(settings)
+
+
+def test_another_machines_remote_is_left_alone(settings: Settings) -> None:
+    """Its writer went on with the volume: what is missing here may be what it has just replaced, or deleted."""
+    damaged = blob(settings, "here")
+    flip(damaged, 10)
+    bad = damaged.read_bytes()
+    assert mended(settings, deep=True).exit_code == 1  # it is ours: the claim on it is made now
+    flip(damaged, 10)
+    with contextlib.closing(open_remote(Env(), remote_settings(settings))) as store:
+        mine, _ = fence.read_volume(store) or pytest.fail("it was deleted without a claim")
+        fence.claim(Env(), store)
+        report = verify(settings, deep_remote=True, repair=True)
+        assert (report.exit_code, kinds(report)) == (4, [Kind.REMOTE_DAMAGED])
+        assert damaged.read_bytes() == bad
+        _, etag = fence.read_volume(store) or pytest.fail("the claim is gone")
+        store.replace_if_match("volume.json", msgspec.json.encode(mine), etag)
+    mended(settings, deep=True)
+    assert damaged.read_bytes() != bad
 
 
 def test_a_blob_of_another_length(settings: Settings) -> None:
