@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from aof2.engine import segments
 from aof2.engine.catalog import ops as o
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.batch import Batch
@@ -23,11 +24,12 @@ from aof2.engine.catalog.store import View
 from aof2.engine.errors import Aof2Error, TransientError
 from aof2.engine.local.sparse import on_disk as on_disk  # what counts bytes counts them here
 from aof2.engine.manifest import payloads as p
+from aof2.engine.manifest.format import ReasonCode
 from aof2.engine.remote.keys import ChunkBlobKey, DeltaBlobKey, parse_key
 from aof2.engine.tiering.hashing import ChunkDigest, ObjectDigest
 
 HOT_BYTES: Final = "hot_bytes"
-WARM_BYTES: Final = "warm_bytes"
+WARM_BYTES: Final = segments.WARM_BYTES
 PENDING_BYTES: Final = "pending_bytes"
 CHECKPOINT: Final = "checkpoint"
 
@@ -102,7 +104,7 @@ def create(b: Batch, ino: int, generation: int, *, chunk_bytes: int) -> ObjectRo
     """A new, empty, dirty generation."""
     row = ObjectRow(ino, generation, ObjectState.DIRTY, chunk_bytes=chunk_bytes, created_ms=b.now_ms)
     b.put(t.OBJECTS, (ino, generation), row)
-    b.put(t.DIRTY, ino, DirtyRow(generation))
+    b.put(t.DIRTY, ino, DirtyRow(generation, segment_id=segments.opened(b, generation)))
     return row
 
 
@@ -122,16 +124,24 @@ def seal(
     """
     row = get_object(b, ino, generation)
     kept = parts or {}
+    dirty = b.get(t.DIRTY, ino)
     chunk_ids: list[int] = []
     for index, c in enumerate(digest.chunks):
         if c.is_hole:
             chunk_ids.append(0)
             continue
         mask = kept.get(index, full_mask(c.length, block_bytes))
-        chunk_id = row.chunks[index] if index in kept else _seal_chunk(b, row, index, c)
+        if index in kept:
+            chunk_id = row.chunks[index]
+            if mask:
+                _hydrated(b, chunk_id, mask_bytes(mask, c.length, block_bytes))
+        else:
+            chunk_id, dirty = _seal_chunk(b, row, index, c, dirty), None
         chunk_ids.append(chunk_id)
         b.put(t.RESIDENCY, chunk_id, ResidencyRow(mask))
         account(b, chunk_disk_bytes(mask, c, block_bytes))
+    if dirty is not None:
+        segments.retire(b, dirty.segment_id)  # opened, and no chunk came of it
     for chunk_id in {*row.chunks} - {*chunk_ids}:
         release_chunk(b, chunk_id)
     row = msgspec.structs.replace(
@@ -181,12 +191,12 @@ def count_pending_anew(b: Batch) -> None:
     b.put(t.COUNTERS, PENDING_BYTES, sum(on_disk(size) for _, size in b.scan(t.UNPUBLISHED)))
 
 
-def _seal_chunk(b: Batch, row: ObjectRow, index: int, c: ChunkDigest) -> int:
-    chunk_id = b.next_id("chunk_id")
+def _seal_chunk(b: Batch, row: ObjectRow, index: int, c: ChunkDigest, dirty: DirtyRow | None) -> int:
+    chunk_id = segments.taken(b, dirty, row.generation, index * row.chunk_bytes)
     chunk = ChunkRow(chunk_id, row.ino, row.generation, index, c.length, c.sha256, c.crc64, c.block_crcs, holes=c.holes)
     b.apply(o.UpsertChunk(chunk))
     _put_pieces(b, chunk_id, c.piece_crcs)
-    _sealed_segment(b, chunk_id, row, index, c)
+    _sealed_segment(b, chunk_id, row, c)
     return chunk_id
 
 
@@ -195,9 +205,14 @@ def _put_pieces(b: Batch, chunk_id: int, piece_crcs: bytes) -> None:
         b.put(t.PIECES, chunk_id, piece_crcs)
 
 
-def _sealed_segment(b: Batch, chunk_id: int, row: ObjectRow, index: int, c: ChunkDigest) -> None:
-    b.record(p.SegmentOpened(index * row.chunk_bytes, row.generation & 0xFFFFFFFF), segment_id=chunk_id)
-    b.record(p.SealSegment(c.length, c.crc64, row.ino, 0, 0), segment_id=chunk_id, logical_offset=c.length)
+def _sealed_segment(b: Batch, chunk_id: int, row: ObjectRow, c: ChunkDigest) -> None:
+    """The watermark is how far the log had got: everything before that record is before the seal."""
+    sealed = p.SealSegment(c.length, c.crc64, row.ino, b.ordinal, 0)
+    b.record(sealed, segment_id=chunk_id, logical_offset=c.length)
+
+
+def _hydrated(b: Batch, chunk_id: int, resident_bytes: int) -> None:
+    b.record(p.HydrationDone(resident_bytes), segment_id=chunk_id, logical_offset=resident_bytes)
 
 
 # -- parts: chunks of an object that is still being written ----------------------------------------------------------
@@ -213,11 +228,11 @@ class PartIds(NamedTuple):
 def part_begun(b: Batch, ino: int, generation: int, index: int, digest: ChunkDigest) -> PartIds:
     """A chunk of a dirty object is about to be uploaded: its name. No row speaks of it before it is in the remote."""
     row, dirty = _dirty_object(b, ino, generation)
-    if not dirty.checkpoint_id:
-        dirty = msgspec.structs.replace(dirty, checkpoint_id=b.next_id("checkpoint_id"))
-        b.put(t.DIRTY, ino, dirty)
-    chunk_id = b.next_id("chunk_id")
-    _sealed_segment(b, chunk_id, row, index, digest)
+    checkpoint_id = dirty.checkpoint_id or b.next_id("checkpoint_id")
+    chunk_id = segments.taken(b, dirty, row.generation, index * row.chunk_bytes)
+    dirty = msgspec.structs.replace(dirty, checkpoint_id=checkpoint_id, segment_id=0)
+    b.put(t.DIRTY, ino, dirty)
+    _sealed_segment(b, chunk_id, row, digest)
     return PartIds(chunk_id, dirty.checkpoint_id)
 
 
@@ -357,6 +372,7 @@ def release_chunk(b: Batch, chunk_id: int) -> None:
         unreferenced_ms = 0 if refs else b.now_ms
         b.put(t.BLOBS, chunk.sha256, msgspec.structs.replace(blob, refs=refs, unreferenced_ms=unreferenced_ms))
     b.apply(o.DeleteChunk(chunk_id))
+    segments.retire(b, chunk_id)
 
 
 def discard_chunk(b: Batch, chunk_id: int) -> None:
@@ -447,14 +463,20 @@ def resident(
         b.put(t.RESIDENCY, chunk_id, msgspec.structs.replace(old, mask=mask))
         before, now = (chunk_disk_bytes(m, chunk, block_bytes) for m in (old.mask, mask))
         account(b, now - before)
-        after = mask_bytes(mask, chunk.length, block_bytes)
-        b.record(p.HydrationDone(after), segment_id=chunk_id, logical_offset=after)
+        if mask:
+            _hydrated(b, chunk_id, mask_bytes(mask, chunk.length, block_bytes))
     if backing is not None:
         b.put(t.OBJECTS, (ino, generation), msgspec.structs.replace(row, backing=backing))
 
 
+def hydration_started(b: Batch, chunk_id: int, tier: int) -> None:
+    if b.get(t.CHUNKS, chunk_id) is not None:  # not purged meanwhile
+        b.record(p.HydrationStarted(tier), segment_id=chunk_id)
+
+
 def hydration_failed(b: Batch, chunk_id: int, reason_code: int) -> None:
-    b.record(p.HydrationFailed(reason_code), segment_id=chunk_id)
+    if b.get(t.CHUNKS, chunk_id) is not None:
+        b.record(p.HydrationFailed(reason_code), segment_id=chunk_id)
 
 
 def evicted(b: Batch, chunk_ids: Sequence[int], *, block_bytes: int) -> int:
@@ -489,30 +511,18 @@ def lost(b: Batch, chunk_id: int, bad: int, *, block_bytes: int) -> int:
     gone = chunk_disk_bytes(old.mask, chunk, block_bytes) - chunk_disk_bytes(mask, chunk, block_bytes)
     b.put(t.RESIDENCY, chunk_id, msgspec.structs.replace(old, mask=mask))
     account(b, -gone)
+    if mask != old.mask:
+        kept_bytes = mask_bytes(mask, chunk.length, block_bytes)
+        lost_bytes = mask_bytes(old.mask, chunk.length, block_bytes) - kept_bytes
+        if chunk.key:
+            b.record(p.LocalEvicted(lost_bytes), segment_id=chunk_id, logical_offset=chunk.length)
+        else:
+            b.record(p.HydrationFailed(int(ReasonCode.OBJECT_MISSING)), segment_id=chunk_id)  # they were only here
+        if kept_bytes:
+            _hydrated(b, chunk_id, kept_bytes)
     return gone
 
 
 def account(b: Batch, change: int) -> None:
     if change:
         b.put(t.COUNTERS, HOT_BYTES, max(0, (b.get(t.COUNTERS, HOT_BYTES) or 0) + change))
-
-
-def warmed(b: Batch, chunk_id: int, stored_bytes: int) -> None:
-    """A compressed copy of the chunk is on the local disk, whole and synced."""
-    old = b.get(t.RESIDENCY, chunk_id) or ResidencyRow()
-    b.put(t.RESIDENCY, chunk_id, msgspec.structs.replace(old, warm_bytes=stored_bytes))
-    b.put(t.COUNTERS, WARM_BYTES, (b.get(t.COUNTERS, WARM_BYTES) or 0) + stored_bytes - old.warm_bytes)
-    b.put(t.WARM, chunk_id, stored_bytes)
-    b.record(p.CompressionStarted(0), segment_id=chunk_id)
-    b.record(p.CompressionDone(stored_bytes, 0), segment_id=chunk_id)
-
-
-def cooled(b: Batch, chunk_ids: Sequence[int]) -> None:
-    """The compressed copies are given up; the remote has the bytes."""
-    for chunk_id in chunk_ids:
-        old = b.get(t.RESIDENCY, chunk_id)
-        b.delete(t.WARM, chunk_id)
-        if old is not None and old.warm_bytes:
-            b.put(t.RESIDENCY, chunk_id, msgspec.structs.replace(old, warm_bytes=0))
-            b.put(t.COUNTERS, WARM_BYTES, max(0, (b.get(t.COUNTERS, WARM_BYTES) or 0) - old.warm_bytes))
-            b.record(p.LocalEvicted(old.warm_bytes), segment_id=chunk_id)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import msgspec
 
-from aof2.engine import objects
+from aof2.engine import objects, segments
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.batch import Batch
 from aof2.engine.catalog.rows import ObjectRow, ObjectState
@@ -37,4 +37,5 @@ def discard(b: Batch, row: ObjectRow) -> None:
     b.delete(t.OBJECTS, (row.ino, row.generation))
     objects.unqueue_upload(b, row.ino, row.generation)
     if row.state == ObjectState.DIRTY:
+        segments.unopened(b, row.ino)
         b.delete(t.DIRTY, row.ino)

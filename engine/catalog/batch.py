@@ -37,10 +37,11 @@ def decode_event(body: bytes) -> list[Mutation]:
 class Batch:
     """Rows of one stream, read and changed; tier records and ManifestOps written along."""
 
-    def __init__(self, view: View, stream_id: int, now_ms: int, now_ns: int) -> None:
+    def __init__(self, view: View, stream_id: int, now_ms: int, now_ns: int, ordinal: int = 0) -> None:
         self.stream_id = stream_id
         self.now_ms = now_ms
         self.now_ns = now_ns  # of inodes
+        self.ordinal = ordinal  # of the next record in the stream's log
         self.view = view
         self.records = RecordBatch()
         self.ops: list[o.ManifestOp] = []
@@ -103,7 +104,8 @@ class Batch:
             sequence = self.next_id("change_sequence")
             if subscribed:
                 watermarks = dict(self.view.scan(self.stream_id, t.WATERMARKS))
-                watermarks |= {op.component: op.generation for op in self.ops if isinstance(op, o.SetWatermark)}
+                moved = {op.component for op in self.ops if isinstance(op, o.SetWatermark)}
+                watermarks |= {component: self.get(t.WATERMARKS, component) or 0 for component in moved}
                 packed = tuple(t.encode(op) for op in self.ops)
                 self.put(t.CHANGES, sequence, ChangeRow(sequence, self.now_ms, packed, watermarks))
         return [(number, key, value) for (number, key), value in self._changed.items()]

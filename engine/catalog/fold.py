@@ -33,10 +33,23 @@ class _Entries(dict[int, ManifestEntry]):
     def __init__(self, load: Callable[[int], ManifestEntry | None]) -> None:
         super().__init__()
         self._load = load
+        self.gone: set[int] = set()
+
+    def __setitem__(self, segment_id: int, entry: ManifestEntry) -> None:
+        self.gone.discard(segment_id)
+        super().__setitem__(segment_id, entry)
+
+    def pop(self, segment_id: int, *default: Any) -> Any:
+        self.gone.add(segment_id)
+        return super().pop(segment_id, *default)
+
+    def clear(self) -> None:
+        self.gone.clear()
+        super().clear()
 
     def get(self, segment_id: int, default: Any = None) -> Any:
         entry = super().get(segment_id)
-        if entry is None:
+        if entry is None and segment_id not in self.gone:
             entry = self._load(segment_id)
             if entry is not None:
                 self[segment_id] = entry
@@ -95,7 +108,7 @@ class StreamFold(ManifestIndex):
     def _load(self, segment_id: int) -> ManifestEntry | None:
         if self.view is None:
             return None
-        data = self.view.raw("segments", self.prefix + t.SEGMENT_ENTRY + segment_id.to_bytes(8, "big"))
+        data = self.view.raw("segments", self._entry_key(segment_id))
         return None if data is None else _entry_decoder.decode(data)
 
     def reload(self, view: View) -> None:
@@ -117,7 +130,9 @@ class StreamFold(ManifestIndex):
         """Writes what the records since the last flush changed; `put(key, None)` deletes."""
         encode = t.encode
         for segment_id, entry in self._entries.items():
-            put(self.prefix + t.SEGMENT_ENTRY + segment_id.to_bytes(8, "big"), encode(entry))
+            put(self._entry_key(segment_id), encode(entry))
+        for segment_id in self._entries.gone:
+            put(self._entry_key(segment_id), None)
         self._entries.clear()
         for pair in self._uploads.touched:
             reason = dict.get(self._uploads, pair)
@@ -132,6 +147,9 @@ class StreamFold(ManifestIndex):
         if self.snapshot != self._saved_snapshot:
             put(self.prefix + t.SEGMENT_LAST_SNAPSHOT, encode(self.snapshot))
             self._saved_snapshot = self.snapshot
+
+    def _entry_key(self, segment_id: int) -> bytes:
+        return self.prefix + t.SEGMENT_ENTRY + segment_id.to_bytes(8, "big")
 
     def _pair_key(self, tag: bytes, pair: tuple[int, str]) -> bytes:
         # Keys may be longer than LMDB allows (511 bytes): what does not fit is replaced by its hash.
@@ -160,8 +178,17 @@ def load_pending(view: View, stream_id: int) -> ManifestIndex:
     return index
 
 
-def entries_of(view: View, stream_id: int) -> Iterator[tuple[int, ManifestEntry]]:
-    """The entries, by segment id, one at a time."""
+def entry_of(view: View, stream_id: int, segment_id: int) -> ManifestEntry | None:
+    """What the records say about one segment."""
+    data = view.raw("segments", t.STREAM.pack(stream_id) + t.SEGMENT_ENTRY + segment_id.to_bytes(8, "big"))
+    return None if data is None else _entry_decoder.decode(data)
+
+
+def entries_of(view: View, stream_id: int, *, after: bytes | None = None) -> Iterator[tuple[int, ManifestEntry]]:
+    """The entries, by segment id, one at a time; those behind `after` (a packed id)."""
     prefix = t.STREAM.pack(stream_id) + t.SEGMENT_ENTRY
-    for key, value in view.raw_scan("segments", prefix):
+    start = None if after is None else prefix + after
+    for key, value in view.raw_scan("segments", prefix, start):
+        if key == start:
+            continue
         yield int.from_bytes(key[len(prefix) :], "big"), _entry_decoder.decode(value)

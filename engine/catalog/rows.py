@@ -126,13 +126,15 @@ class ObjectRow(Row, frozen=True):
 class DirtyRow(Row, frozen=True):
     """An object that is being written: `generation` of its inode. Where it writes on `base_generation`, or has pending
     parts, blocks below `base_len` that `present` (a mask a chunk) does not name are still the part's, or that one's; an
-    empty `present` is all of them. `checkpoint_id` is in the keys of its parts."""
+    empty `present` is all of them. `checkpoint_id` is in the keys of its parts. `segment_id` was opened with the object
+    and waits for its first chunk; 0: a chunk has it."""
 
     generation: int
     base_generation: int = 0
     base_len: int = 0
     present: tuple[int, ...] = ()
     checkpoint_id: int = 0
+    segment_id: int = 0
 
 
 class ChunkRow(Row, frozen=True):

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from aof2.engine import objects
+from aof2.engine import objects, segments
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.batch import Batch
 from aof2.engine.catalog.rows import DirtyRow, InodeRow, ObjectRow, ObjectState, ResidencyRow
@@ -74,7 +74,11 @@ def reopen(b: Batch, ino: int, *, block_bytes: int, present: Sequence[int] | Non
     freed = objects.evicted(b, old.data_chunks, block_bytes=block_bytes)
     generation = old.generation + 1
     row = objects.create(b, ino, generation, chunk_bytes=old.chunk_bytes)
-    dirty = DirtyRow(generation, old.generation, old.size if present is not None else 0, tuple(present or ()))
+    dirty = b.get(t.DIRTY, ino) or DirtyRow(generation)
+    base_len = old.size if present is not None else 0
+    dirty = msgspec.structs.replace(
+        dirty, base_generation=old.generation, base_len=base_len, present=tuple(present or ())
+    )
     b.put(t.DIRTY, ino, dirty)
     b.put(t.INODES, ino, msgspec.structs.replace(inode, generation=generation))
     return Reopened(row, dirty, freed)
@@ -97,13 +101,15 @@ def _write_on(b: Batch, old: ObjectRow, *, block_bytes: int, present: Sequence[i
         masks.append(present[index] if present is not None and is_part else whole)
         if chunk_id and not is_part:
             objects.release_chunk(b, chunk_id)
+        elif here is not None and here.mask:
+            b.record(p.LocalEvicted(0), segment_id=chunk_id)  # its blocks here are the writer's now
     objects.account(b, -freed)
     objects.unqueue_upload(b, old.ino, old.generation)
     row = ObjectRow(old.ino, old.generation, ObjectState.DIRTY, chunk_bytes=old.chunk_bytes, created_ms=old.created_ms)
-    dirty = DirtyRow(old.generation)
+    dirty = DirtyRow(old.generation, segment_id=segments.opened(b, old.generation))
     if any(parts):
         row = msgspec.structs.replace(row, chunks=tuple(parts))
-        dirty = DirtyRow(old.generation, base_len=old.size, present=tuple(masks))
+        dirty = msgspec.structs.replace(dirty, base_len=old.size, present=tuple(masks))
     b.put(t.OBJECTS, (old.ino, old.generation), row)
     b.put(t.DIRTY, old.ino, dirty)
     return Reopened(row, dirty, freed)
@@ -121,6 +127,7 @@ def unwritten(b: Batch, ino: int, backing: tuple[int, int, int], times: Times, *
     if old.state != ObjectState.PUBLISHED or any(objects.get_object(b, ino, dirty.generation).chunks):
         return None
     b.delete(t.OBJECTS, (ino, dirty.generation))
+    segments.retire(b, dirty.segment_id)
     b.delete(t.DIRTY, ino)
     for chunk_id in old.data_chunks:
         chunk = b.get(t.CHUNKS, chunk_id)

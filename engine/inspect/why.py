@@ -20,6 +20,7 @@ from aof2.engine.catalog.store import View
 from aof2.engine.errors import Aof2Error
 from aof2.engine.inspect.paths import Place
 from aof2.engine.manifest import payloads as p
+from aof2.engine.manifest import tier_events
 from aof2.engine.manifest.examine import examine, survey
 from aof2.engine.manifest.format import ReasonCode, RecordType
 from aof2.engine.manifest.reader import Chunk, Record
@@ -117,12 +118,20 @@ def _step(record: Record, generation: int, index: int) -> Step:
     return Step(
         timestamp_ms=record.timestamp_ms,
         ordinal=record.ordinal,
-        event=record.type,
+        event=_label(record),
         chunk_id=record.segment_id,
         generation=generation,
         chunk_index=index,
         **facts,  # type: ignore[arg-type]
     )
+
+
+def _label(record: Record) -> str:
+    """The record's type; a tier event that has none goes by its own name."""
+    if record.type_id != RecordType.CUSTOM_EVENT:
+        return record.type
+    schema_id = int.from_bytes(record.payload[:4], "little")
+    return tier_events.LABELS.get(schema_id, record.type)
 
 
 def _facts(payload: p.Payload) -> dict[str, object]:
@@ -151,6 +160,8 @@ def _facts(payload: p.Payload) -> dict[str, object]:
             return {"target": "hot", "reason": _reason(reason)}
         case p.LocalEvicted(reclaimed_bytes):
             return {"source": "hot", "bytes": reclaimed_bytes}
+        case p.CustomEvent(tier_events.WARM_DROPPED):
+            return {"source": "warm", "bytes": tier_events.reclaimed_bytes(payload)}
     return {}
 
 

@@ -27,16 +27,18 @@ from typing import Final, NamedTuple, TypeVar
 import msgspec
 import trio
 
-from aof2.engine import namespace, objects
+from aof2.engine import namespace, objects, segments
 from aof2.engine.aio import result_of
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.batch import Batch
+from aof2.engine.catalog.fold import entries_of
 from aof2.engine.catalog.rows import BlobRow, ObjectRow, ObjectState
 from aof2.engine.catalog.store import Catalog, View
 from aof2.engine.jobs.errors import PostponedError
 from aof2.engine.jobs.worker import JobContext
 from aof2.engine.local.handles import Key
 from aof2.engine.manifest import payloads as p
+from aof2.engine.manifest.format import LOG_SEGMENT_ID, ReasonCode
 from aof2.engine.manifest.index import ManifestEntry
 from aof2.engine.remote.keys import ChunkBlobKey, DeltaBlobKey, parse_key
 from aof2.engine.remote.store import RemoteStore
@@ -70,6 +72,7 @@ class Report(msgspec.Struct):
     blobs_deleted: int = 0
     bytes_freed: int = 0
     blobs_blocked: int = 0
+    segments_retired: int = 0
 
 
 class Forecast(msgspec.Struct):
@@ -161,6 +164,31 @@ def _is_abandoned(view: View, tenant_id: int, chunk_id: int, key: str, before_ms
     return quiet and not _is_named(view, tenant_id, key)
 
 
+def find_retired(catalog: Catalog, tenant_id: int, before_ms: int) -> list[int]:
+    """Segments that the fold still holds though no chunk has their number and none will: parts that were given up, and
+    what older versions left. Quiet since before then, and nothing of theirs is under way. Blocks."""
+    found: list[int] = []
+    after: bytes | None = None
+    with catalog.view() as view:
+        waiting = {dirty.segment_id for _, dirty in view.scan(tenant_id, t.DIRTY)}
+        prefix = t.STREAM.pack(tenant_id)
+        waiting |= {_uploads.decode(v)[0] for _, v in view.raw_scan("segments", prefix + t.SEGMENT_PENDING_UPLOAD)}
+    while True:
+        with catalog.view() as view:
+            page = list(islice(entries_of(view, tenant_id, after=after), SCAN_PAGE))
+            found += [
+                segment_id
+                for segment_id, entry in page
+                if entry.last_ms <= before_ms
+                and segment_id not in waiting
+                and segment_id != LOG_SEGMENT_ID
+                and view.get(tenant_id, t.CHUNKS, segment_id) is None
+            ]
+        if not page:
+            return found
+        after = page[-1][0].to_bytes(8, "big")
+
+
 def find_deletes(catalog: Catalog, tenant_id: int) -> list[Upload]:
     """Deletes that are queued and not done; never one of an object that a row names. Blocks."""
     prefix = t.STREAM.pack(tenant_id) + t.SEGMENT_PENDING_DELETE
@@ -242,6 +270,7 @@ class PruneCheckpoint:
         await self._queue_unreferenced(job, report)
         await self._queue_abandoned(job, report)
         await self._delete_queued(job, report)
+        await self._retire(job, report)
         if report.blobs_blocked:
             raise PostponedError(f"{report.blobs_blocked} blobs are being read by cold scans")
 
@@ -320,6 +349,14 @@ class PruneCheckpoint:
             job.check_cancelled()
             await job.commit(partial(_queue_uploads, uploads=page), sync=True)
 
+    async def _retire(self, job: JobContext, report: Report) -> None:
+        before_ms = self._env.now_ms() - self._keep.purge_after_ms
+        found = await trio.to_thread.run_sync(find_retired, self._catalog, job.tenant_id, before_ms)
+        for page in _pages(found):
+            job.check_cancelled()
+            await job.commit(partial(_retire_segments, segment_ids=page))
+            report.segments_retired += len(page)
+
     async def _delete_queued(self, job: JobContext, report: Report) -> None:
         # Durable already where this job queued them; where another did, perhaps not yet.
         await job.commit(lambda _: None, sync=True)
@@ -386,12 +423,21 @@ def _queue_blobs(b: Batch, hashes: Sequence[bytes], before_ms: int) -> list[str]
 
 def _queue_uploads(b: Batch, uploads: Sequence[Upload]) -> None:
     for chunk_id, key in uploads:
-        b.record(p.UploadDone(key, ""), segment_id=chunk_id)  # ends the attempt, whatever came of it
+        # Not done: given up. What there may be of it in the remote goes, and the queued delete ends the attempt.
+        b.record(p.UploadFailed(key, int(ReasonCode.TRANSIENT)), segment_id=chunk_id)
         b.record(p.Tier2DeleteQueued(key), segment_id=chunk_id)
         chunk = b.get(t.CHUNKS, chunk_id)
+        if chunk is None:
+            segments.retire(b, chunk_id)
         blob = b.get(t.BLOBS, chunk.sha256) if chunk is not None else None
         if blob is not None:
             b.record(p.UploadDone(blob.key, blob.etag), segment_id=chunk_id)  # where its content really is
+
+
+def _retire_segments(b: Batch, segment_ids: Sequence[int]) -> None:
+    for segment_id in segment_ids:
+        if b.get(t.CHUNKS, segment_id) is None:
+            segments.retire(b, segment_id)
 
 
 def _record_deleted(b: Batch, pairs: Sequence[Upload]) -> None:

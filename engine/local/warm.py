@@ -18,6 +18,7 @@ import contextlib
 import os
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -31,6 +32,7 @@ from aof2.engine.tiering.hashing import block_crc
 # A blob that is not at least this much smaller is not worth keeping: the remote has it.
 WORTH_RATIO: Final = 0.8
 LEVEL: Final = 1
+PROBE_BLOCKS: Final = 4
 CRASH_POINTS: Final = ("warm.written",)
 
 Slot = tuple[int, int]  # stream id, chunk id
@@ -79,8 +81,13 @@ class WarmStore:
                 with contextlib.suppress(FileNotFoundError):
                     self.env.files.unlink(self.path(tenant, slot[1]))
 
-    def stage(self, tenant: str, chunk: ChunkRow, source_fd: int, offset: int) -> int | None:
-        """Writes the chunk's blob, synced, if it compresses well and fits at all; its length. Not yet counted."""
+    def stage(
+        self, tenant: str, chunk: ChunkRow, source_fd: int, offset: int, admit: Callable[[], None] = lambda: None
+    ) -> int | None:
+        """Writes the chunk's blob, synced, if it compresses well and fits at all; its length. Not yet counted.
+
+        `admit` is called once, when the first blocks have shown that it pays; CorruptError may come before or after.
+        """
         if chunk.length == 0 or chunk.length * WORTH_RATIO > self.limit_bytes:
             return None
         path = self.path(tenant, chunk.chunk_id)
@@ -89,7 +96,7 @@ class WarmStore:
             self.env.files.unlink(path)
         fd = self.env.files.create(path)
         try:
-            stored = self._write(fd, chunk, source_fd, offset)
+            stored = self._write(fd, chunk, source_fd, offset, admit)
             if stored is not None:
                 self.env.files.fsync(fd)
                 self.env.failpoint("warm.written")
@@ -99,7 +106,7 @@ class WarmStore:
         self.env.files.unlink(path)
         return None
 
-    def _write(self, fd: int, chunk: ChunkRow, source_fd: int, offset: int) -> int | None:
+    def _write(self, fd: int, chunk: ChunkRow, source_fd: int, offset: int, admit: Callable[[], None]) -> int | None:
         at = 0
 
         def sink(data: bytes | bytearray | memoryview) -> None:
@@ -121,10 +128,16 @@ class WarmStore:
                 continue
             block = read_exactly(source_fd, offset + start, min(self._block_bytes, chunk.length - start))
             writer.add_block(block, block_crc(chunk.block_crcs, index))
-            if index == 3 and at > 4 * self._block_bytes * WORTH_RATIO:
-                return None  # four blocks in it does not pay: the rest will hardly either
+            if index == PROBE_BLOCKS - 1:
+                if at > PROBE_BLOCKS * self._block_bytes * WORTH_RATIO:
+                    return None  # four blocks in it does not pay: the rest will hardly either
+                admit()
         footer = writer.finish()
-        return footer.blob_len if footer.blob_len <= chunk.length * WORTH_RATIO else None
+        if footer.blob_len > chunk.length * WORTH_RATIO:
+            return None
+        if footer.frame_count < PROBE_BLOCKS:
+            admit()
+        return footer.blob_len
 
     def count(self, slot: Slot, tenant: str, stored_bytes: int) -> None:
         """Its row is committed: it is here."""

@@ -3,7 +3,8 @@
 The fold is deterministic and total: any sequence of records of known types gives a state, the same one every time, so
 replay(log) = replay(snapshot + tail). A record that concerns a segment not opened yet (an upload whose SegmentOpened is
 in a chunk still to come) makes an entry with `opened` False; those are the reconciliation queue, and SegmentOpened
-takes them out of it with what they already learned.
+takes them out of it with what they already learned. A segment that is retired leaves the state: so a snapshot is as
+large as what there is, not as what there ever was.
 
 Owner: the thread that replays or writes the log. Memory only; a crash leaves nothing.
 """
@@ -27,6 +28,7 @@ from aof2.engine.manifest.format import (
     ReasonCode,
 )
 from aof2.engine.manifest.reader import Chunk
+from aof2.engine.manifest.tier_events import SEGMENT_RETIRED, WARM_DROPPED, reclaimed_bytes
 
 
 class Residency(IntFlag):
@@ -224,17 +226,23 @@ class ManifestIndex:
             entry.reason_code = r.reason_code
 
     def _delete_queued(self, segment_id: int, r: p.Tier2DeleteQueued, stamp: int) -> None:
+        # Deletes come last in a segment's life, often after it was retired: they make no entry. One that is queued ends
+        # the upload of that key, if it was still under way.
         self.pending_deletes.add((segment_id, r.key))
-        if segment_id != LOG_SEGMENT_ID:
-            self._entry(segment_id, stamp)
+        self.pending_uploads.pop((segment_id, r.key), None)
+        entry = self.entries.get(segment_id)
+        if entry is not None:
+            entry.last_ms = stamp
 
     def _deleted(self, segment_id: int, r: p.Tier2Deleted, stamp: int) -> None:
         self.pending_deletes.discard((segment_id, r.key))
         if segment_id == LOG_SEGMENT_ID:
             self.log_objects.pop(r.key, None)
             return
-        entry = self._entry(segment_id, stamp)
-        if entry.key == r.key:
+        entry = self.entries.get(segment_id)
+        if entry is not None:
+            entry.last_ms = stamp
+        if entry is not None and entry.key == r.key:
             entry.key = entry.etag = ""
             entry.upload = Progress.NONE
             entry.residency &= ~Residency.TIER2
@@ -267,8 +275,24 @@ class ManifestIndex:
     def _snapshot_marker(self, _segment_id: int, r: p.SnapshotMarker, _stamp: int) -> None:
         self.snapshot = (r.snapshot_id, r.chunk_index, r.chunk_offset)
 
-    def _custom_event(self, _segment_id: int, r: p.CustomEvent, _stamp: int) -> None:
+    def _warm_dropped(self, segment_id: int, r: p.CustomEvent, stamp: int) -> None:
+        entry = self._entry(segment_id, stamp)
+        entry.residency &= ~Residency.TIER1
+        entry.compression = Progress.NONE
+        entry.compressed_bytes = 0
+        entry.reclaimed_bytes = (entry.reclaimed_bytes + reclaimed_bytes(r)) & 0xFFFF_FFFF_FFFF_FFFF
+
+    def _segment_retired(self, segment_id: int) -> None:
+        """Its chunk is gone. An upload of it that has not ended yet is still to be cleared away: that keeps it."""
+        if not any(pending == segment_id for pending, _ in self.pending_uploads):
+            self.entries.pop(segment_id, None)
+
+    def _custom_event(self, segment_id: int, r: p.CustomEvent, stamp: int) -> None:
         if r.schema_id < EVENT_SCHEMA_MIN:
+            if r.schema_id == WARM_DROPPED:
+                self._warm_dropped(segment_id, r, stamp)
+            elif r.schema_id == SEGMENT_RETIRED:
+                self._segment_retired(segment_id)
             return
         event = self._events.feed(r.schema_id, r.blob)
         if event is not None and self.on_event is not None:

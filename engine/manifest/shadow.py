@@ -30,6 +30,7 @@ class ShadowState:
 
     def __init__(self) -> None:
         self.segments: dict[str, dict[str, Any]] = {}
+        self._pending: set[tuple[str, str]] = set()  # uploads that have not ended
         self.position: LogPosition | None = None  # in the log; kept by who saves it
 
     @classmethod
@@ -39,6 +40,7 @@ class ShadowState:
         """A shadow that begins with what the log's state is, uploads that have not ended included."""
         state = cls()
         state.segments = {str(segment_id): as_json(entry) for segment_id, entry in entries}
+        state._pending = {(str(segment_id), key) for segment_id, key in pending_uploads if segment_id != LOG_SEGMENT_ID}
         return state
 
     @property
@@ -50,9 +52,29 @@ class ShadowState:
         if kind >= TYPE_COUNT or segment_id == LOG_SEGMENT_ID:
             return
         record = p.decode(kind, payload)
-        if isinstance(record, p.SnapshotMarker | p.CustomEvent):
+        if isinstance(record, p.SnapshotMarker):
             return
+        if isinstance(record, p.CustomEvent):
+            self._event(str(segment_id), record)
+            return
+        name = str(segment_id)
+        if isinstance(record, p.Tier2DeleteQueued | p.Tier2Deleted):
+            self._pending.discard((name, record.key))
+            if name not in self.segments:
+                return
+        match record:
+            case p.UploadStarted(key) | p.UploadFailed(key):
+                self._pending.add((name, key))
+            case p.UploadDone(key):
+                self._pending.discard((name, key))
         self._fold(self.segments.setdefault(str(segment_id), _blank()), record)
+
+    def _event(self, name: str, event: p.CustomEvent) -> None:
+        match event.schema_id:
+            case 2:
+                self.segments.setdefault(name, _blank()).update(warm=False, compressed_bytes=0)
+            case 3 if all(pending != name for pending, _ in self._pending):
+                self.segments.pop(name, None)
 
     @staticmethod
     def _fold(s: dict[str, Any], record: p.Payload) -> None:
@@ -91,7 +113,7 @@ class ShadowState:
         return sorted(s for s in ours.keys() | theirs.keys() if ours.get(s) != theirs.get(s))
 
     def save(self, env: Env, directory: Path) -> None:
-        saved = _Saved(position=self.position, segments=self.segments)
+        saved = _Saved(position=self.position, segments=self.segments, pending=sorted(self._pending))
         env.replace_file(directory / NAME, msgspec.json.encode(saved), point="manifest.shadow")
 
     @classmethod
@@ -104,6 +126,7 @@ class ShadowState:
             except msgspec.DecodeError as e:
                 raise CorruptError(f"shadow state is not JSON ({e})", path=str(path)) from None
             state.segments = saved.segments
+            state._pending = set(saved.pending)
             state.position = None if saved.position is None else LogPosition(*saved.position)
         return state
 
@@ -113,6 +136,7 @@ class _Saved(msgspec.Struct, kw_only=True):
 
     position: tuple[int, int, int] | None = None
     segments: dict[str, dict[str, Any]]
+    pending: list[tuple[str, str]] = []
 
 
 def _blank() -> dict[str, Any]:

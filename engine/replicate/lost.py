@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
-from aof2.engine import namespace, objects
+from aof2.engine import namespace, objects, segments
 from aof2.engine.blob.reader import check_identity, read_footer
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.batch import Batch
@@ -169,6 +169,8 @@ class TenantSalvage:
         def work(b: Batch) -> None:
             checkpoint_id = b.get(t.COUNTERS, "checkpoint_id") or 0
             objects.published(b, ino=row.ino, generation=row.generation, checkpoint_id=checkpoint_id, uploads=uploads)
+            for chunk_id in row.chunks:  # in the remote now, and on this machine never
+                b.record(p.LocalEvicted(0), segment_id=chunk_id)
 
         self._writer.call(self._stream_id, work, sync=True)
 
@@ -286,6 +288,7 @@ class Paths:
 def _clear_chunks(b: Batch, *, chunk_ids: Sequence[int]) -> None:
     for chunk_id in chunk_ids:
         chunk = b.get(t.CHUNKS, chunk_id)
+        segments.cooled(b, [chunk_id])
         b.delete(t.RESIDENCY, chunk_id)
         b.delete(t.WARM, chunk_id)
         if chunk is not None and chunk.key:  # an eviction always follows an upload: the others are lost, not evicted
@@ -301,7 +304,7 @@ def _clear_backing(b: Batch, *, keys: Sequence[tuple[int, int]]) -> None:
 
 def _clear_counters(b: Batch) -> None:
     """No local bytes; and the audit log is as long as what was uploaded of it, so it is compared anew."""
-    for counter in (objects.HOT_BYTES, objects.WARM_BYTES):
+    for counter in (objects.HOT_BYTES, segments.WARM_BYTES):
         b.put(t.COUNTERS, counter, 0)
     for counter in (AUDIT_LOGSEQ, AUDIT_CHUNK):
         b.delete(t.COUNTERS, counter)
@@ -314,6 +317,9 @@ def _drop_object(b: Batch, *, ino: int, generation: int, names: Sequence[tuple[i
         objects.release_chunk(b, chunk_id)
     b.delete(t.OBJECTS, (ino, generation))
     objects.unqueue_upload(b, ino, generation)
+    if row is not None and row.state == ObjectState.DIRTY:
+        segments.unopened(b, ino)
+        b.delete(t.DIRTY, ino)
     inode = b.get(t.INODES, ino)
     if inode is None or inode.generation != generation:
         return 0, "dropped"

@@ -26,7 +26,7 @@ from typing import Final, NamedTuple
 
 import trio
 
-from aof2.engine import objects, pins
+from aof2.engine import objects, pins, segments
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.batch import Batch
 from aof2.engine.catalog.rows import ChunkRow, ObjectState
@@ -37,6 +37,7 @@ from aof2.engine.local.doomed import DoomedFiles
 from aof2.engine.local.handles import HandleTable, Key
 from aof2.engine.local.hot import HotCache
 from aof2.engine.local.warm import WORTH_RATIO, WarmStore
+from aof2.engine.manifest.format import ReasonCode
 from aof2.engine.quota import QuotaExceededError, Reservation, StorageQuota
 
 log = logging.getLogger(__name__)
@@ -50,7 +51,7 @@ GONE_MAX: Final = 4096
 def _give_up(b: Batch, chunk_ids: Sequence[int], kept: Mapping[int, int], block_bytes: int) -> int:
     """One commit: what is kept compressed, and what leaves hot_cache."""
     for chunk_id, stored_bytes in kept.items():
-        objects.warmed(b, chunk_id, stored_bytes)
+        segments.warmed(b, chunk_id, stored_bytes)
     return objects.evicted(b, chunk_ids, block_bytes=block_bytes)
 
 
@@ -379,14 +380,29 @@ class Evictor:
     def _stage_warm(
         self, warm: WarmStore, stream_id: int, tenant: str, chunk: ChunkRow, fd: int, offset: int
     ) -> int | None:
+        started: list[int] = []
+
+        def admit() -> None:
+            work = partial(segments.compression_started, chunk_id=chunk.chunk_id)
+            started.append(self.writer.call(stream_id, work))
+
+        reason = ReasonCode.TRANSIENT
         try:
             self.cool(warm.victims(int(chunk.length * WORTH_RATIO)))
-            return warm.stage(tenant, chunk, fd, offset)
+            stored = warm.stage(tenant, chunk, fd, offset, admit)
+            if stored is not None:
+                return stored
         except CorruptError as e:
             # It changed since it was sealed: not worth keeping, and the remote has the real one.
+            reason = ReasonCode.CODEC
+            if not started:
+                admit()
             log.warning("not kept warm", extra={"chunk_id": chunk.chunk_id, "error": str(e)})
         except OSError as e:
             log.info("not kept warm", extra={"chunk_id": chunk.chunk_id, "error": str(e)})
+        if started:
+            failed = partial(segments.compression_failed, chunk_id=chunk.chunk_id, reason=reason)
+            self.writer.call(stream_id, failed)
         return None
 
     def cool(self, slots: Sequence[tuple[int, int]]) -> None:
@@ -397,7 +413,7 @@ class Evictor:
         for stream_id, chunk_id in slots:
             by_stream.setdefault(stream_id, []).append(chunk_id)
         for stream_id, chunk_ids in by_stream.items():
-            self.writer.call(stream_id, partial(objects.cooled, chunk_ids=chunk_ids), sync=True)
+            self.writer.call(stream_id, partial(segments.cooled, chunk_ids=chunk_ids), sync=True)
         self._warm.drop(list(slots))
 
     def _exclusive(self, path: Path) -> bool:

@@ -23,7 +23,7 @@ from typing import Final, NamedTuple, Protocol
 
 import trio
 
-from aof2.engine import objects
+from aof2.engine import objects, segments
 from aof2.engine.aio import open_nursery, result_of
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.rows import BlobRow, ChunkRow
@@ -33,7 +33,6 @@ from aof2.engine.errors import CorruptError, FatalIOError, ReadOnlyError, Transi
 from aof2.engine.local.handles import Key, ObjectHandle
 from aof2.engine.local.hot import HotCache, clear_range
 from aof2.engine.local.warm import WarmStore
-from aof2.engine.manifest import payloads as p
 from aof2.engine.manifest.format import ReasonCode
 from aof2.engine.observe.metrics import ReadMode, Result, StorageMetrics
 from aof2.engine.pagecache import PageCache, PageKey
@@ -383,7 +382,7 @@ class Flights:
         """Once a chunk and tier for what is fetched together: a commit for each of its runs would take their time."""
         if (chunk_id, tier) not in said:
             said.add((chunk_id, tier))
-            self._writer.submit(stream_id, lambda b: b.record(p.HydrationStarted(tier), segment_id=chunk_id))
+            self._writer.submit(stream_id, partial(objects.hydration_started, chunk_id=chunk_id, tier=tier))
 
     def count_fetched(self, slot: tuple[int, int], size: int) -> None:
         self.fetched_bytes += size
@@ -406,7 +405,7 @@ class Flights:
             return (await self._in_thread(fetch, land, urgent=True))[1]
         except (CorruptError, FileNotFoundError) as e:
             log.warning("warm copy is damaged and given up", extra={"chunk_id": chunk.chunk_id, "error": str(e)})
-            work = partial(objects.cooled, chunk_ids=[chunk.chunk_id])
+            work = partial(segments.cooled, chunk_ids=[chunk.chunk_id])
             await result_of(self._writer.submit(slot[0], work, sync=True))
             await trio.to_thread.run_sync(self._warm.drop, [slot])
             return None

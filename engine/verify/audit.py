@@ -71,9 +71,8 @@ def _compare(
     ctx: Context, view: View, stream_id: int, tenant: str, state: VisibleState
 ) -> Iterator[tuple[Severity, str]]:
     """Published and tombstoned objects, both ways; what the audit log has not been told yet is a note."""
-    touched, deleted = _pending(ctx, view, stream_id)
+    touched, deleted, visible = _pending(ctx, view, stream_id, tenant)
     behind = 0
-    visible: set[ArtifactRef] = set()
     for key, row in view.scan(stream_id, t.OBJECTS):
         if row.state not in (ObjectState.PUBLISHED, ObjectState.TOMBSTONED):
             continue
@@ -95,9 +94,13 @@ def _compare(
         yield Severity.NOTE, f"behind by {extra + behind} object(s); the next mount catches up"
 
 
-def _pending(ctx: Context, view: View, stream_id: int) -> tuple[set[tuple[int, int]], int]:
-    """Objects changed, and how many rows deleted, in chunks of the log that the audit log may not have yet."""
+def _pending(
+    ctx: Context, view: View, stream_id: int, tenant: str
+) -> tuple[set[tuple[int, int]], int, set[ArtifactRef]]:
+    """Objects changed, and how many rows deleted, in chunks of the log that the audit log may not have yet; and what
+    was published there: on a running volume the audit log may know it before the rows that we look at."""
     touched: set[tuple[int, int]] = set()
+    arrived: set[ArtifactRef] = set()
     deleted = 0
 
     def on_event(event: Event, _: LogPosition) -> None:
@@ -106,6 +109,9 @@ def _pending(ctx: Context, view: View, stream_id: int) -> tuple[set[tuple[int, i
             if (number, key[:1]) == _OBJECTS:
                 touched.add(t.OBJECTS.unpack_key(key[1:]))
                 deleted += value is None
+                row = t.OBJECTS.decode(value) if value is not None else None
+                if row is not None and row.state in (ObjectState.PUBLISHED, ObjectState.TOMBSTONED):
+                    arrived.add(artifact_ref(tenant, row.ino, row.generation, row.sha256))
 
     from_chunk = view.get(stream_id, t.COUNTERS, AUDIT_CHUNK) or 0
     index = ManifestIndex()
@@ -118,4 +124,4 @@ def _pending(ctx: Context, view: View, stream_id: int) -> tuple[set[tuple[int, i
             index.apply_chunk(chunk)
     except (ManifestIntegrityError, FileNotFoundError):
         pass
-    return touched, deleted
+    return touched, deleted, arrived

@@ -29,6 +29,7 @@ class Kind(StrEnum):
     OBJECT = "object"
     REFCOUNT = "refcount"
     COUNTER = "counter"
+    TIERS = "tiers"
     LOCAL_DAMAGED = "local_damaged"
     LOCAL_MISSING = "local_missing"
     LOCAL_ORPHAN = "local_orphan"
@@ -95,11 +96,18 @@ class SetCounter(_Fix, frozen=True, kw_only=True, tag="set_counter"):
     counter: str
 
 
+class Refold(_Fix, frozen=True, kw_only=True, tag="refold"):
+    """A chunk whose tier records do not add up to what its rows say: more records do."""
+
+    stream_id: int
+    chunk_id: int
+
+
 class RebuildCatalog(_Fix, frozen=True, kw_only=True, tag="rebuild_catalog"):
     pass
 
 
-Fix = Remove | Clear | Cool | Upload | SetRefs | SetCounter | RebuildCatalog
+Fix = Remove | Clear | Cool | Upload | SetRefs | SetCounter | Refold | RebuildCatalog
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -32,10 +32,11 @@ from pathlib import Path
 import msgspec
 
 from aof2 import native
-from aof2.engine import objects
+from aof2.engine import objects, segments
 from aof2.engine.blob.writer import BlobWriter
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.batch import Batch
+from aof2.engine.catalog.fold import entry_of
 from aof2.engine.catalog.recovery import open_catalog
 from aof2.engine.catalog.rows import ChunkRow
 from aof2.engine.catalog.store import Catalog, discard
@@ -44,6 +45,7 @@ from aof2.engine.env import Env
 from aof2.engine.errors import Aof2Error, CorruptError, ReadOnlyError
 from aof2.engine.inspect.rows import CATALOG_DIR, MANIFEST_DIR, tenant_names
 from aof2.engine.local.hot import HotCache, read_exactly
+from aof2.engine.manifest.index import ManifestEntry
 from aof2.engine.manifest.writer import LogSettings
 from aof2.engine.remote.fence import Fence
 from aof2.engine.remote.source import FileSource
@@ -57,6 +59,7 @@ from aof2.engine.verify.findings import (
     Finding,
     Fix,
     RebuildCatalog,
+    Refold,
     Remove,
     SetCounter,
     SetRefs,
@@ -69,7 +72,7 @@ log = logging.getLogger(__name__)
 
 SCRATCH_NAME = "verify"
 # Bytes first, accounts last: what is given up changes what the accounts must say.
-_ORDER = (RebuildCatalog, Upload, Clear, Cool, Remove, SetRefs, SetCounter)
+_ORDER = (RebuildCatalog, Upload, Clear, Cool, Remove, SetRefs, SetCounter, Refold)
 
 
 @contextlib.contextmanager
@@ -148,7 +151,7 @@ class _Mender:
             case Clear():
                 self._clear(fix)
             case Cool():
-                cool = partial(objects.cooled, chunk_ids=[fix.chunk_id])
+                cool = partial(segments.cooled, chunk_ids=[fix.chunk_id])
                 self._commit(fix.stream_id, cool)
                 self._hot.unlink(Path(fix.path))
             case Upload():
@@ -158,6 +161,8 @@ class _Mender:
             case SetCounter():
                 work = partial(_set_counter, counter=fix.counter, block_bytes=self._block_bytes)
                 self._commit(fix.stream_id, work)
+            case Refold():
+                self._commit(fix.stream_id, partial(_refold, chunk_id=fix.chunk_id, block_bytes=self._block_bytes))
 
     # -- the catalog -------------------------------------------------------------------------------------------
 
@@ -279,6 +284,14 @@ def _set_refs(b: Batch, *, sha256: bytes, refs: int) -> None:
     if blob is not None:
         unreferenced_ms = 0 if refs else blob.unreferenced_ms or b.now_ms
         b.put(t.BLOBS, sha256, msgspec.structs.replace(blob, refs=refs, unreferenced_ms=unreferenced_ms))
+
+
+def _refold(b: Batch, chunk_id: int, block_bytes: int) -> None:
+    chunk, here = b.get(t.CHUNKS, chunk_id), b.get(t.RESIDENCY, chunk_id)
+    entry = entry_of(b.view, b.stream_id, chunk_id) or ManifestEntry()
+    if chunk is not None:
+        resident_bytes = objects.mask_bytes(here.mask if here is not None else 0, chunk.length, block_bytes)
+        segments.refold(b, chunk_id, entry.residency, resident_bytes)
 
 
 def _set_counter(b: Batch, *, counter: str, block_bytes: int) -> None:

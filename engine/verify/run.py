@@ -1,7 +1,7 @@
 """verify: every check, in order, on as many threads as asked; on a running volume what is found is looked at twice.
 
     rows from the logs ← compared with the catalog
-    logs · evictions · audit · rows · local bytes · strays · remote
+    logs · evictions · audit · rows · tiers · local bytes · strays · remote
 
 Invariants
 - Read-only, and without the writer's lock, unless it repairs; then the lock is held from before the first look.
@@ -34,7 +34,7 @@ from aof2.engine.remote.open import open_remote
 from aof2.engine.remote.settings import RemoteSettings
 from aof2.engine.remote.store import RemoteStore
 from aof2.engine.settings import Settings
-from aof2.engine.verify import audit, local, log, remote, rows
+from aof2.engine.verify import audit, local, log, remote, rows, tiers
 from aof2.engine.verify.context import Context
 from aof2.engine.verify.findings import Collector, Finding, Kind, Report, Severity, finding
 from aof2.engine.verify.index import Index
@@ -145,6 +145,7 @@ class _Look:
         tenants = [s for s in streams if s in ctx.tenants]
         for stream_id in tenants:
             self._add(rows.check_rows(ctx, view, stream_id, index))
+            self._add(tiers.check_tiers(ctx, view, stream_id))
             self._add(audit.check_audit(ctx, view, stream_id))
         self._spread(self._local_work(ctx, view, tenants))
         if ctx.scope is None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
+from aof2.engine.manifest import tier_events
 from aof2.engine.manifest.examine import Finding, Kind, examine, survey
 from aof2.engine.manifest.format import (
     COMMIT_BLOB,
@@ -147,6 +148,11 @@ def _event(event: CustomEvent) -> dict[str, Any]:
     if event.schema_id == COMMIT_SCHEMA_ID and len(event.blob) == COMMIT_BLOB.size:
         fields = zip(("span_start", "span_crc64", "durable_len"), COMMIT_BLOB.unpack(event.blob), strict=True)
         return {"schema_id": event.schema_id, **dict(fields)}
+    if event.schema_id in tier_events.LABELS:
+        named: dict[str, Any] = {"event": tier_events.LABELS[event.schema_id]}
+        if event.schema_id == tier_events.WARM_DROPPED:
+            named["reclaimed_bytes"] = tier_events.reclaimed_bytes(event)
+        return {"schema_id": event.schema_id, **named}
     blob = base64.b64encode(event.blob).decode()
     return {"schema_id": event.schema_id, "blob_len": len(event.blob), "blob": blob}
 

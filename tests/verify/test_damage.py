@@ -340,9 +340,10 @@ def test_an_eviction_that_was_not_safe(settings: Settings, forgery: str) -> None
 
     commit(settings, work)
     report = verify(settings, repair=True)
-    assert (report.exit_code, kinds(report)) == (4, [Kind.EVICTION])
-    (found,) = damage_of(report)
+    assert (report.exit_code, kinds(report)) == (4, [Kind.EVICTION, Kind.TIERS])
+    found, folded = damage_of(report)
     assert (found.chunk_id, found.repairable) == (chunk.chunk_id, False)
+    assert (folded.chunk_id, folded.repaired) == (chunk.chunk_id, True)  # the file is here, as the rows say
 
 
 def test_an_object_that_lost_a_chunk_row(settings: Settings) -> None:
