@@ -11,6 +11,7 @@ from click.testing import CliRunner, Result
 from aof2 import native
 from aof2.engine.env import Env
 from aof2.engine.manifest import payloads as p
+from aof2.engine.manifest import tier_events
 from aof2.engine.manifest.batch import RecordBatch
 from aof2.engine.manifest.format import RECORD_HEADER, ChunkHeader
 from aof2.engine.manifest.replay import replay, take_snapshot
@@ -52,7 +53,9 @@ EVERY_TYPE: list[tuple[p.Payload, dict[str, object]]] = [
     (p.HydrationFailed(0), {"reason_code": 0}),
     (p.LocalEvicted(4096), {"reclaimed_bytes": 4096}),
     (p.SnapshotMarker(0, 64, 1), {"chunk_index": 0, "chunk_offset": 64, "snapshot_id": 1}),
-    (p.CustomEvent(2, b"\x00\xff"), {"schema_id": 2, "blob_len": 2, "blob": "AP8="}),
+    (p.CustomEvent(9, b"\x00\xff"), {"schema_id": 9, "blob_len": 2, "blob": "AP8="}),
+    (tier_events.warm_dropped(7), {"schema_id": 2, "event": "WarmDropped", "reclaimed_bytes": 7}),
+    (tier_events.segment_retired(), {"schema_id": 3, "event": "SegmentRetired"}),
 ]
 
 
