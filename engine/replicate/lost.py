@@ -169,7 +169,7 @@ class TenantSalvage:
         def work(b: Batch) -> None:
             checkpoint_id = b.get(t.COUNTERS, "checkpoint_id") or 0
             objects.published(b, ino=row.ino, generation=row.generation, checkpoint_id=checkpoint_id, uploads=uploads)
-            for chunk_id in row.chunks:  # in the remote now, and on this machine never
+            for chunk_id in row.data_chunks:  # in the remote now, and on this machine never
                 b.record(p.LocalEvicted(0), segment_id=chunk_id)
 
         self._writer.call(self._stream_id, work, sync=True)

@@ -42,6 +42,12 @@ def no_retention(settings: Settings) -> Settings:
     return msgspec.structs.replace(settings, retention=keep)
 
 
+async def pruned(v: Volume) -> None:
+    """Twice: the first may be one that housekeeping began before."""
+    for _ in range(2):
+        await v.jobs.wait(TENANT, await v.jobs.prune(TENANT))
+
+
 def entry(v: Volume, chunk_id: int) -> ManifestEntry:
     with v.catalog.view() as view:
         found = entry_of(view, TENANT, chunk_id)
@@ -190,7 +196,7 @@ def test_purged_chunks_leave_the_fold_and_the_snapshots(tmp_path: Path) -> None:
         assert many > few + count * 200
         for n in range(count):
             await v.unlink("default", b"f%d" % n)
-        await v.jobs.wait(TENANT, await v.jobs.prune(TENANT))
+        await pruned(v)
         with v.catalog.view() as view:
             entries = load_index(view, TENANT).entries
             assert set(entries) == {chunk_id for chunk_id, _ in view.scan(TENANT, t.CHUNKS)}
@@ -212,7 +218,7 @@ def test_an_abandoned_upload_is_never_called_done(tmp_path: Path) -> None:
         await v.unlink("default", b"a")
         with v.catalog.view() as view:
             assert entry_of(view, TENANT, chunk_id) is not None  # its upload has not ended
-        await v.jobs.wait(TENANT, await v.jobs.prune(TENANT))
+        await pruned(v)
         types = [r.type for r in records(v, chunk_id)]
         assert "UploadDone" not in types
         assert types[types.index("UploadStarted") :][1:3] == ["CustomEvent", "UploadFailed"]
