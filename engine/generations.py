@@ -23,7 +23,7 @@ from aof2.engine import namespace, objects
 from aof2.engine.catalog import ops as o
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.batch import Batch
-from aof2.engine.catalog.rows import ChunkRow, InodeRow, ObjectRow, ObjectState
+from aof2.engine.catalog.rows import ChunkRow, HashKind, InodeRow, ObjectRow, ObjectState
 from aof2.engine.catalog.store import View
 from aof2.engine.errors import Aof2Error
 from aof2.engine.manifest import payloads as p
@@ -60,17 +60,17 @@ def generations(view: View, stream_id: int, inode: InodeRow, block_bytes: int) -
 
 def _generation(view: View, stream_id: int, inode: InodeRow, row: ObjectRow, block_bytes: int) -> Generation:
     local = 0
-    for chunk_id in row.chunks:
+    for chunk_id in row.data_chunks:
         chunk, here = view.get(stream_id, t.CHUNKS, chunk_id), view.get(stream_id, t.RESIDENCY, chunk_id)
         if chunk is not None and here is not None:
-            local += objects.mask_bytes(here.mask, chunk.length, block_bytes)
+            local += objects.chunk_bytes_here(here.mask, chunk, block_bytes)
     return Generation(
         generation=row.generation,
         current=row.generation == inode.generation,
         state=row.state.name.lower(),
         restorable=row.state == ObjectState.PUBLISHED,
         size=inode.size if row.state == ObjectState.DIRTY else row.size,
-        sha256=row.sha256.hex(),
+        sha256=row.sha256.hex() if row.hashed is HashKind.BYTES else "",
         chunks=len(row.chunks),
         sealed_ms=row.sealed_ms,
         published_ms=row.published_ms,
@@ -91,7 +91,8 @@ def revert(b: Batch, ino: int, generation: int, *, purge_after_ms: int) -> Objec
     row = _copy(b, old, ino, now.generation + 1)
     objects.supersede(b, ino, row.generation, purge_at_ms=b.now_ms + purge_after_ms)
     times = {"mtime_ns": b.now_ns, "ctime_ns": b.now_ns}
-    b.put(t.INODES, ino, msgspec.structs.replace(inode, generation=row.generation, size=row.size, **times))
+    content = {"generation": row.generation, "size": row.size, "hole_bytes": row.hole_bytes}
+    b.put(t.INODES, ino, msgspec.structs.replace(inode, **content, **times))
     return row
 
 
@@ -102,7 +103,7 @@ def revert_beside(b: Batch, ino: int, generation: int, parent: int, name: bytes)
     made = namespace.create(b, parent, name, mode=mode, uid=inode.uid, gid=inode.gid, chunk_bytes=old.chunk_bytes)
     b.delete(t.DIRTY, made.ino)
     row = _copy(b, old, made.ino, made.generation)
-    made = msgspec.structs.replace(made, size=row.size, mtime_ns=old.sealed_ms * 1_000_000)
+    made = msgspec.structs.replace(made, size=row.size, hole_bytes=row.hole_bytes, mtime_ns=old.sealed_ms * 1_000_000)
     b.put(t.INODES, made.ino, made)
     return made
 
@@ -129,6 +130,8 @@ def _copy(b: Batch, old: ObjectRow, ino: int, generation: int) -> ObjectRow:
         created_ms=b.now_ms,
         sealed_ms=b.now_ms,
         published_ms=b.now_ms,
+        hole_bytes=old.hole_bytes,
+        hashed=old.hashed,
     )
     b.put(t.OBJECTS, (ino, generation), row)
     return row

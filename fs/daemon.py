@@ -27,6 +27,7 @@ from aof2.engine.catalog import tables as t
 from aof2.engine.env import Env
 from aof2.engine.errors import Aof2Error
 from aof2.engine.files import Files
+from aof2.engine.inspect.left import Left, left_here
 from aof2.engine.settings import Settings
 from aof2.engine.volume import Volume, open_volume
 from aof2.fs.births import Births
@@ -47,7 +48,7 @@ log = logging.getLogger(__name__)
 # Requests being answered at a time. Each may wait for the remote; the kernel sends no more than this is large.
 REQUESTS_MAX: Final = 4096
 ANSWER_MAX_S: Final = 30.0
-SEAL_AT_END_MAX_S: Final = 600.0
+SEAL_AT_END_MAX_S: Final = 30.0  # `aof2 umount` has sealed before; what a signal or umount(8) left may take longer
 END_WITHOUT_CHANNEL_MAX_S: Final = 15.0
 CONTROL_NAME: Final = "control.sock"
 
@@ -144,7 +145,8 @@ async def _run(mounted: MountedVolume, operations: Operations, ready: Callable[[
             ready()
         with trio.CancelScope(shield=True):
             if births is not None:
-                await births.catch_up()
+                with contextlib.suppress(Aof2Error, OSError, ChannelError):  # said, and left to recovery
+                    await births.catch_up()
                 births.close()
             if unlinks is not None:
                 with contextlib.suppress(Aof2Error, OSError):  # said, and left to recovery
@@ -152,6 +154,7 @@ async def _run(mounted: MountedVolume, operations: Operations, ready: Callable[[
                 unlinks.close()
             await operations.drop_all_lingering()
             await _seal_the_rest(files)
+            await _say_left(mounted.volume)
         background.cancel_scope.cancel()
 
 
@@ -252,3 +255,25 @@ async def _seal_the_rest(files: Files) -> None:
     """The mount is gone, so everything is closed: what was written is sealed, and uploaded now or after a restart."""
     with trio.move_on_after(SEAL_AT_END_MAX_S), contextlib.suppress(Aof2Error, OSError):
         await files.seal_closed()
+    files.sealer.stop()
+
+
+async def _say_left(volume: Volume) -> None:
+    """What the remote does not have yet, for whoever unmounted without waiting for it: a signal, umount(8)."""
+    left = await trio.to_thread.run_sync(_left, volume)
+    if left:
+        log.warning(
+            "unmounted before everything was in the remote: it is uploaded after the next mount",
+            extra={
+                "files": left.files,
+                "unsealed": left.unsealed,
+                "bytes": left.bytes,
+                "first": left.paths,
+                "state_dir": str(volume.state_dir),
+            },
+        )
+
+
+def _left(volume: Volume) -> Left:
+    with volume.catalog.view() as view:
+        return left_here(view, volume.state_dir)

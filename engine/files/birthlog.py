@@ -29,6 +29,7 @@ from aof2.engine import objects
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.batch import Batch
 from aof2.engine.catalog.rows import INO_STREAM_SHIFT, InodeRow
+from aof2.engine.catalog.store import View
 from aof2.engine.namespace import nodes
 
 if TYPE_CHECKING:
@@ -163,13 +164,23 @@ def _logs(folder: Path, stream_id: int) -> list[tuple[int, Path]]:
     return [(number, folder / log_name(stream_id, number)) for number in numbers]
 
 
+def waiting(view: View, state_dir: Path, stream_id: int) -> list[Birth]:
+    """Files of a tenant that the catalog does not know yet: those of a daemon that ended before it could say so."""
+    logs = _logs(state_dir / "births", stream_id)
+    return [birth for number, path in logs for birth in _unfolded(view, stream_id, number, path)]
+
+
+def _unfolded(view: View, stream_id: int, number: int, path: Path) -> list[Birth]:
+    position = view.get(stream_id, t.COUNTERS, POSITION) or 0
+    if position >> POSITION_SHIFT > number:
+        return []
+    start = position & (1 << POSITION_SHIFT) - 1 if position >> POSITION_SHIFT == number else 0
+    return [r for r in parse(path.read_bytes()[start:], start, check=True) if isinstance(r, Birth)]
+
+
 def _recover_one(volume: Volume, stream_id: int, number: int, path: Path) -> int:
     with volume.catalog.view() as view:
-        position = view.get(stream_id, t.COUNTERS, POSITION) or 0
-    if position >> POSITION_SHIFT > number:
-        return 0
-    start = position & (1 << POSITION_SHIFT) - 1 if position >> POSITION_SHIFT == number else 0
-    births = [r for r in parse(path.read_bytes()[start:], start, check=True) if isinstance(r, Birth)]
+        births = _unfolded(view, stream_id, number, path)
     chunk_bytes = volume.settings.engine.chunk_bytes
     for first in range(0, len(births), BATCH_FILES):
         group = births[first : first + BATCH_FILES]

@@ -14,6 +14,7 @@ import msgspec
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.rows import InodeRow
 from aof2.engine.catalog.store import View
+from aof2.engine.files import birthlog
 from aof2.engine.inspect.rows import tenant_names
 
 PATHS_MAX: Final = 5
@@ -52,6 +53,10 @@ def left_here(view: View, state_dir: Path) -> Left:
             if inode is not None and inode.nlink:
                 size = _taken(state_dir / "hot_cache" / tenant / f"{ino}.{dirty.generation}")
                 left.add(path_of(view, tenant_id, tenant, inode), size, sealed=False)
+        for birth in birthlog.waiting(view, state_dir, tenant_id):
+            size = _taken(state_dir / "hot_cache" / tenant / f"{birth.ino}.1")
+            inode = InodeRow(birth.ino, birth.mode, parent=birth.parent, last_name=birth.name)
+            left.add(path_of(view, tenant_id, tenant, inode), size, sealed=False)
         for (ino, _), size in view.scan(tenant_id, t.UNPUBLISHED):
             inode = view.get(tenant_id, t.INODES, ino)
             if inode is not None and inode.nlink:

@@ -216,7 +216,7 @@ def forecast(catalog: Catalog, tenant_id: int, now_ms: int, keep: Retention) -> 
     for row in find_retirable(catalog, tenant_id, now_ms, keep):
         found.generations += 1
         with catalog.view() as view:
-            chunks = [view.get(tenant_id, t.CHUNKS, chunk_id) for chunk_id in row.chunks]
+            chunks = [view.get(tenant_id, t.CHUNKS, chunk_id) for chunk_id in row.data_chunks]
         released.update(chunk.sha256 for chunk in chunks if chunk is not None and chunk.key)
     for _, blob in find_unreferenced(catalog, tenant_id, before_ms):
         found.blobs, found.bytes = found.blobs + 1, found.bytes + blob.stored_bytes

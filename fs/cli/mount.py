@@ -14,7 +14,7 @@ from aof2.fs.cli import output
 from aof2.fs.cli.client import shown_progress
 from aof2.fs.cli.conf import conf_option
 from aof2.fs.cli.errors import CliError, complain
-from aof2.fs.cli.left import not_replicated
+from aof2.fs.cli.left import left_behind
 from aof2.fs.control.client import ControlClient, NotMountedError, control_client
 from aof2.fs.launch import LOG_NAME, LaunchError, daemonise, foreground, prepare, serving, settled
 from aof2.fs.options import Options, parse_options
@@ -120,7 +120,8 @@ def umount(mountpoint: str | None, no_wait: bool, as_json: bool, conf: str | Non
     """Upload what is not in the remote yet, unmount, and wait until the daemon has ended.
 
     A mount that is in use is left mounted, and so is one whose remote does not answer, unless --no-wait says not to
-    wait for it. Nothing is lost either way: what is not uploaded is in state_dir.
+    wait for it. Ends with 0 only when nothing is left that the remote does not have; else it says what that is.
+    Nothing is lost either way: it is in state_dir, and uploaded after the next mount.
     """
     settings = mount_settings(conf, Options(), mountpoint)
     at = settings.volume.mountpoint
@@ -137,6 +138,8 @@ def umount(mountpoint: str | None, no_wait: bool, as_json: bool, conf: str | Non
         said = f"unmounted {at}"
     except NotMountedError as e:
         said = _unmount_dead(settings, e)
+        no_wait = False
+    _say_left(settings, said, wait=not no_wait)
     if as_json:
         output.print_json({"mountpoint": str(at), "said": said, "uploaded": uploaded})
     else:
@@ -153,12 +156,16 @@ def _unmount_served(settings: Settings, client: ControlClient, *, wait: bool) ->
     if not client.wait_ended(END_MAX_S + settings.remote.timeout_s):
         log = settings.volume.state_dir / LOG_NAME
         raise CliError(f"{at}: unmounted, but its daemon has not ended yet; see {log}")
-    left = not_replicated(settings)
-    if left and wait:
-        raise CliError(f"{at}: unmounted, but not all is durable: {left}")
+    return uploaded
+
+
+def _say_left(settings: Settings, said: str, *, wait: bool) -> None:
+    """Whatever happened: it went well only when nothing is left. Not to wait for uploads was the user's own wish."""
+    left, unsealed = left_behind(settings)
+    if left and (wait or unsealed):
+        raise CliError(f"{said}, but {left}")
     if left:
         complain(f"note: {left}")
-    return uploaded
 
 
 def _unmount_dead(settings: Settings, error: NotMountedError) -> str:

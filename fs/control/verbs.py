@@ -103,7 +103,11 @@ async def unpin(mounted: Mounted, args: Paths, _: Tell) -> object:
 
 
 async def flush(mounted: Mounted, args: Flush, tell: Tell) -> Uploaded:
-    """Before an unmount: everything closed is sealed and, if somebody waits for that, uploaded."""
+    """Before an unmount: everything closed is sealed and, if the caller waits for that, uploaded. A volume that takes
+    nothing any more is unmounted as it is: the command says what is left."""
+    target = mounted.volume.target
+    if target.read_only_reason or not target.enabled:
+        return Uploaded(0, 0)
     await mounted.files.seal_closed(None)
     return await _upload(mounted, set(mounted.volume.tenant_names()), tell, wait=args.wait, hint=", or use --no-wait")
 
@@ -161,7 +165,10 @@ async def _raise_open(mounted: Mounted, places: list[Place]) -> None:
             for place in page:
                 if not walk.is_durable(walk.newest(view, place)):
                     path = walk.shown(mounted, place)
-                    raise ControlError(f"{path}: still open for writing; it is uploaded once it is closed")
+                    if mounted.files.is_open(place.inode.ino):
+                        raise ControlError(f"{path}: still open for writing; it is uploaded once it is closed")
+                    why = mounted.volume.target.read_only_reason or "it is mapped, or was written to meanwhile"
+                    raise ControlError(f"{path}: not sealed yet ({why}); it is tried again, see daemon.log")
 
 
 # -- undelete ------------------------------------------------------------------------------------------------------

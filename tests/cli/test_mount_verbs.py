@@ -217,6 +217,7 @@ def test_a_daemon_that_died_is_cleared_away(mounted: Machine) -> None:
     assert "not mounted" in mounted.aof2("warm", "default", fails=1)
     mounted.aof2("mount")
     assert (mounted.mnt / "default/a").read_bytes() == data
+    mounted.aof2("checkpoint", "--wait")
     os.kill(mounted.pid(), signal.SIGKILL)
     assert "its daemon was gone" in mounted.aof2("umount")
     assert not mounted.is_mounted()
