@@ -8,14 +8,18 @@ Owner: called once, when the volume opens.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 from aof2.engine import objects
 from aof2.engine.catalog import tables as t
+from aof2.engine.errors import Aof2Error
 from aof2.engine.manifest.format import CHUNK_NAME
-from aof2.engine.observe.metrics import StorageMetrics, StorageTier
+from aof2.engine.manifest.snapshot import list_snapshots, snapshot_created_ms, snapshot_name
+from aof2.engine.observe.metrics import RemoteOp, StorageMetrics, StorageTier
 from aof2.engine.replicate.position import StreamReplication
 
 if TYPE_CHECKING:
@@ -33,6 +37,11 @@ def connect(volume: Volume, metrics: StorageMetrics) -> None:
     metrics.page_cache_misses_total.set_callback(lambda: pages.stats().misses)
     metrics.evictions_total[StorageTier.HOT].set_callback(lambda: evictor.evictions)
     metrics.evicted_bytes_total[StorageTier.HOT].set_callback(lambda: evictor.evicted_bytes)
+    warm = volume.warm
+    metrics.evictions_total[StorageTier.PAGE_CACHE].set_callback(lambda: pages.stats().evictions)
+    metrics.evicted_bytes_total[StorageTier.PAGE_CACHE].set_callback(lambda: pages.evicted_bytes)
+    metrics.evictions_total[StorageTier.WARM].set_callback(lambda: warm.dropped)
+    metrics.evicted_bytes_total[StorageTier.WARM].set_callback(lambda: warm.dropped_bytes)
     metrics.tier_bytes.set_callback(lambda: _tier_bytes(volume))
     metrics.tier_limit_bytes.set_callback(lambda: _tier_limits(volume))
     metrics.tenant_bytes.set_callback(lambda: _tenant_bytes(volume))
@@ -40,6 +49,11 @@ def connect(volume: Volume, metrics: StorageMetrics) -> None:
     metrics.jobs.set_callback(lambda: _jobs(volume))
     metrics.manifest_chunks_active.set_callback(lambda: _chunks_on_disk(volume))
     metrics.read_only.set_callback(lambda: float(bool(volume.read_only_reason) or not volume.target.enabled))
+    metrics.set_breaker(lambda: volume.remote.stats().breaker.value.replace("-", "_"))
+    for op in RemoteOp:
+        metrics.remote_retries_total[op].set_callback(partial(_retries, volume, op.value))
+    metrics.manifest_upload_retries_total.set_callback(lambda: volume.replicator.log_retries)
+    metrics.manifest_snapshot_age_seconds.set_callback(lambda: _snapshot_age_s(volume, metrics))
     metrics.manifest_shadow_divergence.set_callback(lambda: volume.shadows.divergence)
     metrics.remote_refused_total.set_callback(lambda: volume.remote.stats().refused)
     metrics.log_lag_records.set_callback(lambda: _lags(volume, lambda one: one.lag_records))
@@ -48,6 +62,26 @@ def connect(volume: Volume, metrics: StorageMetrics) -> None:
     metrics.log_stands.set_callback(lambda: _lags(volume, lambda one: one.stands_since_ms is not None))
     metrics.manifest_replay_seconds.set(volume.opened.replay_s)
     metrics.manifest_crc_error_count.set(len(volume.opened.quarantined))
+
+
+def _retries(volume: Volume, op: str) -> float:
+    return volume.remote.stats().retries_by.get(op, 0)
+
+
+def _snapshot_age_s(volume: Volume, metrics: StorageMetrics) -> float:
+    """Streams that came since are noted on the way: a tenant's age begins with its stream."""
+    for stream_id in volume.target.streams:
+        if not metrics.knows_stream(stream_id):
+            metrics.note_stream(stream_id, _last_snapshot_ms(volume, stream_id))
+    return metrics.snapshot_age_s()
+
+
+def _last_snapshot_ms(volume: Volume, stream_id: int) -> int:
+    """When the newest snapshot on this disk was taken; now where there is none."""
+    directory = volume.manifest_dir / str(stream_id)
+    with contextlib.suppress(OSError, Aof2Error, ValueError):
+        return snapshot_created_ms(directory / snapshot_name(max(list_snapshots(directory))))
+    return volume.env.now_ms()
 
 
 def _free_bytes(volume: Volume) -> float:

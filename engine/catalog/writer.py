@@ -36,6 +36,7 @@ from aof2.engine.group import GroupThread
 from aof2.engine.manifest.batch import RecordBatch
 from aof2.engine.manifest.format import LogPosition
 from aof2.engine.manifest.writer import ManifestLogWriter, SealedChunk
+from aof2.engine.observe.transitions import log_transitions
 
 log = logging.getLogger(__name__)
 
@@ -203,6 +204,7 @@ class CatalogTarget:
 
     def _log_and_apply(self) -> None:
         touched = list(self._touched.values())
+        began = [stream.log.position for stream in touched]
         try:
             for stream in touched:
                 stream.log.append_batch(stream.staged)
@@ -229,6 +231,8 @@ class CatalogTarget:
             self._reset()
             raise FatalIOError(self._failed) from e
         self.env.failpoint("catalog.commit.applied")
+        for stream, at in zip(touched, began, strict=True):
+            log_transitions(stream.stream_id, stream.staged, at)
         self._reset()
 
     def _abort(self) -> None:

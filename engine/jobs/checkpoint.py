@@ -37,7 +37,8 @@ from aof2.engine.jobs.worker import JobContext
 from aof2.engine.objects import CHECKPOINT, ObjectGoneError
 from aof2.engine.observe import events
 from aof2.engine.observe.metrics import StorageMetrics
-from aof2.engine.tiering.publish import Publisher, Tally, Target
+from aof2.engine.tiering.publish import Publisher, Target
+from aof2.engine.tiering.tally import Tally
 
 log = logging.getLogger(__name__)
 
@@ -134,7 +135,7 @@ class _Work:
         self.total = total
         self.saved = saved
         self.save_due = trio.Event()
-        self.tally = Tally(self._blob_done)
+        self.tally = Tally(self._blob_done, self.total - self.done)
         self.error: Exception | None = None
         self.damaged: list[str] = []
 
@@ -173,13 +174,16 @@ class CreateCheckpoint:
             log, job_id=job.name, tenant=job.tenant, plan_size_bytes=plan.size_bytes, wal_range=None
         )
         try:
+            work.tally.on_staged = partial(self._tell_staged, job)
+            work.tally.on_uploaded = partial(self._tell_uploaded, job)
             await self._publish_all(job, plan, work)
-            self._tell(job, plan, work.tally)
+            work.tally.finish()
+            self._tell_published(job, plan)
         except JobCancelledError:
             raise
         except Exception as e:
             verdict = judge(e, job.row.type)
-            stage = "validate" if isinstance(e, CorruptError) else "upload"
+            stage = "validate" if isinstance(e, CorruptError) else work.tally.failed_stage or "plan"
             events.checkpoint_failed(
                 log, job_id=job.name, error=verdict.reason, stage=stage, retryable=verdict.retryable
             )
@@ -269,9 +273,8 @@ class CreateCheckpoint:
 
     # -- telling -------------------------------------------------------------------------------------------------
 
-    def _tell(self, job: JobContext, plan: Plan, tally: Tally) -> None:
-        with self._publisher.catalog.view() as view:
-            generation = view.get(job.tenant_id, t.WATERMARKS, CHECKPOINT) or 0
+    @staticmethod
+    def _tell_staged(job: JobContext, tally: Tally) -> None:
         events.checkpoint_staged(
             log,
             job_id=job.name,
@@ -279,6 +282,9 @@ class CreateCheckpoint:
             staged_bytes=tally.staged_bytes,
             duration_ms=int(tally.staged_s * 1000),
         )
+
+    @staticmethod
+    def _tell_uploaded(job: JobContext, tally: Tally) -> None:
         events.checkpoint_uploaded(
             log,
             job_id=job.name,
@@ -286,6 +292,10 @@ class CreateCheckpoint:
             uploaded_bytes=tally.uploaded_bytes,
             duration_ms=int(tally.uploaded_s * 1000),
         )
+
+    def _tell_published(self, job: JobContext, plan: Plan) -> None:
+        with self._publisher.catalog.view() as view:
+            generation = view.get(job.tenant_id, t.WATERMARKS, CHECKPOINT) or 0
         events.checkpoint_published(
             log, job_id=job.name, manifest_generation=generation, checkpoint_id=plan.checkpoint_id
         )

@@ -46,6 +46,8 @@ class WarmStore:
         self.root = root
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
+        self.dropped = 0  # blobs given up since the start
+        self.dropped_bytes = 0
         self._block_bytes = block_bytes
         self._order: OrderedDict[Slot, tuple[str, int]] = OrderedDict()
         self._lock = threading.Lock()
@@ -77,6 +79,8 @@ class WarmStore:
             with self._lock:
                 tenant, stored = self._order.pop(slot, ("", 0))
                 self.used_bytes -= stored
+                self.dropped += bool(stored)
+                self.dropped_bytes += stored
             if tenant:
                 with contextlib.suppress(FileNotFoundError):
                     self.env.files.unlink(self.path(tenant, slot[1]))

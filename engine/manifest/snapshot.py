@@ -318,6 +318,15 @@ def list_snapshots(directory: Path) -> list[int]:
     return sorted(int(match[1]) for name in names if (match := SNAPSHOT_NAME.fullmatch(name)))
 
 
+def snapshot_created_ms(path: Path) -> int:
+    """When a snapshot was taken, by its header alone, of which only the magic is checked: for showing its age."""
+    with path.open("rb") as f:
+        fields = HEADER.unpack(f.read(HEADER.size))
+    if fields[0] != SNAPSHOT_MAGIC:
+        raise CorruptError("snapshot: not a snapshot", path=str(path))
+    return int(fields[8])
+
+
 def store_snapshot(env: Env, directory: Path, data: bytes | Sequence[bytes | bytearray], snapshot_id: int) -> Path:
     path = directory / snapshot_name(snapshot_id)
     env.replace_file(path, data, point="manifest.snapshot")

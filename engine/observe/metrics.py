@@ -16,6 +16,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from enum import StrEnum
+from functools import partial
 from typing import Final
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -65,6 +66,10 @@ class StorageTier(StrEnum):
     REMOTE = "remote"
 
 
+# The remote evicts nothing: what goes there is purged.
+_EVICTING: Final = [(tier.value,) for tier in (StorageTier.PAGE_CACHE, StorageTier.HOT, StorageTier.WARM)]
+
+
 class RemoteOp(StrEnum):
     GET = "get"
     PUT = "put"
@@ -82,6 +87,10 @@ class BreakerState(StrEnum):
     CLOSED = "closed"
     HALF_OPEN = "half_open"
     OPEN = "open"
+
+
+def _is_state(current: Callable[[], str], name: str) -> float:
+    return float(current() == name)
 
 
 def _by(label: str, values: type[StrEnum]) -> Labelled[Counter]:
@@ -125,6 +134,10 @@ class StorageMetrics(Collector):
 
     # -- what takes more than an instrument ----------------------------------------------------------------------
 
+    def note_stream(self, stream_id: int, since_ms: int) -> None:
+        """A stream is open; without a snapshot yet its age counts from then."""
+        self._snapshots_ms.setdefault(stream_id, since_ms)
+
     def note_snapshot(self, stream_id: int, taken_at_ms: int) -> None:
         """A manifest snapshot of a stream is durable; the age exposed is that of the stream that waits longest."""
         self._snapshots_ms[stream_id] = taken_at_ms
@@ -132,14 +145,17 @@ class StorageMetrics(Collector):
     def forget_stream(self, stream_id: int) -> None:
         self._snapshots_ms.pop(stream_id, None)
 
-    def _snapshot_age_s(self) -> float:
+    def knows_stream(self, stream_id: int) -> bool:
+        return stream_id in self._snapshots_ms
+
+    def snapshot_age_s(self) -> float:
         taken_ms = min(self._snapshots_ms.copy().values(), default=None)
         return math.nan if taken_ms is None else max(0, self._now_ms() - taken_ms) / 1000
 
-    def set_breaker(self, state: BreakerState) -> None:
-        """Exactly one state is 1."""
+    def set_breaker(self, state: Callable[[], str]) -> None:
+        """Exactly one state is 1: the one that `state` names when somebody scrapes."""
         for each in BreakerState:
-            self.remote_breaker_state[each].set(each is state)
+            self.remote_breaker_state[each].set_callback(partial(_is_state, state, each.value))
 
     # -- the families --------------------------------------------------------------------------------------------
 
@@ -171,7 +187,7 @@ class StorageMetrics(Collector):
         self.manifest_crc_error_count = Gauge()
         self.manifest_upload_retries_total = Counter()
         self.manifest_snapshot_age_seconds = Gauge()
-        self.manifest_snapshot_age_seconds.set_callback(self._snapshot_age_s)
+        self.manifest_snapshot_age_seconds.set_callback(self.snapshot_age_s)
         self.manifest_shadow_divergence = Gauge()
         self._names(
             {
@@ -179,7 +195,7 @@ class StorageMetrics(Collector):
                 "manifest_replay_seconds": f"How long the last replay took{_MANIFEST}.",
                 "manifest_crc_error_count": f"Checksum mismatches met in the log since the start{_MANIFEST}.",
                 "manifest_upload_retries_total": f"Uploads of manifest chunks that were tried again{_MANIFEST}.",
-                "manifest_snapshot_age_seconds": f"Age of the oldest stream's newest snapshot, NaN: none{_MANIFEST}.",
+                "manifest_snapshot_age_seconds": f"Age of the oldest of the newest snapshots of streams{_MANIFEST}.",
                 "manifest_shadow_divergence": f"Segments on which shadow and log disagree, 0 is good{_MANIFEST}.",
             }
         )
@@ -191,8 +207,8 @@ class StorageMetrics(Collector):
         self.dirty_bytes = Gauge()
         self.page_cache_hits_total = Counter()
         self.page_cache_misses_total = Counter()
-        self.evictions_total = _by("tier", StorageTier)
-        self.evicted_bytes_total = _by("tier", StorageTier)
+        self.evictions_total: Labelled[Counter] = Labelled(("tier",), _EVICTING, Counter)
+        self.evicted_bytes_total: Labelled[Counter] = Labelled(("tier",), _EVICTING, Counter)
         self.hydrations_total = _by("result", Result)
         self.hydrated_bytes_total = Counter()
         self.thrash_total = Counter()
@@ -221,7 +237,7 @@ class StorageMetrics(Collector):
         self.remote_request_seconds: Labelled[Histogram] = Labelled(("op",), ops, lambda: Histogram(LATENCY_BUCKETS_S))
         self.remote_bytes_written_total = Counter()
         self.remote_breaker_state: Labelled[Gauge] = Labelled(("state",), [(s.value,) for s in BreakerState], Gauge)
-        self.set_breaker(BreakerState.CLOSED)
+        self.set_breaker(lambda: BreakerState.CLOSED.value)
         self.remote_refused_total = Counter()
         self.log_lag_records = GaugeTable(("stream",))
         self.log_lag_bytes = GaugeTable(("stream",))

@@ -104,6 +104,7 @@ class PageCache:
         self._flights: dict[PageKey, _Flight] = {}
         self._queues = EvictionQueues(capacity_bytes)
         self._versions = 0
+        self.evicted_bytes = 0
         self._used_bytes = self._dirty_bytes = self._inflight_bytes = 0
         self._hits = self._misses = self._shared = self._evictions = self._bypasses = 0
 
@@ -272,6 +273,7 @@ class PageCache:
             return False
         while missing > 0:
             page = self._queues.evict()
+            self.evicted_bytes += len(page.data)
             missing -= len(page.data)
             self._evictions += 1
             self._remove(page)

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable
 from enum import StrEnum
 from typing import Final, TypeVar
@@ -86,6 +87,7 @@ class RemoteStats(msgspec.Struct, frozen=True, kw_only=True):
     breaker_opened: int
     probe_in_s: float  # until the next call is let through; 0: now
     refused: int = 0
+    retries_by: dict[str, int] = msgspec.field(default_factory=dict)  # by operation: get, put, head, list, delete
     refusal: Refusal | None = None  # the one that lasts longest
 
 
@@ -105,6 +107,7 @@ class Resilience:
         self.refusals = Refusals(prefix)
         self.requests = 0
         self.retries = 0
+        self._retries_by: Counter[str] = Counter()
         self.throttled = 0
         self.unavailable = 0
         self.bytes_sent = 0
@@ -168,6 +171,7 @@ class Resilience:
                 return result
             with self._lock:
                 self.retries += 1
+                self._retries_by[_operation(what)] += 1
             self.pause(what, pause_s)
         raise AssertionError("unreachable: the last attempt returns or raises")
 
@@ -318,6 +322,7 @@ class Resilience:
             return RemoteStats(
                 requests=self.requests,
                 retries=self.retries,
+                retries_by=dict(self._retries_by),
                 throttled=self.throttled,
                 unavailable=self.unavailable,
                 bytes_sent=self.bytes_sent,
@@ -333,6 +338,12 @@ class Resilience:
 
     def close(self) -> None:
         self._closing.set()
+
+
+def _operation(what: str) -> str:
+    """`get of …` is a get. What goes by another name (the start of an upload, a part, a replacement) is a put."""
+    word = what.split(" ", 1)[0]
+    return word if word in ("get", "head", "list", "delete") else "put"
 
 
 def closed(what: str) -> RemoteUnavailableError:

@@ -122,6 +122,7 @@ class LogReplicator:
         self.stuck: dict[int, str] = {}
         self.reports: dict[int, StreamReport] = {}
         self.failures = 0
+        self.log_retries = 0  # of failures, those of the log's own uploads
         self._store = store
         self._catalog = catalog
         self._writer = writer
@@ -379,6 +380,7 @@ class LogReplicator:
                 failed = True
                 self._away.add(what)
                 self.failures += 1
+                self.log_retries += what != CLAIM
                 reason_code = getattr(e, "reason_code", int(ReasonCode.TRANSIENT))
                 self._note_standing(what, e, refused=reason_code == ReasonCode.AUTH)
                 await self._wait(what, e, reason_code, pause_s)

@@ -182,14 +182,19 @@ class Hydrator:
         end = min(offset + length, handle.size)
         if offset >= end:
             return True
+        started_s = self.hot.env.monotonic_s()
         await self.attach(handle)
         first, last = offset // self.block_bytes, (end - 1) // self.block_bytes
         self._read_ahead(handle, offset, end)
+        tier = FetchTier.LOCAL
         for _ in range(8):
             absent = handle.not_ready(first, last)
             if not absent:
+                self._metrics.page_fetch_latency_seconds[tier].observe(self.hot.env.monotonic_s() - started_s)
                 return True
-            pages, _ = await self.obtain(handle, absent)
+            pages, from_remote = await self.obtain(handle, absent)
+            if from_remote:
+                tier = FetchTier.REMOTE
             if pages:
                 return False
         return False

@@ -50,6 +50,7 @@ from aof2.engine.remote.source import ChunksSource, FileSource, Source
 from aof2.engine.remote.store import BlobInfo, RemoteStore
 from aof2.engine.tiering.flights import Room
 from aof2.engine.tiering.hashing import add_zeros, block_crc
+from aof2.engine.tiering.tally import Tally
 
 log = logging.getLogger(__name__)
 
@@ -76,26 +77,6 @@ class Target(NamedTuple):
             raise objects.ObjectGoneError(f"object {self.row.ino}.{self.row.generation} is not wanted any more")
 
 
-class Tally:
-    """What publishing did so far; `on_blob` is called after each blob, on the trio thread."""
-
-    def __init__(self, on_blob: Callable[[], object] | None = None) -> None:
-        self.blobs = 0
-        self.staged_blobs = 0
-        self.staged_bytes = 0
-        self.staged_s = 0.0
-        self.uploaded_blobs = 0
-        self.uploaded_bytes = 0
-        self.uploaded_s = 0.0
-        self.released_bytes = 0
-        self._on_blob = on_blob
-
-    def blob_done(self) -> None:
-        self.blobs += 1
-        if self._on_blob is not None:
-            self._on_blob()
-
-
 class _Flight:
     """An upload under way, or done and not yet in the catalog."""
 
@@ -110,9 +91,6 @@ class _Put(NamedTuple):
     etag: str
     size: int
     compression: str
-    staged_bytes: int
-    staged_s: float
-    uploaded_s: float
 
 
 _Opened = Callable[[], contextlib.AbstractContextManager[Callable[[int, int], bytes]]]
@@ -181,7 +159,7 @@ class Publisher:
 
         async def one(i: int, chunk: ChunkRow) -> None:
             uploads[i] = await self._upload_once(target, chunk, checkpoint_id, job, scratch, tally, mine)
-            tally.blob_done()
+            tally.blob_done(chunk.chunk_id)
 
         try:
             async with open_nursery() as nursery:
@@ -198,7 +176,8 @@ class Publisher:
             uploads=done,
             purge_after_ms=self.purge_after_ms,
         )
-        await result_of(self.writer.submit(target.stream_id, work, sync=True))
+        with tally.at("publish"):
+            await result_of(self.writer.submit(target.stream_id, work, sync=True))
         self.hot.env.failpoint("publish.recorded")
         for chunk in chunks:
             self._begun.get(target.stream_id, {}).pop(chunk.sha256, None)
@@ -329,18 +308,12 @@ class Publisher:
             compression = compression if reservation is not None else ""
         try:
             done = await trio.to_thread.run_sync(
-                self._put, target, chunk, key, scratch, compression, limiter=self._limiter
+                self._put, target, chunk, key, scratch, compression, tally, limiter=self._limiter
             )
         finally:
             if reservation is not None:
                 tally.released_bytes += reservation.release()
         self.uploaded_bytes += done.size
-        tally.staged_blobs += 1
-        tally.staged_bytes += done.staged_bytes
-        tally.staged_s += done.staged_s
-        tally.uploaded_blobs += 1
-        tally.uploaded_bytes += done.size
-        tally.uploaded_s += done.uploaded_s
         return Uploaded(chunk.chunk_id, key, done.etag, done.size, done.compression, True)
 
     async def _reserve(self, tenant: str, size_bytes: int, job: str) -> Reservation | None:
@@ -351,19 +324,22 @@ class Publisher:
 
     # -- on worker threads -------------------------------------------------------------------------------------
 
-    def _put(self, target: Target, chunk: ChunkRow, key: str, scratch: Path, compression: str) -> _Put:
+    def _put(self, target: Target, chunk: ChunkRow, key: str, scratch: Path, compression: str, tally: Tally) -> _Put:
         env = self.hot.env
         path = self.hot.path(target.tenant, target.row.ino, target.row.generation)
         offset = chunk.index * target.row.chunk_bytes
         began_s = env.monotonic_s()
         read = partial(_open_reader, path, offset, target.data)
-        blob = self._stage(read, chunk, scratch, target) if compression else self._in_place(read, chunk, target)
+        with tally.at("stage"):
+            blob = self._stage(read, chunk, scratch, target) if compression else self._in_place(read, chunk, target)
         staged_s = env.monotonic_s()
+        tally.staged(chunk.chunk_id, blob.size if isinstance(blob.source, FileSource) else 0, staged_s - began_s)
         env.failpoint("publish.staged")
-        etag = self.remote.put_blob(key, blob.source, blob.size, crc64=blob.crc64, sha256=chunk.sha256)
+        with tally.at("upload"):
+            etag = self.remote.put_blob(key, blob.source, blob.size, crc64=blob.crc64, sha256=chunk.sha256)
+        tally.uploaded(chunk.chunk_id, blob.size, env.monotonic_s() - staged_s)
         env.failpoint("publish.uploaded")
-        staged_bytes = blob.size if isinstance(blob.source, FileSource) else 0
-        return _Put(etag, blob.size, blob.compression, staged_bytes, staged_s - began_s, env.monotonic_s() - staged_s)
+        return _Put(etag, blob.size, blob.compression)
 
     def _find(self, key: str, sha256: bytes) -> BlobInfo | None:
         """The blob of this content if an earlier attempt got as far as putting it under this key."""

@@ -45,6 +45,11 @@ OURS = {
     "aof2_remote_request_seconds": "histogram",
     "aof2_remote_bytes_written_total": "counter",
     "aof2_remote_breaker_state": "gauge",
+    "aof2_remote_refused_total": "counter",
+    "aof2_log_lag_records": "gauge",
+    "aof2_log_lag_bytes": "gauge",
+    "aof2_log_lag_seconds": "gauge",
+    "aof2_log_stands": "gauge",
     "aof2_quota_used_bytes": "gauge",
     "aof2_quota_reserved_bytes": "gauge",
     "aof2_quota_limit_bytes": "gauge",
@@ -53,7 +58,8 @@ OURS = {
     "aof2_read_only": "gauge",
     "aof2_scrape_errors_total": "counter",
 }
-TABLES = {"aof2_tier_bytes", "aof2_tier_limit_bytes", "aof2_tenant_bytes", "aof2_jobs"}
+LOG_TABLES = {"aof2_log_lag_records", "aof2_log_lag_bytes", "aof2_log_lag_seconds", "aof2_log_stands"}
+TABLES = {"aof2_tier_bytes", "aof2_tier_limit_bytes", "aof2_tenant_bytes", "aof2_jobs", *LOG_TABLES}
 
 
 def filled() -> StorageMetrics:
@@ -62,6 +68,8 @@ def filled() -> StorageMetrics:
     metrics.tier_limit_bytes.set_callback(lambda: {("hot",): 50})
     metrics.tenant_bytes.set_callback(lambda: {("events", "hot"): 3, ("db", "warm"): 2})
     metrics.jobs.set_callback(lambda: {("waiting",): 1})
+    for name in LOG_TABLES:
+        getattr(metrics, name.removeprefix("aof2_")).set_callback(lambda: {("1",): 1})
     return metrics
 
 
@@ -121,7 +129,7 @@ def test_labels_are_exact() -> None:
 
     assert labels["page_fetch_latency_seconds"] == each("tier", "PageCache", "Local", "Remote", "ColdScan")
     assert labels["remote_bytes_read_total"] == each("mode", "normal", "cold_scan")
-    assert labels["aof2_evictions_total"] == each("tier", "page_cache", "hot", "warm", "remote")
+    assert labels["aof2_evictions_total"] == each("tier", "page_cache", "hot", "warm")
     assert labels["aof2_hydrations_total"] == each("result", "ok", "error")
     assert labels["aof2_remote_retries_total"] == each("op", "get", "put", "head", "list", "delete")
     assert len(labels["aof2_remote_requests_total"]) == 10
@@ -181,7 +189,7 @@ def test_the_breaker_is_in_one_state() -> None:
     metrics = StorageMetrics()
     for state in (None, BreakerState.OPEN, BreakerState.HALF_OPEN):
         if state is not None:
-            metrics.set_breaker(state)
+            metrics.set_breaker(lambda state=state: state.value)  # type: ignore[misc]
         shown = {s: value(metrics, "aof2_remote_breaker_state", state=s) for s in BreakerState}
         assert shown == {s: s is (state or BreakerState.CLOSED) for s in BreakerState}
 
