@@ -123,14 +123,17 @@ def _text(value: object) -> str:
 
 
 @jobs.command(epilog="Example: aof2 jobs retry default/12 --wait")
-@JOB
+@click.argument("job", metavar="[JOB]", required=False)
+@click.option("--all", "every", is_flag=True, help="Every job that failed or waits for its next attempt.")
 @WAIT
 @JSON
 @conf_option
 @click.pass_context
-def retry(ctx: click.Context, job: str, wait: bool, as_json: bool, conf: str | None) -> None:
+def retry(ctx: click.Context, job: str | None, every: bool, wait: bool, as_json: bool, conf: str | None) -> None:
     """Try a failed job again, or one that waits for its next attempt: now."""
-    _ended(ctx, ask(load_conf(conf), "jobs", action="retry", job=job, wait=wait), as_json, wait)
+    if bool(job) == every:
+        raise click.UsageError("name a JOB, or --all of them")
+    _ended(ctx, ask(load_conf(conf), "jobs", action="retry", job=job or "", wait=wait), as_json, wait)
 
 
 @jobs.command(epilog="Example: aof2 jobs cancel default/12")

@@ -25,7 +25,8 @@ LOOK_AT_LEAST_S: Final = 1.0
 
 
 class Jobs(Args, kw_only=True):
-    """`action`: list, show, retry, cancel, start. `job` is TENANT/NUMBER; of a start, `type` and the tenants."""
+    """`action`: list, show, retry, cancel, start. `job` is TENANT/NUMBER, "" where all are retried; of a start, `type`
+    and the tenants."""
 
     action: str = "list"
     job: str = ""
@@ -63,6 +64,8 @@ async def jobs(mounted: Mounted, args: Jobs, tell: Tell) -> list[JobStatus]:
             with volume.catalog.view() as view:
                 _, row, tenant = find_job(view, args.job)
             return [job_status(row, tenant)]
+        case "retry" if not args.job:
+            return await _retry_all(volume, args, tell)
         case "retry" | "cancel":
             return [await _change(volume, args, tell)]
         case "start":
@@ -85,6 +88,12 @@ async def _change(volume: Volume, args: Jobs, tell: Tell) -> JobStatus:
     return job_status(now or row, tenant)
 
 
+async def _retry_all(volume: Volume, args: Jobs, tell: Tell) -> list[JobStatus]:
+    kicked = await volume.jobs.runner.kick()
+    names = volume.tenant_names()
+    return await _told(volume, [(tenant_id, names[tenant_id], job_id) for tenant_id, job_id in kicked], args, tell)
+
+
 async def _start(volume: Volume, args: Jobs, tell: Tell) -> list[JobStatus]:
     if args.type not in SHORT:
         raise ControlError(f"jobs: there is no type {args.type!r}; there are {', '.join(SHORT)}", 2)
@@ -93,8 +102,13 @@ async def _start(volume: Volume, args: Jobs, tell: Tell) -> list[JobStatus]:
         for tenant_id, tenant in tenants_named(volume, args.tenant).items()
         for job_id in await _enqueue(volume, SHORT[args.type], tenant_id, args.checkpoint_id)
     ]
+    return await _told(volume, started, args, tell)
+
+
+async def _told(volume: Volume, jobs: list[tuple[int, str, int]], args: Jobs, tell: Tell) -> list[JobStatus]:
+    """What they are now, or, where that is waited for, what became of them."""
     rows = []
-    for tenant_id, tenant, job_id in started:
+    for tenant_id, tenant, job_id in jobs:
         if args.wait:
             rows.append(job_status(await finished(volume, tenant_id, job_id, tenant, tell), tenant))
         elif (row := volume.jobs.runner.job(tenant_id, job_id)) is not None:

@@ -223,6 +223,8 @@ def test_a_failed_upload_says_why_and_is_retried(tmp_path: Path) -> None:
         aside.rename(blocked)
         [job] = [one for one in lines(volume, "jobs", "list") if one["type"] == failing and one["reason"]]
         volume.done("jobs", "retry", job["job"], "--wait")
+        assert volume.done("jobs", "retry", "--all") == "nothing to do\n"
+        assert volume.aof2("jobs", "retry").returncode == 2
         volume.done("wait", path)
         assert path.read_bytes() == b"y" * 5000
 
