@@ -134,12 +134,6 @@ class BlobReader:
             found, said = digest.hexdigest(), self.footer.sha256.hex()
             raise CorruptError(f"chunk {self.footer.chunk_id} hashes to {found}, its blob says {said}", path=self.path)
 
-    def stream_into(self, sink: Callable[[bytes], object]) -> None:
-        """Gives `sink` the chunk, one verified block at a time. On CorruptError drop what it got: the chunk was not
-        proven."""
-        for block in self.blocks():
-            sink(block)
-
     def read_all(self) -> bytes:
         """The whole chunk, its SHA-256 checked."""
         return b"".join(self.blocks())

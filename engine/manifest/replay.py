@@ -13,18 +13,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from aof2.engine.env import Env
 from aof2.engine.errors import CorruptError, UnsupportedError
 from aof2.engine.manifest.format import (
     CHUNK_HEADER_LEN,
     LOG_SEGMENT_ID,
     LogPosition,
     ManifestGapError,
-    ManifestIntegrityError,
 )
 from aof2.engine.manifest.index import EventHandler, ManifestIndex
 from aof2.engine.manifest.payloads import SnapshotMarker
-from aof2.engine.manifest.quarantine import quarantine
 from aof2.engine.manifest.reader import Stream
 from aof2.engine.manifest.snapshot import Snapshot, encode_snapshot, list_snapshots, load_snapshot, store_snapshot
 from aof2.engine.manifest.writer import ManifestLogWriter
@@ -57,17 +54,6 @@ def replay(
         index.apply_chunk(chunk, start.chunk_offset if start and at_start else CHUNK_HEADER_LEN)
         start = start or LogPosition(chunk.index, CHUNK_HEADER_LEN, chunk.header.base_record)
     return index
-
-
-def replay_or_quarantine(
-    env: Env, directory: Path, *, on_event: EventHandler | None = None, on_sections: SectionHandler | None = None
-) -> ManifestIndex:
-    """`replay`, and where the log is damaged the stream is set aside before the error goes on."""
-    try:
-        return replay(directory, on_event=on_event, on_sections=on_sections)
-    except ManifestIntegrityError as e:
-        quarantine(env, directory, e)
-        raise
 
 
 def newest_snapshot(directory: Path) -> Snapshot | None:

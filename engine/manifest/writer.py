@@ -60,7 +60,6 @@ class LogSettings(msgspec.Struct, frozen=True, kw_only=True):
     chunk_capacity: int = 256 << 10
     rotation_period_ms: int = 250
     durable: bool = True
-    enabled: bool = True
     record_len_max: int = 4096
 
     def __post_init__(self) -> None:
@@ -86,7 +85,7 @@ class SealedChunk(NamedTuple):
 
 
 class RecordObserver(Protocol):
-    """Sees each record once it is committed, or, while the log is turned off, when it would have been appended."""
+    """Sees each record once it is committed."""
 
     def observe(self, kind: int, segment_id: int, logical_offset: int, timestamp_ms: int, payload: bytes) -> None: ...
 
@@ -106,7 +105,6 @@ class ManifestLogWriter:
         self.env = env
         self.directory = directory
         self.settings = settings
-        self.enabled = settings.enabled
         self.observer: RecordObserver | None = None
         self.fsyncs = 0
         self.substantive = 0  # records committed since `open` that are more than the log's own bookkeeping
@@ -165,14 +163,11 @@ class ManifestLogWriter:
 
     def append(
         self, payload: payloads.Payload, *, segment_id: int = 0, logical_offset: int = 0, timestamp_ms: int = 0
-    ) -> int | None:
-        """Adds one record; its ordinal, or None while the log is turned off. OSError (no room) changes nothing."""
+    ) -> int:
+        """Adds one record; its ordinal. OSError (no room) changes nothing."""
         kind, data = payloads.encode(payload)
         stamp = timestamp_ms or self.env.now_ms()
         row = (int(kind), segment_id, logical_offset, stamp, data)
-        if not self.enabled:
-            self._observe_unlogged([row])
-            return None
         chunk = self._writable(len(data))
         ordinal = chunk.base_record + chunk.count
         chunk.append_one(*row)
@@ -181,14 +176,11 @@ class ManifestLogWriter:
             self._unobserved.append(row)
         return ordinal
 
-    def append_batch(self, batch: RecordBatch) -> int | None:
-        """Adds records together, all or (on OSError) none; the first one's ordinal, or None while turned off."""
+    def append_batch(self, batch: RecordBatch) -> int:
+        """Adds records together, all or (on OSError) none; the first one's ordinal."""
         if not batch:
             raise ValueError("an empty batch has no place in the log")
         batch.stamp(self.env.now_ms())
-        if not self.enabled:
-            self._observe_unlogged(batch.rows())
-            return None
         chunk = self._writable(batch.encoded_len)
         ordinal = chunk.base_record + chunk.count
         chunk.append(batch)
@@ -201,7 +193,6 @@ class ManifestLogWriter:
         """Everything appended so far is in the log; with `sync`, also after power loss."""
         chunk = self._chunk
         if chunk is not None:
-            # Also while turned off: what was appended before that was promised.
             self._refuse_if_failed()
             with self._fatal():
                 committed = chunk.commit(self.env.now_ms() if now_ms is None else now_ms)
@@ -298,13 +289,6 @@ class ManifestLogWriter:
             os.close(self._lock_fd)
             self._lock_fd = -1
             self._chunk = None
-
-    def _observe_unlogged(self, rows: Iterable[tuple[int, int, int, int, bytes]]) -> None:
-        """Records that are not logged are seen at once, but never before earlier ones that wait for their commit."""
-        if self._unobserved:
-            self._unobserved += rows
-        else:
-            self._observe(rows)
 
     def _observe(self, rows: Iterable[tuple[int, int, int, int, bytes]]) -> None:
         if self.observer is not None:

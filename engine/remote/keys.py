@@ -21,8 +21,6 @@ from __future__ import annotations
 import re
 from typing import Final, NamedTuple
 
-from aof2.engine.manifest.format import bundle_key, chunk_key
-
 VOLUME_KEY: Final = "volume.json"
 RESERVED_PREFIX: Final = ".aof2-"
 """No part of a key starts so: a directory remote's own files do."""
@@ -144,14 +142,6 @@ def checkpoint_prefix(tenant: str, checkpoint_id: int) -> str:
     return f"checkpoints/{_t(tenant)}/{_n(checkpoint_id)}/"
 
 
-def tenant_prefix(tenant: str) -> str:
-    return f"checkpoints/{_t(tenant)}/"
-
-
-def manifest_prefix(stream_id: int) -> str:
-    return f"manifest/{_n(stream_id)}/"
-
-
 def parse_key(key: str) -> RemoteKey | None:
     """What the object is, or None for a name that is not ours."""
     if key == VOLUME_KEY:
@@ -173,27 +163,6 @@ def parse_key(key: str) -> RemoteKey | None:
                 values.append(int(text))
         return kind(*values)  # type: ignore[arg-type]
     return None
-
-
-def format_key(parsed: RemoteKey) -> str:
-    """The name of what `parse_key` returned."""
-    match parsed:
-        case ChunkBlobKey():
-            return chunk_blob_key(*parsed)
-        case DeltaBlobKey():
-            return delta_blob_key(*parsed)
-        case SnapshotMetaKey():
-            return snapshot_meta_key(*parsed)
-        case ManifestChunkKey():
-            return chunk_key(*parsed)
-        case ManifestBundleKey():
-            return bundle_key(*parsed)
-        case ManifestSnapshotKey():
-            return manifest_snapshot_key(*parsed)
-        case AuditRangeKey():
-            return audit_range_key(*parsed)
-        case VolumeKey():
-            return VOLUME_KEY
 
 
 def check_key(key: str) -> str:

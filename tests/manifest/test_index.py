@@ -118,11 +118,11 @@ def test_the_shadow_tells_what_the_log_missed(tmp_path: Path) -> None:
     with ManifestLogWriter.open(Env(), tmp_path, small()) as w:
         w.observer = shadow
         w.append(p.SegmentOpened(0, 1), segment_id=1)
-        w.enabled = False
-        w.append(p.LocalEvicted(5), segment_id=1)
-        w.append(p.SegmentOpened(0, 1), segment_id=2)
-        w.enabled = True
         w.append(p.SegmentOpened(0, 1), segment_id=3)
+        w.commit()
+        for segment_id, record in ((1, p.LocalEvicted(5)), (2, p.SegmentOpened(0, 1))):
+            kind, data = p.encode(record)
+            shadow.observe(kind, segment_id, 0, 0, data)
     assert shadow.divergence(replay(tmp_path)) == [1, 2]
 
 

@@ -287,32 +287,6 @@ def test_no_room_changes_nothing_and_goes_on_when_there_is_room(tmp_path: Path) 
     assert [r[2] for r in written(tmp_path)][:2] == [2, 3]
 
 
-def test_turned_off_nothing_is_written_and_on_again_it_is(tmp_path: Path) -> None:
-    with ManifestLogWriter.open(Env(), tmp_path, small(enabled=False)) as w:
-        assert w.append(p.LocalEvicted(1), segment_id=1) is None
-        w.commit()
-        assert names(tmp_path) == []
-        w.enabled = True
-        assert w.append(p.LocalEvicted(2), segment_id=2) == 0
-        w.commit()
-        w.enabled = False
-        assert w.append(p.LocalEvicted(3), segment_id=3) is None
-    assert [r[2] for r in written(tmp_path)] == [2]
-
-
-def test_turning_off_keeps_what_was_appended_before(tmp_path: Path) -> None:
-    with ManifestLogWriter.open(Env(), tmp_path, small()) as w:
-        w.append(p.LocalEvicted(1), segment_id=1)
-        w.enabled = False
-        w.commit()
-        assert [r[2] for r in written(tmp_path)] == [1]
-        w.enabled = True
-        w.append(p.LocalEvicted(2), segment_id=2)
-        w.enabled = False
-        assert w.rotate() is not None
-    assert [r[2] for r in written(tmp_path)] == [1, 2]
-
-
 def test_an_ordinary_user_can_do_all_of_it(tmp_path: Path) -> None:
     """Sealed chunks are read-only for their owner, too: marking and cutting them must not need root."""
     tmp_path.chmod(0o777)

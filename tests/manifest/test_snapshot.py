@@ -15,9 +15,8 @@ from aof2.engine.manifest import payloads as p
 from aof2.engine.manifest.batch import Event, RecordBatch
 from aof2.engine.manifest.format import LOG_SEGMENT_ID, LogPosition, ManifestGapError
 from aof2.engine.manifest.index import ManifestIndex
-from aof2.engine.manifest.quarantine import read_quarantine
-from aof2.engine.manifest.reader import ManifestIntegrityError, Stream
-from aof2.engine.manifest.replay import newest_snapshot, replay, replay_or_quarantine, take_snapshot
+from aof2.engine.manifest.reader import Stream
+from aof2.engine.manifest.replay import newest_snapshot, replay, take_snapshot
 from aof2.engine.manifest.snapshot import decode_snapshot, encode_snapshot, list_snapshots, load_snapshot
 from aof2.engine.manifest.writer import ManifestLogWriter
 
@@ -223,17 +222,3 @@ def test_events_reach_the_engine_whole_and_in_order(tmp_path: Path) -> None:
     events.clear()
     replay(tmp_path, on_event=lambda e, _: events.append(e))
     assert [e.body for e in events] == bodies
-
-
-def test_damage_in_the_log_sets_the_stream_aside(tmp_path: Path) -> None:
-    small_log(tmp_path, seal=True)
-    path = tmp_path / "0.mlog"
-    data = bytearray(path.read_bytes())
-    data[70] ^= 1
-    path.chmod(0o600)
-    path.write_bytes(data)
-    with pytest.raises(ManifestIntegrityError):
-        replay_or_quarantine(Env(), tmp_path)
-    mark = read_quarantine(tmp_path)
-    assert mark is not None
-    assert mark.chunk_index == 0
