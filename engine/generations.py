@@ -19,7 +19,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from aof2.engine import namespace, objects
+from aof2.engine import namespace, objects, segments
 from aof2.engine.catalog import ops as o
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.batch import Batch
@@ -101,6 +101,7 @@ def revert_beside(b: Batch, ino: int, generation: int, parent: int, name: bytes)
     inode, old = namespace.get_inode(b, ino), _restorable(b, ino, generation)
     mode = stat.S_IMODE(inode.mode)
     made = namespace.create(b, parent, name, mode=mode, uid=inode.uid, gid=inode.gid, chunk_bytes=old.chunk_bytes)
+    segments.unopened(b, made.ino)  # nothing is written to it: its content is there
     b.delete(t.DIRTY, made.ino)
     row = _copy(b, old, made.ino, made.generation)
     made = msgspec.structs.replace(made, size=row.size, hole_bytes=row.hole_bytes, mtime_ns=old.sealed_ms * 1_000_000)

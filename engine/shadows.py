@@ -1,6 +1,6 @@
 """`[manifest] shadow`: every stream's tier state kept a second time, as JSON beside its log, and compared with that.
 
-    manifest/<stream>/shadow.json   {"position": [chunk, offset, ordinal], "segments": {"<id>": {…}}}
+    manifest/<stream>/shadow.json   (FORMATS.md)
 
 The JSON is folded by code of its own (`manifest/shadow.py`) from the records as they are committed. Every second the
 segments that changed are compared with what the catalog folded from the same records; those that differ are counted in

@@ -148,3 +148,24 @@ def test_it_holds_after_a_remount(tmp_path: Path, options: list[str]) -> None:
         assert cached_bytes(volume) == cached
         assert cold_bytes(volume) == sum(map(len, datas))
         assert not volume.complaints()
+
+
+def test_holes_of_a_cold_file_are_not_fetched(each_volume: MountedVolume, each_here: Path) -> None:
+    path = each_here / "sparse"
+    size = 150 * MIB + 77  # three chunks, the middle one a hole all over
+    with open(path, "wb", buffering=0) as f:
+        os.truncate(path, size)
+        os.pwrite(f.fileno(), b"begin", 3 * MIB + 5)
+        os.pwrite(f.fileno(), b"end", size - 3)
+    each_volume.done("wait", path)
+    each_volume.evict(path)
+    os.setxattr(path, COLD, b"1")
+    cached, cold = cached_bytes(each_volume), cold_bytes(each_volume)
+    with open(path, "rb", buffering=0) as f:
+        assert os.pread(f.fileno(), 20, 3 * MIB) == b"\0" * 5 + b"begin" + b"\0" * 10
+        assert os.pread(f.fileno(), 20, size - 10) == b"\0" * 7 + b"end"
+        assert not any(os.pread(f.fileno(), 2 * MIB, 80 * MIB))
+        total = sum(len(part) - part.count(0) for part in iter(lambda: f.read(4 * MIB), b""))
+        assert total == len(b"beginend")
+    assert cached_bytes(each_volume) == cached
+    assert cold_bytes(each_volume) - cold <= 4 * MIB
