@@ -93,6 +93,7 @@ from aof2.engine.tiering.fetch import BlobFetcher
 from aof2.engine.tiering.hashing import ObjectDigest, digest_file
 from aof2.engine.tiering.hydrate import Hydrator
 from aof2.engine.tiering.publish import Publisher, sweep_scratch
+from aof2.engine.tiering.recent import Recent, units_of
 from aof2.engine.verify.scrub import Scrubber
 
 log = logging.getLogger(__name__)
@@ -153,7 +154,7 @@ class Volume:
         self.manifest_dir = state_dir / "manifest"
         self.target = CatalogTarget(env, opened.catalog, opened.streams, events)
         self.target.enabled = settings.manifest.enabled
-        self.replication = Replication(env)
+        self.replication = Replication(env, self._was_published)
         self.writer = CatalogWriter(self.target, commit_period_ms=settings.manifest.commit_period_ms)
         self.hot = HotCache(env, state_dir / "hot_cache")
         self.pages = PageCache(cache.page_cache_bytes)
@@ -166,7 +167,25 @@ class Volume:
         )
         self.handles = HandleTable()
         self.foreground = Foreground()
-        self.warm = WarmStore(env, state_dir / "warm", cache.warm_bytes, block_bytes=engine.block_bytes)
+        self.recent = Recent(
+            env,
+            self.catalog,
+            state_dir,
+            self.tenant_names,
+            hot_bytes=cache.hot_bytes,
+            warm_bytes=cache.warm_bytes,
+            block_bytes=engine.block_bytes,
+            writes=settings.manifest.enabled,
+        )
+        self.warm = WarmStore(
+            env,
+            state_dir / "warm",
+            cache.warm_bytes,
+            self.recent.warm,
+            self.recent.warm_lock,
+            self.tenant_names,
+            block_bytes=engine.block_bytes,
+        )
         self.evictor = Evictor(
             self.catalog,
             self.writer,
@@ -174,6 +193,8 @@ class Volume:
             self.handles,
             self.quota,
             self.tenant_names,
+            self.recent,
+            lambda key: self.hydrator.settle_object(key),
             limit_bytes=cache.hot_bytes,
             low_water=cache.low_water,
             block_bytes=engine.block_bytes,
@@ -188,6 +209,7 @@ class Volume:
             BlobFetcher(self.remote, block_bytes=engine.block_bytes),
             self.evictor,
             self.pages,
+            self.recent.hot,
             block_bytes=engine.block_bytes,
             parallel=settings.remote.parallel,
             warm=self.warm,
@@ -349,8 +371,11 @@ class Volume:
                 used = view.get(tenant_id, t.COUNTERS, objects.HOT_BYTES) or 0
                 uncounted += [tenant_id] if view.get(tenant_id, t.COUNTERS, objects.PENDING_BYTES) is None else []
                 rows.append(QuotaRow(row.name, used))
-                for chunk_id, stored_bytes in view.scan(tenant_id, t.WARM):
-                    self.warm.restore((tenant_id, chunk_id), row.name, stored_bytes)
+            self.warm.restore(
+                ((tenant_id, chunk_id), stored_bytes)
+                for tenant_id in self._tenants
+                for chunk_id, stored_bytes in view.scan(tenant_id, t.WARM)
+            )
         self.quota.restore(rows)
         for tenant_id in uncounted:
             if self.settings.manifest.enabled and tenant_id in self.target.streams:
@@ -396,6 +421,8 @@ class Volume:
         except Exception:
             self.evictor.give_back(tenant, size)  # counted when the seal is recorded, not before
             raise
+        self.recent.hot.touched(key[1])
+        self.recent.hot.sized(key[1], units_of(size))
         self.jobs.sealed(key[0], digest.data_bytes)
         return row
 
@@ -429,7 +456,10 @@ class Volume:
         key = (row.tenant_id, inode.ino, inode.generation)
         with self.catalog.view() as view:
             gone = view.get(key[0], t.OBJECTS, (key[1], key[2])) is None
+        if not inode.nlink:
+            self.recent.hot.unwanted(key[1])
         if gone and not inode.nlink:
+            self.recent.hot.forget(key[1])
             self.handles.forget(key)
             measure = partial(counted_bytes, block_bytes=self.settings.engine.block_bytes)
             self.evictor.doomed.add(self.backing_path(key), tenant, measure)
@@ -449,6 +479,7 @@ class Volume:
             self.hydrator.close(handle)
 
     async def read(self, key: Key, offset: int, length: int) -> bytes:
+        self.recent.hot.used(key[1])
         async with self.opened_object(key) as handle:
             return await self.hydrator.read(handle, offset, length)
 
@@ -458,6 +489,12 @@ class Volume:
         """Streams bytes to the sink without filling any cache."""
         async with self.opened_object(key) as handle:
             return await self.cold.read_page_trickle(handle, offset, length, sink, options)
+
+    def _was_published(self, stream_id: int, key: tuple[int, int]) -> bool:
+        """As far as the catalog shows: without the commit under way. On the writer thread."""
+        with self.catalog.view() as view:
+            row = view.get(stream_id, t.OBJECTS, key)
+        return row is not None and row.state == ObjectState.PUBLISHED
 
     def object_row(self, key: Key) -> ObjectRow:
         with self.catalog.view() as view:
@@ -563,6 +600,8 @@ class Volume:
 
     async def start(self, nursery: trio.Nursery, parts: Collection[str]) -> None:
         await nursery.start(self.hydrator.run)
+        await nursery.start(self.recent.run)
+        await nursery.start(self.evictor.run)
         await nursery.start(self._run_snapshots)
         await nursery.start(self.evictor.doomed.run)
         for name in PARTS:
@@ -617,6 +656,7 @@ async def open_volume(
                 await trio.to_thread.run_sync(recover_births, volume)
                 await trio.to_thread.run_sync(recover_unlinks, volume)
                 volume.dirty_inos = await trio.to_thread.run_sync(recover, volume)
+            await trio.to_thread.run_sync(volume.recent.load)
             volume.restore_quota()
             connect(volume, volume.metrics)
             await trio.to_thread.run_sync(sweep_scratch, settings.volume.state_dir / "checkpoint_scratch", ())
@@ -671,6 +711,7 @@ async def _close(volume: Volume) -> None:
         await volume.hydrator.settle()
         await volume.shadows.save()
     await volume.evictor.doomed.settle()
+    await volume.recent.save(closed=True)
     volume.handles.close_all()
     await trio.to_thread.run_sync(volume.writer.close)
     volume.bare_remote.close()

@@ -309,8 +309,12 @@ class Operations(pyfuse3.Operations):
         data = await self.files.glance(fh, off, size)
         if data is not None:
             return data
-        if size >= SERVED_BYTES_MIN and await self.files.make_ready(fh, off, size):
-            raise fail(SERVE)
+        if size >= SERVED_BYTES_MIN:
+            ready = await self.files.make_ready(fh, off, size)
+            if isinstance(ready, bytes):
+                return ready
+            if ready:
+                raise fail(SERVE)
         return await self.files.read(fh, off, size)
 
     @answered

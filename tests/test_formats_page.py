@@ -24,6 +24,8 @@ from aof2.engine.manifest.format import LogPosition, RecordType
 from aof2.engine.manifest.index import Progress, Residency
 from aof2.engine.manifest.reader import parse_chunk
 from aof2.engine.manifest.snapshot import decode_snapshot, encode_snapshot
+from aof2.engine.recency import saved
+from aof2.engine.recency.segmented import USED_BIT
 from aof2.engine.segment import format as segment_format
 from aof2.engine.segment.reader import SegmentReader
 
@@ -56,6 +58,7 @@ def tables() -> list[tuple[str, int, list[tuple[int, int, str]]]]:
 def test_every_struct_is_on_the_page_with_its_real_length() -> None:
     lengths = {title: length for title, length, _ in tables()}
     assert lengths == {
+        "RecencyHeader": saved.HEADER.size,
         "SegmentHeader v2": segment_format.HEADER_BYTES[segment_format.Version.V2],
         "Record v2": segment_format.RECORD_BYTES[segment_format.Version.V2],
         "SegmentFooter v2": segment_format.FOOTER_BYTES[segment_format.Version.V2],
@@ -208,3 +211,14 @@ def test_unlink_log() -> None:
     ino, top, time_ns = 1 << 40 | 300, 1 << 40 | 1, 1_700_000_000_123_456_789
     assert list(unlinklog.parse(data)) == [unlinklog.Unlink(top, b"part-0", ino, time_ns, 38)]
     assert unlinklog.pack(top, b"part-0", ino, time_ns) == data
+
+
+def test_recency_example() -> None:
+    data = example("recency")
+    found = saved.decode(data)
+    assert found is not None
+    assert found.closed
+    assert found.image.counts == (2, 1, 1)
+    assert [key & 0xFF for key in found.image.keys] == [2, 5, 3, 4]
+    assert list(found.image.sizes) == [16 | USED_BIT, 1, 4 | USED_BIT, 16]
+    assert b"".join(saved.encode(found.image, 1_760_000_000_000, closed=True)) == data

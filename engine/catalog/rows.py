@@ -20,6 +20,11 @@ INO_STREAM_SHIFT: Final = 40
 ROOT_INO: Final = 1
 
 
+def stream_of(ino: int) -> int:
+    """The stream of the tenant that an inode is of."""
+    return ino >> INO_STREAM_SHIFT
+
+
 class Row(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=False):
     """Base of all rows."""
 

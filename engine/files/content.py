@@ -60,15 +60,17 @@ class Content:
             return None
         return await self._volume.hydrator.glance(file.base, offset, length)
 
-    async def make_ready(self, file: OpenFile, offset: int, length: int) -> bool:
-        """Whether the channel can answer this read of a clean file by itself now: its blocks are here, and told."""
+    async def make_ready(self, file: OpenFile, offset: int, length: int) -> bool | bytes:
+        """Whether the channel can answer this read of a clean file by itself now: its blocks are here, and told. Where
+        there is no room for them here: the bytes."""
         base = file.base
         if file.dirty or base is None or not file.registered or file.mode is not Mode.RANGED or not file.masked:
             return False
         if not length or offset >= base.size:
             return False
-        if not await self.patience.insist(partial(self._volume.hydrator.make_ready, base, offset, length)):
-            return False
+        data = await self.patience.insist(partial(self._volume.hydrator.make_ready, base, offset, length))
+        if data is not None:
+            return data
         last = (min(offset + length, base.size) - 1) // self._block_bytes
         self._parts.tell(file, offset // self._block_bytes, last + 1 - offset // self._block_bytes)
         self._modes.say_coming(file, base, last + 1)

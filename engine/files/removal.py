@@ -56,7 +56,10 @@ class Removal:
             self._parts.sealed.discard(key)
             path = self._volume.hot.path(tenant, row.ino, row.generation)
             self._doomed.add(path, tenant, measure if charged is None else charged)
-        elif charged is not None:
+            self._volume.recent.hot.forget(row.ino)
+        else:
+            self._volume.recent.hot.unwanted(row.ino)
+        if obj is not None and charged is not None:
             self._volume.evictor.give_back(tenant, charged)
 
     def _discard(self, file: OpenFile) -> int | None:

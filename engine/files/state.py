@@ -20,7 +20,8 @@ from typing import Final, NamedTuple, Protocol
 
 import trio
 
-from aof2.engine.catalog.rows import INO_STREAM_SHIFT, ObjectState
+from aof2.engine.catalog.rows import ObjectState
+from aof2.engine.catalog.rows import stream_of as stream_of
 from aof2.engine.files.ledger import Ledger
 from aof2.engine.local.handles import Key, ObjectHandle
 from aof2.engine.objects import ObjectGoneError
@@ -307,10 +308,6 @@ class Handle(NamedTuple):
     @property
     def writes(self) -> bool:
         return wants_write(self.flags)
-
-
-def stream_of(ino: int) -> int:
-    return ino >> INO_STREAM_SHIFT
 
 
 def wants_write(flags: int) -> bool:

@@ -53,6 +53,7 @@ from aof2.engine.files.room import WriteRoom
 from aof2.engine.files.seal import Sealer
 from aof2.engine.files.sizes import Sizes
 from aof2.engine.files.state import Handle, Kernel, Mode, OpenFile, stream_of, wants_write
+from aof2.engine.tiering.recent import units_of
 
 if TYPE_CHECKING:
     from aof2.engine.volume import Volume
@@ -66,6 +67,7 @@ class Files:
         self.kernel = kernel
         self.passthrough_why = ""
         self.block_bytes = volume.settings.engine.block_bytes
+        self._recency = volume.recent.hot
         self._handles: dict[int, Handle] = {}
         self._next_fh = 1
         self._stopped: set[int] = set()  # by `refuse_writes`
@@ -196,12 +198,13 @@ class Files:
             self._modes.register(file, row, fd)
         finally:
             os.close(fd)
-        return row, self._new_handle(file, flags)
+        return row, self._new_handle(file, flags, new=True)
 
     def make_backing(self, row: InodeRow) -> None:
         """The backing file of a new file that nobody opens (mknod)."""
         file, fd = self._make_new(row)
         os.close(fd)
+        self._recency.touched(row.ino)
         self.sealer.closed(file)
 
     def _make_new(self, row: InodeRow) -> tuple[OpenFile, int]:
@@ -215,6 +218,7 @@ class Files:
         """A file that the channel created, and passed through; `closed` again already."""
         file = self._loader.new(row)
         self._known.add(file)
+        self._recency.touched(row.ino)
         if closed:
             self.charge(file)
             self.sealer.closed(file)
@@ -277,11 +281,15 @@ class Files:
             return
         self._seal_or_let_go(file)
 
-    def _new_handle(self, file: OpenFile, flags: int) -> int:
+    def _new_handle(self, file: OpenFile, flags: int, *, new: bool = False) -> int:
         fh, self._next_fh = self._next_fh, self._next_fh + 1
         keeps_pages = self._kept.opened(file, fh)
         if not wants_write(flags) and file.mode is Mode.RANGED and self.cold.opened(file, fh):
-            keeps_pages = False
+            keeps_pages = False  # and is no use of it: a cold scan leaves the caches as they are
+        elif new:
+            self._recency.touched(file.ino)
+        else:
+            self._recency.used(file.ino)
         handle = Handle(file, flags, keeps_pages=keeps_pages)
         self._handles[fh] = handle
         file.handles += 1
@@ -332,6 +340,8 @@ class Files:
         if handle is None:
             return
         file = handle.file
+        if not self.cold.is_cold(fh):
+            self._recency.touched(file.ino)
         self.cold.released(fh)
         async with self.holding(file.ino):
             self._kept.released(file.ino, fh)
@@ -387,8 +397,9 @@ class Files:
             return None
         return await self._content.glance(self.handle(fh).file, offset, length)
 
-    async def make_ready(self, fh: int, offset: int, length: int) -> bool:
-        """Whether the channel can answer this read of a clean file by itself now: its blocks are here, and told."""
+    async def make_ready(self, fh: int, offset: int, length: int) -> bool | bytes:
+        """Whether the channel can answer this read of a clean file by itself now: its blocks are here, and told. Where
+        there is no room for them here: the bytes."""
         if self.cold.is_cold(fh):
             return False
         return await self._content.make_ready(self.handle(fh).file, offset, length)
@@ -483,4 +494,5 @@ class Files:
             self.volume.pages.drop_object(file.ino, file.key[2])
             self.parts.sealed.add(file.key)
         self._charges.sealed(file, disk_bytes)
+        self._recency.sized(file.ino, units_of(disk_bytes))
         self._known.forget(file)

@@ -71,6 +71,7 @@ class ObjectHandle:
         # Somebody writes to the file: after a crash what is in it counts as written, so nothing may be put there that
         # is not known to be right.
         self.written_to = False
+        self.crowded = False  # what was last fetched of it found no room on the disk
         self.next_offset = 0  # where a sequential reader would go on
         self.run_start = 0  # … and where it began
         self.window_blocks = 1

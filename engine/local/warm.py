@@ -1,15 +1,16 @@
 """warm/: chunks that left hot_cache, compressed, on the same disk: `warm/<tenant>/<chunk_id>.blob`.
 
 A chunk that is evicted from hot_cache and compresses well is kept here as a blob (the same format as in the remote),
-up to `warm_bytes`; the oldest make way. Reading one back costs no request. Everything here is also in the remote, so a
-warm blob may go at any time.
+up to `warm_bytes`; which makes way is the policy's to say (`recency`). Reading one back costs no request. Everything
+here is also in the remote, so a warm blob may go at any time.
 
 Invariants
 - A warm blob is named by its row (`ResidencyRow.warm_bytes`) only after it is whole and synced.
 - The row says that it is gone before the file goes. So a crash leaves an orphan file at most, replaced when met.
 - Bytes used never pass the limit: room is made before a blob is written.
 
-Owner: blocking; called on the evictor's worker thread (writing) and on readers' (reading). A lock guards the counts.
+Owner: blocking; called on the evictor's worker thread (writing) and on readers' (reading). A lock guards policy
+and counts.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
 from aof2.engine.blob.reader import BlobReader
 from aof2.engine.blob.writer import BlobWriter
-from aof2.engine.catalog.rows import ChunkRow
+from aof2.engine.catalog.rows import INO_STREAM_SHIFT, ChunkRow
 from aof2.engine.env import Env
 from aof2.engine.local.hot import read_exactly
+from aof2.engine.recency import EvictionPolicy
 from aof2.engine.tiering.hashing import block_crc
 
 # A blob that is not at least this much smaller is not worth keeping: the remote has it.
@@ -38,50 +39,81 @@ CRASH_POINTS: Final = ("warm.written",)
 Slot = tuple[int, int]  # stream id, chunk id
 
 
-class WarmStore:
-    """The folder of warm blobs and how full it is."""
+def _key(slot: Slot) -> int:
+    """A slot as the policy knows it."""
+    return slot[0] << INO_STREAM_SHIFT | slot[1]
 
-    def __init__(self, env: Env, root: Path, limit_bytes: int, *, block_bytes: int) -> None:
+
+def _slot(key: int) -> Slot:
+    return key >> INO_STREAM_SHIFT, key & (1 << INO_STREAM_SHIFT) - 1
+
+
+class WarmStore:
+    """The folder of warm blobs and how full it is. `lock` guards `policy`, whoever else may look at it."""
+
+    def __init__(
+        self,
+        env: Env,
+        root: Path,
+        limit_bytes: int,
+        policy: EvictionPolicy,
+        lock: threading.Lock,
+        tenants: Callable[[], dict[int, str]],
+        *,
+        block_bytes: int,
+    ) -> None:
         self.env = env
         self.root = root
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
         self.dropped = 0  # blobs given up since the start
         self.dropped_bytes = 0
+        self._lock = lock
+        self._policy = policy
+        self._tenants = tenants
         self._block_bytes = block_bytes
-        self._order: OrderedDict[Slot, tuple[str, int]] = OrderedDict()
-        self._lock = threading.Lock()
 
     def path(self, tenant: str, chunk_id: int) -> Path:
         return self.root / tenant / f"{chunk_id}.blob"
 
-    def restore(self, slot: Slot, tenant: str, stored_bytes: int) -> None:
-        """A row of an earlier run: counted, and older than everything of this one."""
+    def restore(self, rows: Iterable[tuple[Slot, int]]) -> None:
+        """The blobs of earlier runs, with their lengths: counted, in the order that was saved."""
         with self._lock:
-            self._order[slot] = (tenant, stored_bytes)
-            self.used_bytes += stored_bytes
+            here: set[int] = set()
+            for slot, stored_bytes in rows:
+                key = _key(slot)
+                here.add(key)
+                self._policy.admit_old(key, stored_bytes)
+                self._policy.sized(key, stored_bytes)
+                self.used_bytes += stored_bytes
+            for key in list(self._policy.in_order()):
+                if key not in here:
+                    self._policy.forget(key)
 
     def victims(self, size_bytes: int) -> list[Slot]:
-        """The oldest blobs that must go for so many bytes to fit."""
+        """The blobs that must go for so many bytes to fit."""
         with self._lock:
             over = self.used_bytes + size_bytes - self.limit_bytes
             out: list[Slot] = []
-            for slot, (_, stored) in self._order.items():
-                if over <= 0:
-                    break
-                out.append(slot)
-                over -= stored
+            if over > 0:
+                for key in self._policy.in_order():
+                    out.append(_slot(key))
+                    over -= self._policy.units_of(key)
+                    if over <= 0:
+                        break
             return out
 
     def drop(self, slots: list[Slot]) -> None:
         """The rows say they are gone: so do the files."""
         for slot in slots:
             with self._lock:
-                tenant, stored = self._order.pop(slot, ("", 0))
+                stored = self._policy.units_of(_key(slot))
+                self._policy.forget(_key(slot))
                 self.used_bytes -= stored
                 self.dropped += bool(stored)
                 self.dropped_bytes += stored
-            if tenant:
+            tenant = self._tenants().get(slot[0])
+            if stored and tenant is not None:
                 with contextlib.suppress(FileNotFoundError):
                     self.env.files.unlink(self.path(tenant, slot[1]))
 
@@ -143,21 +175,21 @@ class WarmStore:
             admit()
         return footer.blob_len
 
-    def count(self, slot: Slot, tenant: str, stored_bytes: int) -> None:
+    def count(self, slot: Slot, stored_bytes: int) -> None:
         """Its row is committed: it is here."""
         with self._lock:
-            self._order[slot] = (tenant, stored_bytes)
+            self._policy.sized(_key(slot), stored_bytes)
             self.used_bytes += stored_bytes
 
     def has(self, slot: Slot) -> bool:
         with self._lock:
-            return slot in self._order
+            return _key(slot) in self._policy
 
     def blocks(self, tenant: str, chunk: ChunkRow, slot: Slot, first: int, count: int) -> list[bytes]:
         """Blocks of a warm chunk, verified; CorruptError or FileNotFoundError when it cannot be trusted."""
         with self._lock:
-            if slot in self._order:
-                self._order.move_to_end(slot)
+            if _key(slot) in self._policy:
+                self._policy.used(_key(slot))
         path = self.path(tenant, chunk.chunk_id)
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:

@@ -1,6 +1,6 @@
 """PageCache: tier 0 in memory. `cache` is what callers use, `policy` decides which page goes."""
 
-from aof2.engine.pagecache.cache import CacheStats, PageCache, PageCacheFullError, Pin
+from aof2.engine.pagecache.cache import CacheStats, PageCache, PageCacheFullError
 from aof2.engine.pagecache.policy import PageKey
 
-__all__ = ["CacheStats", "PageCache", "PageCacheFullError", "PageKey", "Pin"]
+__all__ = ["CacheStats", "PageCache", "PageCacheFullError", "PageKey"]

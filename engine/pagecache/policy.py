@@ -13,7 +13,7 @@ were made as pages are held. Hot pages pass one of the two sooner or later; the 
 about thirty scans side by side in a cache of 512 pages.
 
 Invariants
-- Only pages in a queue can be evicted. Pinned and dirty pages are in none; they return to the end of theirs.
+- Only pages in a queue can be evicted. Dirty pages are in none; clean again, they return to the end of theirs.
 - `evictable_bytes` is what the queues hold.
 - Remembered keys stand for no more bytes than the cache has, and are at most GHOSTS_MAX.
 
@@ -40,17 +40,15 @@ class PageKey(NamedTuple):
 
 
 class Page:
-    """A page held. `version` 0: clean; `queue` None: pinned, dirty or dropped."""
+    """A page held. `version` 0: clean; `queue` None: dirty or dropped."""
 
     __slots__ = (
         "admissions_mark",
         "data",
         "in_main",
         "key",
-        "pins",
         "queue",
         "requests_mark",
-        "resident",
         "uses",
         "version",
     )
@@ -58,9 +56,7 @@ class Page:
     def __init__(self, key: PageKey, data: bytes) -> None:
         self.key = key
         self.data = data
-        self.pins = 0
         self.version = 0
-        self.resident = False
         self.queue: Queue | None = None
         self.in_main = False
         self.uses = 0

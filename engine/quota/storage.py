@@ -120,8 +120,10 @@ class StorageQuota:
         clock_s: Callable[[], float] = trio.current_time,
         evict_hint: EvictHint | None = None,
         on_exhausted: Callable[[], None] | None = None,
+        on_over: Callable[[], None] | None = None,
     ) -> None:
-        """`tenants` are their limits; `disk` says how full the disk is (None: not watched); `on_exhausted` counts."""
+        """`tenants` are their limits; `disk` says how full the disk is (None: not watched); `on_exhausted` counts;
+        `on_over` hears when bytes count that were not asked for, over a limit."""
         self._volume = Account(Level.VOLUME, limit_bytes=limit_bytes)
         self._tenants = {name: Account(Level.TENANT, name, limit) for name, limit in (tenants or {}).items()}
         self._jobs: dict[str, Account] = {}
@@ -131,6 +133,7 @@ class StorageQuota:
         self._clock_s = clock_s
         self._evict_hint = evict_hint
         self._on_exhausted = on_exhausted
+        self.on_over = on_over
         self._live: dict[int, Reservation] = {}
         self._next_number = 0
         self._expiries: list[tuple[float, int]] = []  # a heap; entries of renewed or released leases are passed over
@@ -238,6 +241,16 @@ class StorageQuota:
             raise ValueError("use release_used for bytes that left")
         self._volume.used_bytes += size_bytes
         self._tenant(tenant).used_bytes += size_bytes
+        self._say_if_over()
+
+    def over_limit(self) -> list[str | None]:
+        """The tenants that use more than they may; None among them: all together do."""
+        over = [None] if _is_over(self._volume) else []
+        return [*over, *(name for name, account in self._tenants.items() if _is_over(account))]
+
+    def _say_if_over(self) -> None:
+        if self.on_over is not None and self.over_limit():
+            self.on_over()
 
     def restore(self, rows: Iterable[QuotaRow]) -> None:
         """Used bytes are what the rows say, and none where they say nothing. Reservations stay."""
@@ -246,6 +259,7 @@ class StorageQuota:
             self._tenant(tenant).used_bytes = used.get(tenant, 0)
         self._volume.used_bytes = sum(used.values())
         self._settle()
+        self._say_if_over()
 
     # -- granting ----------------------------------------------------------------------------------------------
 
@@ -475,6 +489,11 @@ class StorageQuota:
     def _exhausted(self) -> None:
         if self._on_exhausted is not None:
             self._on_exhausted()
+
+
+def _is_over(account: Account) -> bool:
+    limit_bytes = account.limit_bytes
+    return limit_bytes is not None and account.used_bytes + account.reserved_bytes > limit_bytes
 
 
 def _request(tenant: str, size_bytes: int, job: str | None, ttl_s: float | None) -> _Request:

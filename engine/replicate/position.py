@@ -170,8 +170,13 @@ class StreamPosition:
 class Replication:
     """The positions of every stream of a volume."""
 
-    def __init__(self, env: Env) -> None:
+    def __init__(
+        self, env: Env, was_published: Callable[[int, ObjectKey], bool] = lambda _stream_id, _key: False
+    ) -> None:
+        """`was_published`: whether the catalog had the object as published before the commit under way. That one does
+        not publish it again: it notes, say, what came back of it, and need not be there for it to leave once more."""
         self._env = env
+        self._was_published = was_published
         self._lock = threading.Lock()
         self._streams: dict[int, StreamPosition] = {}
         self._token: trio.lowlevel.TrioToken | None = None
@@ -188,6 +193,7 @@ class Replication:
     def committed(self, stream_id: int, ordinal: int, size_bytes: int, mutations: Iterable[Mutation]) -> None:
         """A commit that says more than bookkeeping ends there. Before its rows can be seen."""
         touches = touches_of(mutations)
+        touches.published.difference_update([k for k in touches.published if self._was_published(stream_id, k)])
         now_ms = self._env.now_ms()
         with self._lock:
             self._of(stream_id).note(ordinal, now_ms, size_bytes, touches)

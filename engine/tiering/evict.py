@@ -1,8 +1,6 @@
-"""Making room: the least recently used clean data goes first, down to the low-water mark.
+"""Making room: how local copies leave, down to the low-water mark. Which goes next is the policy's to say (`recency`).
 
-What was used since start-up is ordered in memory; what was not is older than all of it and is found by a hand that goes
-round the residency rows, so start-up never walks the cache. Objects are evicted whole, by unlink; of an object larger
-than the room wanted, single chunks are punched out.
+Objects are evicted whole, by unlink; of an object larger than the room wanted, single chunks are punched out.
 
 Invariants
 - Only chunks whose content is in the remote are given up (`objects.evicted` refuses others inside the commit), and
@@ -19,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -27,25 +25,32 @@ from typing import Final, NamedTuple
 import trio
 
 from aof2.engine import objects, pins, segments
+from aof2.engine.aio import open_nursery
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.batch import Batch
-from aof2.engine.catalog.rows import ChunkRow, ObjectState
-from aof2.engine.catalog.store import Catalog
+from aof2.engine.catalog.rows import ChunkRow, ObjectRow, ObjectState, stream_of
+from aof2.engine.catalog.store import Catalog, View
 from aof2.engine.catalog.writer import CatalogWriter
-from aof2.engine.errors import CorruptError
+from aof2.engine.errors import CorruptError, FatalIOError, ReadOnlyError
 from aof2.engine.local.doomed import DoomedFiles
 from aof2.engine.local.handles import HandleTable, Key
 from aof2.engine.local.hot import HotCache
 from aof2.engine.local.warm import WORTH_RATIO, WarmStore
 from aof2.engine.manifest.format import ReasonCode
 from aof2.engine.quota import QuotaExceededError, Reservation, StorageQuota
+from aof2.engine.tiering.recent import Recent, units_of
 
 log = logging.getLogger(__name__)
 
 CRASH_POINTS: Final = ("evict.recorded", "evict.unlinked")
-VICTIMS_MAX: Final = 64
+VICTIMS_MAX: Final = 256
+# A walk that met so many and still freed too little is not repeated at once: what it met is dirty, pinned or in use.
+LONG_WALK: Final = 1024
+WALK_SHARE: Final = 20
 THRASH_WINDOW_S: Final = 60.0
+LOOK_AGAIN_S: Final = 1.0
 GONE_MAX: Final = 4096
+GIVEN_UP_STATES: Final = (ObjectState.PUBLISHED, ObjectState.TOMBSTONED)
 
 
 def _give_up(b: Batch, chunk_ids: Sequence[int], kept: Mapping[int, int], block_bytes: int) -> int:
@@ -55,6 +60,15 @@ def _give_up(b: Batch, chunk_ids: Sequence[int], kept: Mapping[int, int], block_
     return objects.evicted(b, chunk_ids, block_bytes=block_bytes)
 
 
+class Piece(NamedTuple):
+    """A chunk with blocks in the backing file."""
+
+    chunk_id: int
+    offset: int
+    length: int
+    disk_bytes: int
+
+
 class Victim(NamedTuple):
     """An object to give up: whole, or some of its chunks where that is enough."""
 
@@ -62,11 +76,26 @@ class Victim(NamedTuple):
     tenant: str
     path: Path
     chunk_ids: tuple[int, ...]
-    holes: tuple[tuple[int, int], ...] = ()  # (offset, length) to punch; none: the file goes whole
+    pieces: tuple[Piece, ...]
+    punched: bool = False  # the pieces alone are punched out; else the file goes whole
+
+    @property
+    def disk_bytes(self) -> int:
+        return sum(piece.disk_bytes for piece in self.pieces)
+
+    def no_more_than(self, wanted_bytes: int) -> Victim:
+        """Of an object that holds much more than is wanted, the first chunks that make up for it."""
+        found = 0
+        for n, piece in enumerate(self.pieces, 1):
+            found += piece.disk_bytes
+            if found >= wanted_bytes and n < len(self.pieces):
+                some = self.pieces[:n]
+                return self._replace(pieces=some, chunk_ids=tuple(p.chunk_id for p in some), punched=True)
+        return self
 
 
 class Evictor:
-    """Gives local bytes up, and is the Room that fetched blocks ask for."""
+    """Gives local bytes up, and is the Room that fetched blocks ask for. `settle` records what landed of an object."""
 
     def __init__(
         self,
@@ -76,6 +105,8 @@ class Evictor:
         handles: HandleTable,
         quota: StorageQuota,
         tenants: Callable[[], dict[int, str]],
+        recent: Recent,
+        settle: Callable[[Key], Awaitable[None]],
         *,
         limit_bytes: int,
         low_water: float,
@@ -92,6 +123,8 @@ class Evictor:
         self.evicted_bytes = 0
         self.evictions = 0
         self._tenants = tenants
+        self._recent = recent
+        self._settle = settle
         self._limit_bytes = limit_bytes
         self._low_water = low_water
         self._block_bytes = block_bytes
@@ -101,7 +134,25 @@ class Evictor:
         self.restorable: Callable[[int, int, int], bool] = lambda _stream_id, _ino, _generation: True
         self.lock = trio.Lock()
         self._gone: OrderedDict[tuple[int, int], float] = OrderedDict()  # chunks given up lately → when
-        self._hand: tuple[int, bytes] | None = None
+        self._fruitless_until_s = float("-inf")
+        self._over = trio.Event()
+        quota.on_over = lambda: self._over.set()
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Brings the cache back under its limits when something landed over them: what a passthrough writer left
+        behind, a limit that was lowered. What is not in the remote yet is waited for."""
+        task_status.started()
+        while True:
+            await self._over.wait()
+            self._over = trio.Event()
+            while over := self.quota.over_limit():
+                try:
+                    freed = sum([await self.make_room(0, tenant) for tenant in over])
+                except (ReadOnlyError, FatalIOError, OSError) as e:  # said where it happened
+                    log.info("the cache stays over its limit for now", extra={"error": str(e)})
+                    freed = 0
+                if not freed:
+                    await trio.sleep(LOOK_AGAIN_S)
 
     # -- Room --------------------------------------------------------------------------------------------------
 
@@ -134,10 +185,14 @@ class Evictor:
         async with self.lock:
             wanted = self._wanted(size_bytes, tenant)
             freed = 0
-            for victims in self._batches(wanted, tenant):
-                left = wanted - freed
-                freed += await self._evict([self._no_more_than(v, left) for v in victims], demote=demote)
-                if freed >= wanted:
+            candidates = self._candidates(tenant)
+            while freed < wanted:
+                keys = self._gather(candidates, wanted - freed)
+                if keys:
+                    freed += await self._evict(await self._victims(keys, wanted - freed), demote=demote)
+                elif await self._recent.find_more():
+                    candidates = self._candidates(tenant)
+                else:
                     break
             return freed
 
@@ -148,28 +203,6 @@ class Evictor:
         wanted = usage.used_bytes + usage.reserved_bytes - max(0, target)
         # The disk may be fuller than the quota knows: others write to it, too.
         return wanted if tenant is not None else max(wanted, self.quota.shortage(None, size_bytes).everyones_bytes)
-
-    def _no_more_than(self, victim: Victim, wanted: int) -> Victim:
-        """Of an object that holds much more than is wanted, the first chunks that make up for it."""
-        stream_id, ino, generation = victim.key
-        chosen: list[int] = []
-        holes: list[tuple[int, int]] = []
-        freed = resident = 0
-        with self.catalog.view() as view:
-            row = view.get(stream_id, t.OBJECTS, (ino, generation))
-            for chunk_id in victim.chunk_ids:
-                chunk, here = view.get(stream_id, t.CHUNKS, chunk_id), view.get(stream_id, t.RESIDENCY, chunk_id)
-                if row is None or chunk is None or here is None or not here.mask:
-                    continue
-                size = objects.chunk_disk_bytes(here.mask, chunk, self._block_bytes)
-                resident += size
-                if freed < wanted:
-                    chosen.append(chunk_id)
-                    holes.append((chunk.index * row.chunk_bytes, chunk.length))
-                    freed += size
-        if freed >= resident or not chosen:
-            return victim
-        return victim._replace(chunk_ids=tuple(chosen), holes=tuple(holes))
 
     def recently_evicted(self, slot: tuple[int, int]) -> bool:
         """Whether this chunk (stream id, chunk id) was given up a moment ago: fetching it again is thrash."""
@@ -183,8 +216,8 @@ class Evictor:
         async with self.lock:
             freed, skipped = 0, []
             for key in keys:
-                victim = self._victim(key)
-                got = await self._evict([victim], demote=False) if victim is not None else 0
+                victim = None if self._has_fresh(key) else self._victim(key)
+                got = await self._evict([victim], demote=False, by_name=True) if victim is not None else 0
                 if victim is not None:
                     await trio.to_thread.run_sync(self.cool, [(key[0], c) for c in victim.chunk_ids])
                 freed += got
@@ -203,87 +236,104 @@ class Evictor:
 
     # -- choosing ----------------------------------------------------------------------------------------------
 
-    def _batches(self, wanted: int, tenant: str | None = None) -> Iterator[list[Victim]]:
-        batch: list[Victim] = []
-        for victim in self._candidates():
-            if tenant is not None and victim.tenant != tenant:
-                continue
-            batch.append(victim)
-            if len(batch) == VICTIMS_MAX or wanted <= self._block_bytes * VICTIMS_MAX:
-                yield batch
-                batch = []
-        if batch:
-            yield batch
-
-    def _candidates(self) -> Iterator[Victim]:
-        """Never used since start-up first, by the hand; then least recently used."""
-        seen: set[Key] = set()
-        for key in self._sweep():
-            if key not in self.handles and key not in seen:
-                seen.add(key)
-                victim = self._victim(key)
-                if victim is not None:
-                    yield victim
-        for handle in self.handles.oldest():
-            victim = self._victim(handle.key)
-            if victim is not None and handle.holds_data:
-                yield victim
-
-    def _sweep(self) -> Iterator[Key]:
-        """Objects with local bytes, once round, from where the hand stopped last time."""
-        start = self._hand
-        for stream_id, after in self._laps(start):
-            while True:
-                keys, after_next = self._resident_after(stream_id, after)
-                if after_next is None:
-                    break
-                self._hand = (stream_id, after_next)
-                yield from keys
-                after = after_next
-
-    def _laps(self, start: tuple[int, bytes] | None) -> Iterator[tuple[int, bytes | None]]:
-        streams = sorted(self._tenants())
-        if start is None:
-            yield from ((stream_id, None) for stream_id in streams)
-            return
-        yield start
-        yield from ((s, None) for s in streams if s > start[0])
-        yield from ((s, None) for s in streams if s <= start[0])
-
-    def _resident_after(self, stream_id: int, after: bytes | None) -> tuple[list[Key], bytes | None]:
-        """A page of resident objects behind a residency key, and where the page ended (None: there was nothing)."""
+    def _gather(self, candidates: Iterator[tuple[Key, int]], wanted: int) -> list[Key]:
+        """The next that may go: enough of them, or as many as one commit should hold."""
         keys: list[Key] = []
-        last: bytes | None = None
+        for key, size in candidates:
+            keys.append(key)
+            wanted -= size
+            if wanted <= 0 or len(keys) == VICTIMS_MAX:
+                break
+        return keys
+
+    async def _victims(self, keys: Sequence[Key], wanted: int) -> list[Victim]:
+        """Those of them that can go, once what landed of them a moment ago is recorded; the last one in part."""
+        if fresh := [key for key in keys if self._has_fresh(key)]:
+            async with open_nursery() as nursery:
+                for key in fresh:
+                    nursery.start_soon(self._record, key)
+        victims: list[Victim] = []
+        for key in keys:
+            victim = None if self._has_fresh(key) else self._victim(key)
+            if victim is not None and victim.pieces and wanted > 0:
+                victims.append(victim.no_more_than(wanted))
+                wanted -= victims[-1].disk_bytes
+        return victims
+
+    def _has_fresh(self, key: Key) -> bool:
+        """Whether blocks of it landed that are not recorded yet."""
+        handle = self.handles.peek(key)
+        return handle is not None and bool(handle.added)
+
+    async def _record(self, key: Key) -> None:
+        with contextlib.suppress(ReadOnlyError, FatalIOError, OSError):  # then it stays
+            await self._settle(key)
+
+    def _candidates(self, tenant: str | None) -> Iterator[tuple[Key, int]]:
+        """What may go, each once, in the policy's order, and its size."""
+        now_s, names = self.hot.env.monotonic_s, self._tenants()
+        began_s, met = now_s(), 0
+        if began_s < self._fruitless_until_s:
+            return
+        for ino in self._recent.hot.in_order():
+            met += 1
+            if tenant in (None, names.get(stream_of(ino))):
+                yield from self._objects_of(ino)
+        if met > LONG_WALK:
+            self._fruitless_until_s = now_s() + WALK_SHARE * (now_s() - began_s)
+
+    def _objects_of(self, ino: int) -> Iterator[tuple[Key, int]]:
+        """What of an inode may go, and its size. One that is not here any more is taken off the order."""
+        stream_id = stream_of(ino)
         with self.catalog.view() as view:
-            for chunk_id, row in view.scan(stream_id, t.RESIDENCY, after=after):
-                last = t.RESIDENCY.pack_key(chunk_id)
-                chunk = view.get(stream_id, t.CHUNKS, chunk_id) if row.mask else None
-                if chunk is not None:
-                    keys.append((stream_id, chunk.ino, chunk.generation))
-                if len(keys) >= 256:
-                    break
-        return keys, last
+            rows = [row for _, row in view.scan(stream_id, t.OBJECTS, prefix=ino.to_bytes(8, "big"))]
+        if not any(map(self._is_here, rows)):
+            self._recent.hot.forget(ino)
+            return
+        for row in rows:
+            key = (stream_id, ino, row.generation)
+            victim, handle = self._victim(key), self.handles.peek(key)
+            if victim is not None:
+                size = handle.resident_bytes if handle is not None and handle.added else victim.disk_bytes
+                if size:
+                    yield key, size
+
+    def _is_here(self, row: ObjectRow) -> bool:
+        """Whether something of it is here, or will be once it is recorded."""
+        key = (stream_of(row.ino), row.ino, row.generation)
+        return row.state not in GIVEN_UP_STATES or self.handles.peek(key) is not None or self.hot_bytes_of(key) > 0
 
     def _victim(self, key: Key) -> Victim | None:
-        """The object as something to evict, or None: in use, pinned, or not durable."""
+        """The object as something to evict, or None: in use, pinned, or not durable. What landed of it and is not
+        recorded is not in `pieces`: `_evict` takes objects without such blocks alone."""
         stream_id, ino, generation = key
         tenant = self._tenants().get(stream_id)
         handle = self.handles.peek(key)
-        if tenant is None or (handle is not None and (handle.users or handle.pins or handle.added)):
+        if tenant is None or (handle is not None and (handle.users or handle.pins)):
             return None
         with self.catalog.view() as view:
             row = view.get(stream_id, t.OBJECTS, (ino, generation))
-            if row is None or row.state not in (ObjectState.PUBLISHED, ObjectState.TOMBSTONED):
+            if row is None or row.state not in GIVEN_UP_STATES:
                 return None
             if pins.holds(view, stream_id, row):
                 return None
+            pieces = tuple(self._pieces(view, stream_id, row))
         if not self.restorable(stream_id, ino, generation):
             return None  # its blobs are there, the log that names them is not yet
-        return Victim(key, tenant, self.hot.path(tenant, ino, generation), row.data_chunks)
+        return Victim(key, tenant, self.hot.path(tenant, ino, generation), row.data_chunks, pieces)
+
+    def _pieces(self, view: View, stream_id: int, row: ObjectRow) -> Iterator[Piece]:
+        for chunk_id in row.data_chunks:
+            here = view.get(stream_id, t.RESIDENCY, chunk_id)
+            chunk = view.get(stream_id, t.CHUNKS, chunk_id) if here is not None and here.mask else None
+            if here is not None and chunk is not None:
+                size = objects.chunk_disk_bytes(here.mask, chunk, self._block_bytes)
+                yield Piece(chunk_id, chunk.index * row.chunk_bytes, chunk.length, size)
 
     # -- doing -------------------------------------------------------------------------------------------------
 
-    async def _evict(self, victims: Sequence[Victim], *, demote: bool = True) -> int:
+    async def _evict(self, victims: Sequence[Victim], *, demote: bool = True, by_name: bool = False) -> int:
+        """Gives them up, as far as the kernel lets us; how many bytes that freed. `by_name`: not to be remembered."""
         freed = 0
         by_stream: dict[int, list[Victim]] = {}
         over = trio.Event()
@@ -293,18 +343,20 @@ class Evictor:
             by_stream.setdefault(victim.key[0], []).append(victim)
         try:
             for stream_id, group in by_stream.items():
-                freed += await trio.to_thread.run_sync(partial(self._evict_group, stream_id, group, demote=demote))
+                gone, got = await trio.to_thread.run_sync(partial(self._evict_group, stream_id, group, demote=demote))
+                freed += got
+                self._note_gone(gone, got, thrashes=demote, remember=not by_name)
         finally:
             for victim in victims:
                 del self.handles.evicting[victim.key]
             over.set()
         return freed
 
-    def _evict_group(self, stream_id: int, group: Sequence[Victim], *, demote: bool = True) -> int:
-        """Leases, one durable commit, unlinks. On a worker thread; returns the bytes freed."""
+    def _evict_group(self, stream_id: int, group: Sequence[Victim], *, demote: bool) -> tuple[list[Victim], int]:
+        """Leases, one durable commit, unlinks. On a worker thread; what went, and the bytes freed."""
         free = [v for v in group if self._exclusive(v.path)]
         if not free:
-            return 0
+            return [], 0
         kept = self._demote(stream_id, free) if demote else {}
         chunk_ids = [chunk_id for v in free for chunk_id in v.chunk_ids]
         work = partial(_give_up, chunk_ids=chunk_ids, kept=kept, block_bytes=self._block_bytes)
@@ -315,19 +367,17 @@ class Evictor:
             self.hot.env.failpoint("evict.unlinked")
             for chunk_id in victim.chunk_ids:
                 if self._warm is not None and chunk_id in kept:
-                    self._warm.count((stream_id, chunk_id), victim.tenant, kept[chunk_id])
-        slots = [(stream_id, chunk_id) for chunk_id in chunk_ids]
-        trio.from_thread.run_sync(self._note_freed, free[0].tenant, freed, len(free), slots if demote else [])
-        return freed
+                    self._warm.count((stream_id, chunk_id), kept[chunk_id])
+        return free, freed
 
     def _drop(self, stream_id: int, victim: Victim) -> None:
         """The bytes go: the file, or holes in it, after which the catalog knows the file as it is now."""
-        if not victim.holes:
+        if not victim.punched:
             self.hot.unlink(victim.path)
             return
         with contextlib.suppress(FileNotFoundError):
-            for offset, length in victim.holes:
-                self.hot.punch(victim.path, offset, length)
+            for piece in victim.pieces:
+                self.hot.punch(victim.path, piece.offset, piece.length)
             fd = self.hot.open(victim.path)
             try:
                 identity = self.hot.identity(fd)
@@ -423,11 +473,23 @@ class Evictor:
         except FileNotFoundError:
             return True  # only its rows are left
 
-    def _note_freed(self, tenant: str, freed: int, count: int, slots: Sequence[tuple[int, int]]) -> None:
+    def _note_gone(self, gone: Sequence[Victim], freed: int, *, thrashes: bool, remember: bool) -> None:
+        if not gone:
+            return
         now_s = self.hot.env.monotonic_s()
-        self._gone.update((slot, now_s) for slot in slots)
+        if thrashes:
+            self._gone.update(((v.key[0], chunk_id), now_s) for v in gone for chunk_id in v.chunk_ids)
         while len(self._gone) > GONE_MAX:
             self._gone.popitem(last=False)
-        self.give_back(tenant, freed)
+        self.give_back(gone[0].tenant, freed)
         self.evicted_bytes += freed
-        self.evictions += count
+        self.evictions += len(gone)
+        with self.catalog.view() as view:
+            for ino in {v.key[1] for v in gone}:
+                left = self._recent.local_bytes(view, ino)
+                if left:
+                    self._recent.hot.sized(ino, units_of(left))
+                elif remember:
+                    self._recent.hot.evicted(ino)
+                else:
+                    self._recent.hot.forget(ino)

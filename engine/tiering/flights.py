@@ -214,6 +214,7 @@ class Flights:
     async def _fetch_run(self, handle: ObjectHandle, run: _Run, pages: dict[int, bytes] | None, said: Said) -> None:
         size = sum(objects.on_disk(handle.block_len(b)) for b in run.blocks)
         reservation = await self._room.take(handle.tenant, size)
+        handle.crowded = reservation is None
         if reservation is None and run.length > self._held_max:
             for first in range(run.first, run.first + run.length, self._held_max):
                 some = run._replace(first=first, length=min(self._held_max, run.first + run.length - first))

@@ -37,10 +37,12 @@ from aof2.engine.local.hot import HotCache, read_cached, read_exactly
 from aof2.engine.local.warm import WarmStore
 from aof2.engine.observe.metrics import FetchTier, StorageMetrics
 from aof2.engine.pagecache import PageCache, PageKey
+from aof2.engine.recency import EvictionPolicy
 from aof2.engine.tiering import flights, settle
 from aof2.engine.tiering.fetch import BlobFetcher
 from aof2.engine.tiering.flights import Flights, Room
 from aof2.engine.tiering.hashing import block_crc
+from aof2.engine.tiering.recent import units_of
 from aof2.engine.tiering.settle import Settler
 
 log = logging.getLogger(__name__)
@@ -50,6 +52,8 @@ GLANCE_BYTES_MAX: Final = 128 << 10
 # A block takes as long as about three of its pieces: whoever comes back that often might have had it all.
 GLANCES_A_BLOCK: Final = 3
 GLANCES_KEPT_S: Final = 60.0
+# Of the PageCache, what one reader without room on the disk may have fetched ahead.
+AHEAD_SHARE: Final = 8
 
 CRASH_POINTS: Final = (*flights.CRASH_POINTS, *settle.CRASH_POINTS)
 
@@ -73,6 +77,7 @@ class Hydrator:
         fetcher: BlobFetcher,
         room: Room,
         pages: PageCache,
+        policy: EvictionPolicy,
         *,
         block_bytes: int,
         parallel: int = 16,
@@ -86,6 +91,7 @@ class Hydrator:
         self.fetcher = fetcher
         self.room = room
         self.pages = pages
+        self._policy = policy
         self.handles = handles
         self.block_bytes = block_bytes
         self.on_landed: Callable[[Key, int, int], None] | None = None  # object, first block, how many
@@ -105,7 +111,14 @@ class Hydrator:
             recently_evicted=recently_evicted,
             on_landed=self._landed,
         )
-        self._settler = Settler(writer, hot, handles, block_bytes=block_bytes, arriving=self._flights.arriving)
+        self._settler = Settler(
+            writer,
+            hot,
+            handles,
+            block_bytes=block_bytes,
+            arriving=self._flights.arriving,
+            recorded=lambda handle: policy.sized(handle.key[1], units_of(handle.resident_bytes)),
+        )
         self._nursery: trio.Nursery | None = None
 
     @property
@@ -140,16 +153,19 @@ class Hydrator:
 
     async def read(self, handle: ObjectHandle, offset: int, length: int) -> bytes:
         """The bytes, verified, from wherever they are; short only at the end of the object."""
+        self._policy.touched(handle.key[1])
         end = min(offset + length, handle.size)
         if offset >= end:
             return b""
         started_s = self.hot.env.monotonic_s()
         tier, data = await self._read(handle, offset, end)
         self._metrics.page_fetch_latency_seconds[tier].observe(self.hot.env.monotonic_s() - started_s)
-        return data
+        return data or b""
 
-    async def _read(self, handle: ObjectHandle, offset: int, end: int) -> tuple[FetchTier, bytes]:
-        """The bytes, and the furthest tier that had to be asked."""
+    async def _read(
+        self, handle: ObjectHandle, offset: int, end: int, *, local: bool = True
+    ) -> tuple[FetchTier, bytes | None]:
+        """The bytes, and the furthest tier that had to be asked. Not `local`: None for what is in the backing file."""
         await self.attach(handle)
         tier = FetchTier.LOCAL
         first, last = offset // self.block_bytes, (end - 1) // self.block_bytes
@@ -157,8 +173,8 @@ class Hydrator:
         for _ in range(8):
             absent = handle.not_ready(first, last)
             if not absent:
-                data = await self._read_local(handle, offset, end - offset)
-                if data is not None:
+                data = await self._read_local(handle, offset, end - offset) if local else None
+                if data is not None or not local:
                     return tier, data
                 continue
             pages, from_remote = await self.obtain(handle, absent)
@@ -177,27 +193,16 @@ class Hydrator:
             return None
         return await self._read_local(handle, offset, length)
 
-    async def make_ready(self, handle: ObjectHandle, offset: int, length: int) -> bool:
-        """The range is in the backing file, verified, for others to read; False when there is no room for it there."""
+    async def make_ready(self, handle: ObjectHandle, offset: int, length: int) -> bytes | None:
+        """None: the range is in the backing file, verified, for others to read. Else its bytes: no room for them."""
         end = min(offset + length, handle.size)
         if offset >= end:
-            return True
+            return None
+        self._policy.touched(handle.key[1])
         started_s = self.hot.env.monotonic_s()
-        await self.attach(handle)
-        first, last = offset // self.block_bytes, (end - 1) // self.block_bytes
-        self._read_ahead(handle, offset, end)
-        tier = FetchTier.LOCAL
-        for _ in range(8):
-            absent = handle.not_ready(first, last)
-            if not absent:
-                self._metrics.page_fetch_latency_seconds[tier].observe(self.hot.env.monotonic_s() - started_s)
-                return True
-            pages, from_remote = await self.obtain(handle, absent)
-            if from_remote:
-                tier = FetchTier.REMOTE
-            if pages:
-                return False
-        return False
+        tier, data = await self._read(handle, offset, end, local=False)
+        self._metrics.page_fetch_latency_seconds[tier].observe(self.hot.env.monotonic_s() - started_s)
+        return data
 
     def is_coming(self, handle: ObjectHandle, block: int) -> bool:
         """Whether it is here, or on its way."""
@@ -205,6 +210,7 @@ class Hydrator:
 
     async def fill(self, handle: ObjectHandle) -> None:
         """Brings the whole object to this disk, as far as there is room, and records it: `warm`."""
+        self._policy.touched(handle.key[1])
         await self.attach(handle)
         step = 4 * handle.blocks_per_chunk
         handle.filling += 1
@@ -268,7 +274,7 @@ class Hydrator:
             if page is not None:
                 parts.append(page[low - start : high - start])
             else:
-                parts.append((await self._read(handle, low, high))[1])
+                parts.append((await self._read(handle, low, high))[1] or b"")
         return b"".join(parts)
 
     # -- a few bytes --------------------------------------------------------------------------------------------
@@ -332,11 +338,17 @@ class Hydrator:
         if handle.frontier - last > handle.window_blocks // 2 + 1 or handle.frontier >= handle.block_count:
             return
         # Twice as much each time, up to a chunk: a short look costs little, a long read gets all there is.
-        handle.window_blocks = min(handle.window_blocks * 2, handle.blocks_per_chunk)
+        handle.window_blocks = min(handle.window_blocks * 2, self._window_max(handle))
         stop = min(handle.frontier + handle.window_blocks, handle.block_count)
         ahead = handle.not_ready(handle.frontier, stop - 1)
         handle.frontier = stop
         self._prefetch_soon(handle, ahead)
+
+    def _window_max(self, handle: ObjectHandle) -> int:
+        """A chunk; without room on the disk what is fetched ahead must not push itself out of memory."""
+        if not handle.crowded:
+            return handle.blocks_per_chunk
+        return max(1, min(self.pages.capacity_bytes // AHEAD_SHARE // self.block_bytes, handle.blocks_per_chunk))
 
     def _goes_on(self, handle: ObjectHandle, offset: int) -> bool:
         """Whether somebody who reads there goes on from where the last one was."""
@@ -379,7 +391,8 @@ class Hydrator:
         pages: dict[int, bytes] = {}
         missing: list[int] = []
         for block in blocks:
-            page = self.pages.peek(PageKey(handle.key[1], handle.key[2], block))
+            key = PageKey(handle.key[1], handle.key[2], block)
+            page = self.pages.get(key) if wanted else self.pages.peek(key)
             if page is not None:
                 pages[block] = page
             else:
@@ -444,6 +457,10 @@ class Hydrator:
     async def quiesce_object(self, key: Key) -> None:
         """What was being fetched of one object is here and recorded."""
         await self._flights.landed_all(key)
+        await self.settle_object(key)
+
+    async def settle_object(self, key: Key) -> None:
+        """What came in of one object is recorded."""
         handle = self.handles.peek(key)
         if handle is not None and handle.added:
             await self._settler.settle_one(handle)

@@ -35,7 +35,8 @@ CRASH_POINTS: Final = ("hydrate.synced", "hydrate.recorded")
 
 
 class Settler:
-    """Records blocks that landed. `arriving` tells the objects of which more is on its way."""
+    """Records blocks that landed. `arriving` tells the objects of which more is on its way; `recorded` hears of each
+    object that is recorded."""
 
     def __init__(
         self,
@@ -45,12 +46,14 @@ class Settler:
         *,
         block_bytes: int,
         arriving: Callable[[], set[Key]],
+        recorded: Callable[[ObjectHandle], None],
     ) -> None:
         self._writer = writer
         self._hot = hot
         self._handles = handles
         self._block_bytes = block_bytes
         self._arriving = arriving
+        self._recorded = recorded
         self._wanted = trio.Event()
 
     def want(self) -> None:
@@ -86,6 +89,8 @@ class Settler:
             await self.settle_one(handle)
 
     async def settle_one(self, handle: ObjectHandle) -> None:
+        if handle.fd < 0:
+            return  # it was recorded and given up since its caller looked
         with self._handles.using(handle):  # not to be evicted under the sync
             await self._record(handle)
 
@@ -110,6 +115,7 @@ class Settler:
             for chunk, bits in added.items():
                 handle.added[chunk] = handle.added.get(chunk, 0) | bits & handle.masks[chunk]
             raise
+        self._recorded(handle)
         if backing is not None:
             handle.row = msgspec.structs.replace(handle.row, backing=backing)
         self._hot.env.failpoint("hydrate.recorded")
