@@ -53,7 +53,7 @@ from aof2.engine.audit.writer import AuditWriter
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.batch import EVENT_SCHEMA_ID, Batch, Mutation, decode_event
 from aof2.engine.catalog.rows import ChunkRow, ObjectRow, ObjectState
-from aof2.engine.catalog.store import Catalog
+from aof2.engine.catalog.store import Catalog, View
 from aof2.engine.catalog.writer import CatalogWriter
 from aof2.engine.env import Env
 from aof2.engine.errors import CorruptError
@@ -88,6 +88,7 @@ class Derivation:
         self.state = state
         self.fresh: list[Payload] = []
         self.sweep_due = False
+        self.rows_are_newer = True  # than the chunk that is derived: what it deletes may have been published
         self.next_logseq = 0
         self._tenant = tenant
         self._known_logseq = known_logseq
@@ -128,12 +129,13 @@ class Derivation:
             if self.state.is_published(ref):
                 self._emit(ArtifactUnpublish(ref))
             return
-        # Deleted before this process looked at the rows: the audit log may know which one, else the sweep will.
+        # Deleted before this process looked at the rows: the audit log may know which one, else the sweep will. Since
+        # then every publication was seen, and this one was never published.
         self._pass_anchors()
         head = self._existing[0].payload if self._existing else None
         if isinstance(head, ArtifactUnpublish) and self.state.is_published(head.artifact):
             self._emit(head)
-        else:
+        elif self.rows_are_newer:
             self.sweep_due = True
 
     def sweep(self, live: Iterable[ArtifactRef]) -> None:
@@ -201,6 +203,7 @@ class TenantAudit:
         self._state: DiskState | None = None
         self._derived: Derivation | None = None
         self._next_chunk = 0
+        self._rows_chunk = 0
         self._anchor_due = False
         self._upload_due = True
         self._stored: set[int] | None = None
@@ -263,9 +266,15 @@ class TenantAudit:
     def _load_refs(self, derived: Derivation) -> None:
         """Names of what exists: a deletion in the log names a row, not its content."""
         with self._catalog.view() as view:
+            self._looked_at(view)
             for key, row in view.scan(self.tenant_id, t.OBJECTS):
                 if row.published_ms:
                     derived.state.remember(key, derived.ref_of(row))
+
+    def _looked_at(self, view: View) -> None:
+        """The rows are as of now: chunks behind the one that is being written say nothing that was not seen."""
+        position = view.position(self.tenant_id)
+        self._rows_chunk = position.chunk_index if position is not None else 0
 
     def _derive_chunks(self, derived: Derivation) -> None:
         for where, header in chunk_headers(self._directory):
@@ -274,6 +283,7 @@ class TenantAudit:
             chunk = parse_chunk(where.read(), path=str(where.path), last=False, expect_index=where.index)
             if chunk is None:
                 return
+            derived.rows_are_newer = chunk.index <= self._rows_chunk
             try:
                 self._derive_chunk(derived, chunk)
             except _DisagreeError as e:
@@ -304,6 +314,7 @@ class TenantAudit:
         self._writer.flush()
         with self._catalog.view() as view:
             position = view.position(self.tenant_id)
+            self._looked_at(view)
             for _, chunk in view.scan(self.tenant_id, t.CHUNKS):
                 derived.chunk(chunk)
             for _, row in view.scan(self.tenant_id, t.OBJECTS):

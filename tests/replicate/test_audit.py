@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ from aof2.engine.audit import (
 from aof2.engine.audit.format import ArtifactRef
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.rows import ObjectState
-from aof2.engine.replicate.audit import AUDIT_CHUNK, AUDIT_LOGSEQ
+from aof2.engine.replicate.audit import AUDIT_CHUNK, AUDIT_LOGSEQ, Derivation
 
 from .helpers import TENANT, Rig, content_of, in_state, keys_of, make_file, purged, run_rig, sealed, sha
 
@@ -126,6 +127,32 @@ def test_what_a_kill_withheld_is_appended_once(tmp_path: Path, cut: int) -> None
 
     run_rig(tmp_path, again)
     assert path.read_bytes() == whole
+
+
+def test_removing_what_was_never_published_looks_at_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thousand short-lived files do not mean that all objects are walked a thousand times."""
+    swept: list[int] = []
+    sweep = Derivation.sweep
+
+    def counted(derived: Derivation, live: Iterable[ArtifactRef]) -> None:
+        swept.append(1)
+        sweep(derived, live)
+
+    monkeypatch.setattr(Derivation, "sweep", counted)
+
+    async def body(r: Rig) -> None:
+        await r.write(sealed(1), in_state(1, PUBLISHED))
+        await r.snapshot()
+        swept.clear()
+        for number in range(2, 8):
+            await r.write(sealed(number), purged(number))
+        await r.write(in_state(1, TOMBSTONED), purged(1))
+        assert not swept
+
+    run_rig(tmp_path, body)
+    assert ArtifactUnpublish(ref(1)) in payloads(tmp_path)
 
 
 def test_without_its_file_it_is_made_again(tmp_path: Path) -> None:
