@@ -140,22 +140,32 @@ async def wait(mounted: Mounted, args: Paths, tell: Tell) -> Uploaded:
     is not sealed, so it never would be: that is said."""
     volume = mounted.volume
     places = walk.find(mounted, args.paths)
-    inos: set[int] = set()
-    for page in walk.files(mounted, places):
-        await trio.lowlevel.checkpoint()
-        with mounted.volume.catalog.view() as view:
-            inos |= {p.inode.ino for p in page if not walk.is_durable(walk.newest(view, p))}
     tenants = {place.tenant_id for place in places}
     done = Uploaded(0, 0)
-    if inos:
+    inos = await _not_uploaded(mounted, places)
+    while inos:
         await Closing(mounted).closed(inos)
         await mounted.files.seal_closed(inos)
         wanted: dict[Key, int] = {k: n for k, n in durable.pending(volume, tenants).items() if k[1] in inos}
         await durable.plan(volume, tenants)
-        done = await durable.uploaded(volume, wanted, tell)
-        await _raise_open(mounted, places)
+        some = await durable.uploaded(volume, wanted, tell)
+        done = Uploaded(done.files + some.files, done.bytes + some.bytes)
+        left = await _not_uploaded(mounted, places) & inos
+        # Thousands of files that were just closed take longer than a moment: as long as there are fewer, that goes on.
+        if left and (len(left) == len(inos) or all(map(mounted.files.is_open, left))):
+            await _raise_open(mounted, places)
+        inos = left
     await durable.replicated(volume, volume.log_ends(tenants))
     return done
+
+
+async def _not_uploaded(mounted: Mounted, places: list[Place]) -> set[int]:
+    found: set[int] = set()
+    for page in walk.files(mounted, places):
+        await trio.lowlevel.checkpoint()
+        with mounted.volume.catalog.view() as view:
+            found |= {p.inode.ino for p in page if not walk.is_durable(walk.newest(view, p))}
+    return found
 
 
 async def _raise_open(mounted: Mounted, places: list[Place]) -> None:
