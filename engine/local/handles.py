@@ -351,10 +351,6 @@ class HandleTable:
         for key in list(self._table):
             self.forget(key)
 
-    def oldest(self) -> Iterator[ObjectHandle]:
-        """Least recently used first."""
-        return iter(list(self._table.values()))
-
     def dirty(self) -> list[ObjectHandle]:
         return [h for h in self._table.values() if h.added]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from array import array
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -13,8 +14,9 @@ from aof2.engine.catalog import tables as t
 from aof2.engine.env import Env
 from aof2.engine.local.handles import HandleTable, Key
 from aof2.engine.recency import saved
+from aof2.engine.recency.segmented import Image
 from aof2.engine.volume import Volume
-from tests.engine.helpers import KIB, run_volume, small_settings
+from tests.engine.helpers import KIB, run_volume, small_settings, with_cache
 
 SIZE = 64 * KIB
 COUNT = 20
@@ -231,3 +233,74 @@ def test_a_full_disk_costs_the_order_alone(tmp_path: Path, monkeypatch: pytest.M
         monkeypatch.setattr(saved, "write", no_room)
 
     run_volume(small_settings(tmp_path, compression="none"), body, env=Env(), parts=PARTS)
+
+
+def test_a_lowered_limit_holds_without_a_further_request(tmp_path: Path) -> None:
+    settings = small_settings(tmp_path, hot_bytes=32 * SIZE, compression="none")
+    keys: dict[int, Key] = {}
+
+    async def first(v: Volume) -> None:
+        keys.update(await fill(v))
+
+    async def second(v: Volume) -> None:
+        while v.quota.over_limit():
+            await trio.sleep(0.01)
+        assert names(keys, v) == [13, 14, 15, 16, 17, 18, 19]
+
+    run_volume(settings, first, parts=PARTS)
+    run_volume(with_cache(settings, hot_bytes=8 * SIZE), second, parts=PARTS)
+
+
+def test_warm_copies_make_way_by_last_use_also_after_a_restart(tmp_path: Path) -> None:
+    settings = with_cache(small_settings(tmp_path), warm_bytes=4 * SIZE)
+    keys: dict[int, Key] = {}
+
+    def in_warm(v: Volume) -> list[int]:
+        with v.catalog.view() as view:
+            rows = {n: view.get(1, t.OBJECTS, keys[n][1:]) for n in keys}
+        return [n for n, row in rows.items() if row is not None and v.warm.has((1, row.chunks[0]))]
+
+    async def first(v: Volume) -> None:
+        keys.update(await fill(v, 8))
+        await leave(v, 0)
+        assert in_warm(v) == list(range(8))
+        for n in (0, 3):
+            assert await v.read(keys[n], 0, SIZE) == content(n)
+
+    async def second(v: Volume) -> None:
+        order = [key & 0xFFFF for key in v.recent.warm.in_order()]
+        assert len(order) == 8
+        with v.catalog.view() as view:
+            used = [view.get(1, t.OBJECTS, keys[n][1:]) for n in (0, 3)]
+        assert order[-2:] == [row.chunks[0] & 0xFFFF for row in used if row is not None], "used last, goes last"
+
+    run_volume(settings, first, parts=PARTS)
+    run_volume(settings, second, parts=PARTS)
+
+
+def test_killed_while_the_order_is_saved(tmp_path: Path) -> None:
+    """The old order or the new one, whole."""
+    path = tmp_path / "recency" / "hot.lru"
+    old, new = (Image((1, 0, 0), array("Q", [key]), array("I", [1])) for key in (1, 2))
+    for point in saved.CRASH_POINTS:
+        saved.write(Env(), path, old, closed=False)
+        env = StoppingEnv(point)
+        with pytest.raises(StoppedError):
+            saved.write(env, path, new, closed=False)
+        assert saved.read(path) in ((old, False), (new, False))
+    saved.write(Env(), path, new, closed=False)
+    assert saved.read(path) == (new, False)
+
+
+class StoppedError(Exception):
+    pass
+
+
+class StoppingEnv(Env):
+    def __init__(self, point: str) -> None:
+        super().__init__()
+        self.point = point
+
+    def failpoint(self, name: str) -> None:
+        if name == self.point:
+            raise StoppedError

@@ -51,7 +51,8 @@ class Trace:
             (self._volume.path / f"d{n}").mkdir()
         for name, size in enumerate(self._sizes):
             self._path(name).write_bytes(self._content(name, size))
-        self._volume.aof2("wait", self._volume.path, timeout_s=600)
+        waited = self._volume.aof2("wait", self._volume.path, timeout_s=600)
+        assert waited.returncode == 0, waited.stderr
 
     def _content(self, name: int, size: int) -> bytes:
         return (b"%08d" % name) * (size // 8)
@@ -74,7 +75,8 @@ class Trace:
 
     def remount(self) -> None:
         self._fetched_before = self.misses()
-        self._volume.umount()
+        ended = self._volume.aof2("umount", timeout_s=600)
+        assert ended.returncode == 0, ended.stderr
         self._volume.remount()
 
     def run(self, accesses: int, *, s: float = 1.0, say: Callable[[str], None] = lambda _: None) -> Outcome:

@@ -15,10 +15,14 @@ from pathlib import Path
 import click
 
 from tests.mount.outage import BlinkingLoad, everything_is_there, s3_world
+from tests.mount.recency import Trace
 from tests.mount.rounds import KINDS, Rounds
 from tests.mount.world import kill as kill_process
 from tests.mount.world import rss_bytes, wait_for, world
+from tests.support.mount import mounted_volume
 from tests.support.seaweed import running_seaweed
+
+CACHE_BYTES = 64 << 20  # the smallest there is
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -122,6 +126,29 @@ def many(files: int, per_directory: int) -> None:
         w.ok("umount", hang_s=3600)
         with step("verified"):
             w.verify()
+    shutil.rmtree(root)
+
+
+@main.command()
+@click.option("--files", default=5000, show_default=True)
+@click.option("--accesses", default=15_000, show_default=True)
+@click.option("--exponent", default=1.0, show_default=True, help="Of the Zipf distribution.")
+@click.option("--seed", default=None, type=int)
+def recency(files: int, accesses: int, exponent: float, seed: int | None) -> None:
+    """Read files by a Zipf trace through a cache of a tenth of them, a remount in the middle; compare with LRU."""
+    seed = int(time.time()) if seed is None else seed
+    root = Path(tempfile.mkdtemp(prefix="aof2-torture-"))
+    click.echo(f"seed {seed}, in {root}")
+    tenants = {"default": {"kind": "files", "compression": "none"}}
+    with mounted_volume(root, tenants=tenants, timeout_s=0, cache={"hot_bytes": f"{CACHE_BYTES}"}) as volume:
+        trace = Trace(volume, files=files, hot_bytes=CACHE_BYTES, seed=seed)
+        trace.write()
+        click.echo(f"{files} files, {trace.data_bytes >> 20} MiB, through a cache of {CACHE_BYTES >> 20} MiB")
+        outcome = trace.run(accesses, s=exponent, say=click.echo)
+        assert trace.disk_bytes() <= CACHE_BYTES * 1.01, f"{trace.disk_bytes()} bytes on the disk"
+        assert volume.complaints() == [], volume.complaints()[:3]
+    click.echo(f"hit rate {outcome.mount:.4f}, textbook LRU {outcome.lru:.4f}: {outcome.mount - outcome.lru:+.4f}")
+    assert outcome.mount >= outcome.lru - 0.03, "more than 3 % below LRU"
     shutil.rmtree(root)
 
 
