@@ -263,6 +263,17 @@ class CursorRow(Row, frozen=True):
     seen_ms: int
 
 
+class SnapshotRow(Row, frozen=True):
+    """A moment that retention keeps. `key` names the listing of its tree in the remote; "": not there (yet)."""
+
+    snapshot_id: int
+    name: str
+    taken_ms: int
+    key: str = ""
+    files: int = 0
+    size_bytes: int = 0
+
+
 class QuotaRow(Row, frozen=True):
     limit_bytes: int
     used_bytes: int = 0

@@ -154,6 +154,7 @@ JOB_TOKENS: Final = Table("jobs", b"k", "job_tokens", int, _text, bytes.decode)
 QUOTAS: Final = Table("quota", b"q", "quotas", rows.QuotaRow, _text, bytes.decode)
 BLOBS: Final = Table("blobs", b"b", "blobs", rows.BlobRow, _raw, _raw)
 COUNTERS: Final = Table("meta", b"n", "counters", int, _text, bytes.decode)
+SNAPSHOTS: Final = Table("meta", b"s", "snapshots", rows.SnapshotRow, _u64, _un_u64)
 WATERMARKS: Final = Table("meta", b"g", "watermarks", int, _text, bytes.decode)
 
 # Tags inside `segments`, which holds the folded tier records as they are in ManifestIndex.

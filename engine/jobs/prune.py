@@ -27,7 +27,7 @@ from typing import Final, NamedTuple, TypeVar
 import msgspec
 import trio
 
-from aof2.engine import namespace, objects, segments
+from aof2.engine import namespace, objects, segments, snapshots
 from aof2.engine.aio import result_of
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.batch import Batch
@@ -96,6 +96,9 @@ def retirable(view: View, tenant_id: int, rows: Sequence[ObjectRow], now_ms: int
     current = 0 if inode is None else inode.generation
     old = [r for r in published[: -max(1, keep.generations)] if r.generation != current]
     gone = [r for r in old if _superseded(view, tenant_id, r, now_ms)]
+    kept = snapshots.pinned(rows, snapshots.moments(view, tenant_id))
+    if kept:
+        return [r for r in gone if r.generation not in kept]  # and the inode stays, for what is kept of it
     dead = [r for r in rows if r.state == ObjectState.TOMBSTONED and _is_over(r.tombstoned_ms, keep, now_ms)]
     if dead and (inode is None or not inode.nlink) and all(r in dead or r in published for r in rows):
         return list(rows)  # dead for good: there is nothing that the past would be the past of

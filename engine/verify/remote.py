@@ -42,6 +42,7 @@ from aof2.engine.verify.index import Expected, Index
 PIECE_BYTES: Final = 8 << 20
 BLOB_PREFIX: Final = "checkpoints/"
 LOG_PREFIX: Final = "manifest/"
+SNAPSHOT_PREFIX: Final = "snapshots/"  # listings of what users took
 
 
 # -- what should be there ----------------------------------------------------------------------------------------
@@ -58,6 +59,9 @@ def _expected(view: View, stream_id: int) -> Iterator[Expected]:
     for _, delta in view.scan(stream_id, t.DELTAS):
         if delta.key:
             yield Expected(delta.key, stream_id, b"", None, True, False)
+    for _, snapshot in view.scan(stream_id, t.SNAPSHOTS):
+        if snapshot.key:
+            yield Expected(snapshot.key, stream_id, b"", None, True, False)
     fold = StreamFold(stream_id)
     fold.reload(view)
     for key in fold.log_objects:
@@ -72,7 +76,7 @@ def _expected(view: View, stream_id: int) -> Iterator[Expected]:
 def check_listing(ctx: Context, remote: RemoteStore, index: Index, *, deep: bool) -> Iterator[Finding]:
     """Missing and unknown objects, and sizes that differ (unless everything is read anyway)."""
     recent_ms = ctx.env.now_ms() - int(ctx.settings.retention.purge_after_s * 1000)
-    for prefix in (BLOB_PREFIX, LOG_PREFIX):
+    for prefix in (BLOB_PREFIX, LOG_PREFIX, SNAPSHOT_PREFIX):
         listed = ((info.key, info) for info in remote.list(prefix))
         for info, expected in index.meet(listed):
             found = _listed(ctx, info, expected, index, recent_ms, deep=deep)

@@ -27,6 +27,7 @@ VERBS = {
     "pin": ("aof2.fs.cli.move", "Keep files on this disk."),
     "restore": ("aof2.fs.cli.restore", "Build state_dir from the remote, on an empty machine."),
     "revert": ("aof2.fs.cli.past", "Bring back what a file was."),
+    "snapshot": ("aof2.fs.cli.snapshot", "Moments of a tenant that are kept."),
     "status": ("aof2.fs.cli.status", "What the volume, a directory or a file is like now."),
     "top": ("aof2.fs.cli.top", "What the mounted volume is doing, live."),
     "umount": ("aof2.fs.cli.mount", "Upload what is left, and unmount."),

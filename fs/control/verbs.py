@@ -20,7 +20,7 @@ from aof2.engine.inspect.paths import Place, resolve
 from aof2.engine.local.handles import Key
 from aof2.engine.objects import ObjectGoneError
 from aof2.engine.units import format_time
-from aof2.fs.control import durable, feed, move, past, toggle, views, walk, work
+from aof2.fs.control import durable, feed, move, past, snapshot, toggle, views, walk, work
 from aof2.fs.control.closing import Closing
 from aof2.fs.control.durable import Tell, Uploaded
 from aof2.fs.control.mounted import Mounted
@@ -233,5 +233,6 @@ VERBS: Final[dict[str, tuple[type[Args], Handler]]] = {
     "changes": (feed.Changes, feed.changes),
     "acknowledge": (feed.Acknowledge, feed.acknowledge),
     "cursors": (feed.Cursors, feed.cursors),
+    "snapshot": (snapshot.Snapshot, snapshot.snapshot),
     "manifest": (toggle.Toggle, toggle.toggle),
 }

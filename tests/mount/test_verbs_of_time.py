@@ -282,3 +282,38 @@ def test_following(volume: MountedVolume) -> None:
         finally:
             follower.kill()
     volume.done("changes", "--cursor", "tail", "--forget")
+
+
+# -- snapshots -------------------------------------------------------------------------------------------------------
+
+
+def test_a_snapshot_keeps_what_there_was(volume: MountedVolume) -> None:
+    """Three generations are kept here, and a deleted file for a week: a snapshot keeps what is older, too."""
+    folder = volume.path / "snapped"
+    folder.mkdir()
+    often, dropped = folder / "often", folder / "dropped"
+    written(volume, often, b"never", b"as it was")
+    written(volume, dropped, b"dropped later")
+    (folder / "link").symlink_to("often")
+    [taken] = lines(volume, "snapshot", "create", "default", "--name", "before")
+    assert taken["complete"] and taken["name"] == "before"
+    assert lines(volume, "snapshot", "list") == [taken]
+    listing = [json.loads(line) for line in (volume.remote / str(taken["key"])).read_text().splitlines()]
+    assert listing[0]["snapshot_id"] == taken["snapshot_id"]
+    by_path = {entry["path"]: entry for entry in listing[1:]}
+    assert by_path["snapped/often"]["generation"] == 2 and by_path["snapped/often"]["size"] == 9
+    assert by_path["snapped/dropped"]["size"] == 13 and by_path["snapped/link"]["target"] == "often"
+    assert taken["files"] == sum("generation" in entry for entry in listing[1:])
+    written(volume, often, *(b"later %d" % i for i in range(6)))
+    dropped.unlink()
+    until(lambda: numbers(volume, often) == [8, 7, 6, 2] or not volume.ask("gc"), "it does not keep what it is of")
+    volume.done("revert", often, "--generation", 2, "--to", folder / "back")
+    assert (folder / "back").read_bytes() == b"as it was"
+    volume.done("undelete", dropped)
+    assert dropped.read_bytes() == b"dropped later"
+    volume.done("snapshot", "delete", taken["snapshot"])
+    assert lines(volume, "snapshot", "list") == []
+    assert not (volume.remote / str(taken["key"])).exists()
+    until(lambda: numbers(volume, often) == [8, 7, 6] or not volume.ask("gc"), "what only it kept stays")
+    refused(volume, "snapshot", "delete", taken["snapshot"], says="no such snapshot")
+    refused(volume, "snapshot", "delete", "7", says="TENANT/NUMBER")

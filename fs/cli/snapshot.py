@@ -1,0 +1,84 @@
+"""`aof2 snapshot`: moments of a tenant that are kept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+import msgspec
+
+from aof2.engine.inspect.rows import open_rows
+from aof2.engine.inspect.snapshots import SnapshotStatus, every_snapshot
+from aof2.fs.cli import output
+from aof2.fs.cli.client import ask
+from aof2.fs.cli.conf import conf_option, load_conf
+from aof2.fs.cli.records import iso_time
+from aof2.fs.control.client import NotMountedError
+
+COLUMNS = ("snapshot", "name", "taken (UTC)", "files", "bytes", "complete")
+JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+
+
+@click.group()
+def snapshot() -> None:
+    """Moments of a tenant: what its files were then is kept until the snapshot is deleted.
+
+    Generations and deleted files that a snapshot needs are not pruned, whatever retention says: they are listed by aof2
+    generations, and come back with aof2 revert and aof2 undelete. What there was, with names, owners, sizes and hashes,
+    is in the remote as snapshots/TENANT/NUMBER/meta-….json.
+    """
+
+
+@snapshot.command(epilog="Example: aof2 snapshot create default --name before-the-upgrade")
+@click.argument("tenant", metavar="[TENANT]", required=False)
+@click.option("--name", metavar="TEXT", default="", help="To know it by.")
+@JSON
+@conf_option
+def create(tenant: str | None, name: str, as_json: bool, conf: str | None) -> None:
+    """Take a snapshot of TENANT, or of each: of all that is closed, which is uploaded first.
+
+    Of a file that is open for writing, it is what the file was in the remote before.
+    """
+    _print(ask(load_conf(conf), "snapshot", action="create", tenant=tenant, name=name), as_json)
+
+
+@snapshot.command("list", epilog="Example: aof2 snapshot list --json")
+@JSON
+@conf_option
+def list_(as_json: bool, conf: str | None) -> None:
+    """The snapshots there are. Also works while nothing is mounted."""
+    settings = load_conf(conf)
+    try:
+        _print(ask(settings, "snapshot", action="list"), as_json)
+    except NotMountedError:
+        with open_rows(settings.volume.state_dir) as rows, rows.view() as view:
+            _print(msgspec.to_builtins(list(every_snapshot(view))), as_json)
+
+
+@snapshot.command(epilog="Example: aof2 snapshot delete default/3")
+@click.argument("snapshot_", metavar="SNAPSHOT")
+@JSON
+@conf_option
+def delete(snapshot_: str, as_json: bool, conf: str | None) -> None:
+    """Let go of a snapshot, TENANT/NUMBER: what only it kept goes with the next gc."""
+    _print(ask(load_conf(conf), "snapshot", action="delete", snapshot=snapshot_), as_json)
+
+
+def _print(answer: Any, as_json: bool) -> None:
+    found = msgspec.convert(answer, list[SnapshotStatus])
+    if as_json:
+        for one in found:
+            output.print_json(one)
+        return
+    rows = [
+        (
+            one.snapshot,
+            one.name,
+            iso_time(one.taken_ms),
+            str(one.files),
+            output.human_size(one.bytes),
+            "yes" if one.complete else "no",
+        )
+        for one in found
+    ]
+    output.print_rows(COLUMNS, rows, {"name": 20})
