@@ -74,7 +74,7 @@ from aof2.engine.opening import (
     remote_settings,
 )
 from aof2.engine.pagecache import PageCache
-from aof2.engine.quota import QuotaRow, StorageQuota
+from aof2.engine.quota import QuotaRow, StorageQuota, limit_for_data
 from aof2.engine.remote.fence import Fence
 from aof2.engine.remote.limiter import ReadLimiters
 from aof2.engine.remote.metered import GuardedStore, MeteredStore
@@ -159,8 +159,11 @@ class Volume:
         self.hot = HotCache(env, state_dir / "hot_cache")
         self.pages = PageCache(cache.page_cache_bytes)
         self.quota = StorageQuota(
-            cache.hot_bytes,
-            tenants={name: s.quota_bytes for name, s in settings.tenants.items()},
+            limit_for_data(cache.hot_bytes),
+            tenants={
+                name: None if s.quota_bytes is None else limit_for_data(s.quota_bytes)
+                for name, s in settings.tenants.items()
+            },
             min_free=cache.min_free,
             disk=partial(disk_space, state_dir),
             on_exhausted=self.metrics.storage_quota_exhausted_total.inc,

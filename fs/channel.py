@@ -28,7 +28,7 @@ import trio
 from aof2.fs import channel_wire as wire
 from aof2.fs.channel_outbox import Outbox, sealed_memory, socket_pair
 from aof2.fs.channel_process import MountOptions, detach, end_process, mounted
-from aof2.fs.channel_wire import ChannelError, Kind, KnownHandle, NestAction, Upcall, Written
+from aof2.fs.channel_wire import ChannelError, Grown, Kind, KnownHandle, NestAction, Short, Touched, Upcall, Written
 from aof2.native.channel_path import channel_path
 
 __all__ = [
@@ -85,6 +85,8 @@ class Channel:
         """Long answers that went around the FUSE socket."""
         self._slot = 0
         self.births_wanted: Callable[[], None] | None = None
+        self.room_short: Callable[[Short], None] | None = None
+        self.touched: Callable[[Touched], None] | None = None
         self._nursery: trio.Nursery | None = None
         self._early: list[tuple[int, int, int, bytes]] = []
         self._upcall: Callable[[Upcall], Awaitable[bytes]] | None = None
@@ -187,6 +189,55 @@ class Channel:
         """Every handle in the table, with the cookie it was given."""
         answers = await self._ask(Kind.DUMP, b"")
         return [KnownHandle(*row) for _, body in answers for row in wire.HANDLE.iter_unpack(body)]
+
+    # -- the brake ---------------------------------------------------------------------------------------------
+
+    async def brake(self, fd: int, block_bytes: int) -> int:
+        """From here on passthrough writers need room (`room`); 0, or the errno where this kernel, this filesystem (of
+        the file `fd`) or our privileges do not allow to hold them."""
+        (_, body), *_ = await self._ask(Kind.BRAKE, wire.RANGE.pack(os.getpid(), block_bytes, 0), fd)
+        return int.from_bytes(body[:4], "little")
+
+    def watch(self, nodeid: int, *, append: bool) -> None:
+        """A passthrough node is about to be opened for writing: its growth takes room."""
+        flags = wire.WATCH_APPEND if append else 0
+        self._tell(Kind.WATCH, wire.CAPS.pack(nodeid, flags), now=True)
+
+    def room(self, stream_id: int, more_bytes: int) -> None:
+        """A tenant's passthrough writers may take so much more, or less."""
+        self._tell(Kind.ROOM, wire.GRANT.pack(stream_id, more_bytes & 0xFFFF_FFFF_FFFF_FFFF))
+
+    async def grown(self, stream_id: int, *, take: bool = False) -> Grown:
+        """What they took, and left; with `take`, what is left is ours again."""
+        files: list[tuple[int, int]] = []
+        left = waiting = 0
+        for _, body in await self._ask(Kind.GROWN, wire.NODEID.pack(stream_id), flags=wire.TAKE if take else 0):
+            _, left, waiting, count = wire.GROWN.unpack_from(body)
+            pairs = struct.unpack_from(f"<{2 * count}Q", body, wire.GROWN.size)
+            files.extend(zip(pairs[::2], pairs[1::2], strict=True))
+        return Grown(left, waiting, tuple(files))
+
+    def expect(self, nodeid: int, more_bytes: int) -> None:
+        """We ourselves are about to add so much to a file that is passed through: no writer of it took that."""
+        self._tell(Kind.EXPECT, wire.GRANT.pack(nodeid, more_bytes), now=True)
+
+    def deny(self, stream_id: int, code: int) -> None:
+        """Those of the tenant that are held for want of room fail with this errno."""
+        self._tell(Kind.DENY, wire.CAPS.pack(stream_id, code))
+
+    async def claim(self, nodeid: int, first: int, count: int) -> bool:
+        """From here on each write into these blocks of a passthrough file is `touched` first. False, and nothing
+        changed: a write of the file may be on its way."""
+        (flags, _), *_ = await self._ask(Kind.CLAIM, wire.RANGE.pack(nodeid, first, count))
+        return not flags & wire.AGAIN
+
+    def unclaim(self, nodeid: int, first: int, count: int) -> None:
+        """These blocks may be written to again."""
+        self._tell(Kind.UNCLAIM, wire.RANGE.pack(nodeid, first, count))
+
+    def pass_on(self, number: int, code: int = 0) -> None:
+        """A write that was `touched` goes on, or fails with this errno."""
+        self._tell(Kind.PASS, wire.CAPS.pack(number, code))
 
     # -- births ------------------------------------------------------------------------------------------------
 
@@ -341,6 +392,12 @@ class Channel:
             case Kind.EV_BIRTHS:
                 if self.births_wanted is not None:
                     self.births_wanted()
+            case Kind.EV_SHORT:
+                if self.room_short is not None:
+                    self.room_short(Short(*wire.SHORT.unpack_from(body)))
+            case Kind.EV_TOUCHED:
+                if self.touched is not None:
+                    self.touched(Touched(*wire.TOUCHED.unpack_from(body)))
             case Kind.EV_KILL:
                 self._killed.add(wire.NODEID.unpack_from(body)[0])
             case Kind.EV_GONE:
@@ -396,14 +453,14 @@ class Channel:
         if not self._closed:
             self._control.send(wire.HEADER.pack(kind, 0, seq) + body, fd, now=now)
 
-    async def _ask(self, kind: Kind, body: bytes, fd: int | None = None) -> list[tuple[int, bytes]]:
+    async def _ask(self, kind: Kind, body: bytes, fd: int | None = None, *, flags: int = 0) -> list[tuple[int, bytes]]:
         if self._ended or self._closed:
             raise ChannelError("the mount is gone")
         self._seq = self._seq % 0xFFFFFFFF + 1
         seq, waiter = self._seq, _Waiter()
         self._waiters[seq] = waiter
         try:
-            self._control.send(wire.HEADER.pack(kind, 0, seq) + body, fd)
+            self._control.send(wire.HEADER.pack(kind, flags, seq) + body, fd)
             await waiter.done.wait()
         finally:
             del self._waiters[seq]

@@ -26,6 +26,9 @@ NEST: Final = struct.Struct("<QIII")
 REPLY: Final = struct.Struct("<Qi")
 WRITTEN: Final = struct.Struct("<QQQI")
 UPCALL: Final = struct.Struct("<QIQIII")
+SHORT: Final = struct.Struct("<QqQQQQ")
+GROWN: Final = struct.Struct("<QqQI")
+TOUCHED: Final = struct.Struct("<QQQQ")
 INIT: Final = struct.Struct("<IIIII")
 NOTIFY: Final = struct.Struct("=IiQ")
 INVAL_INODE: Final = struct.Struct("=Qqq")
@@ -42,6 +45,8 @@ SLOTS: Final = 256
 MORE: Final = 1  # flags
 AGAIN: Final = 2
 UNTRACKED: Final = 4
+TAKE: Final = 1
+WATCH_APPEND: Final = 1
 
 
 class Kind(IntEnum):
@@ -67,6 +72,15 @@ class Kind(IntEnum):
     BYTES = 18
     COMING = 19
     AHEAD = 20
+    BRAKE = 21
+    WATCH = 22
+    ROOM = 23
+    GROWN = 24
+    DENY = 25
+    CLAIM = 26
+    UNCLAIM = 27
+    PASS = 28
+    EXPECT = 29
     EV_MOUNTED = 128
     EV_FAILED = 129
     EV_INIT = 130
@@ -81,6 +95,11 @@ class Kind(IntEnum):
     EV_KILL = 139
     EV_NEST = 140
     EV_BIRTHS = 141
+    EV_BRAKED = 142
+    EV_SHORT = 143
+    EV_GROWN = 144
+    EV_CLAIMED = 145
+    EV_TOUCHED = 146
 
 
 class NestAction(IntEnum):
@@ -127,6 +146,39 @@ class Written:
     """(first block, count), ascending."""
     untracked: bool
     """Something was written that no range tells: the node has no block size."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grown:
+    """What a tenant's passthrough writers took, and left, of the room they were given."""
+
+    left_bytes: int
+    waiting: int
+    files: tuple[tuple[int, int], ...]
+    """(inode, bytes on the disk), of those that changed since the last time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Short:
+    """A tenant's passthrough writers come to the end of their room, or `waiting` of them are held there."""
+
+    stream_id: int
+    left_bytes: int
+    need_bytes: int
+    """Of the first that is held."""
+    ino: int
+    offset: int
+    waiting: int
+
+
+@dataclass(frozen=True, slots=True)
+class Touched:
+    """A passthrough write that is held: it would go into blocks that are claimed."""
+
+    number: int
+    ino: int
+    offset: int
+    length: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ its sockets close, so applications get ENOTCONN.
 from __future__ import annotations
 
 import contextlib
+import errno
 import faulthandler
 import logging
 import os
@@ -79,6 +80,15 @@ class MountedVolume:
             await self.unlinks.catch_up()
 
 
+# What fanotify answers where pre-content events cannot be had.
+BRAKE_WHY: Final = {
+    errno.EPERM: "pre-content events take CAP_SYS_ADMIN",
+    errno.EINVAL: "this kernel has no pre-content events (6.14 has)",
+    errno.EOPNOTSUPP: "the filesystem of hot_cache has no pre-content events (ext4, xfs and btrfs have)",
+    errno.ENOSYS: "this kernel has no fanotify",
+}
+
+
 async def serve(
     settings: Settings, mountpoint: Path, options: Options, ready: Callable[[], None], *, env: Env | None = None
 ) -> None:
@@ -132,6 +142,7 @@ async def _run(mounted: MountedVolume, operations: Operations, ready: Callable[[
             nursery.start_soon(_serve_kernel)
             nursery.start_soon(_until_gone, channel, upcalls, files, nursery.cancel_scope)
             await _decide_passthrough(mounted)
+            await _start_brake(mounted)
             await _announce_capabilities(mounted)
             files.cold.load()
             births = await _start_births(mounted, background)
@@ -228,6 +239,20 @@ async def _decide_passthrough(mounted: MountedVolume) -> None:
     files.passthrough, files.passthrough_why = not why, why
     if why:
         log.warning("passthrough is off; reads and writes go through the channel", extra={"reason": why})
+
+
+async def _start_brake(mounted: MountedVolume) -> None:
+    """Whether passthrough writers can be held at the end of their room, once for the mount."""
+    brake, channel = mounted.files.room.brake, mounted.channel
+    if not mounted.files.passthrough:
+        brake.why = "nothing is passed through"
+        return
+    channel.room_short, channel.touched = brake.short, brake.touched
+    with tempfile.TemporaryFile(dir=mounted.volume.hot.root) as probe:
+        code = await channel.brake(probe.fileno(), mounted.files.block_bytes)
+    brake.on, brake.why = not code, BRAKE_WHY.get(code, os.strerror(code)) if code else ""
+    if code:
+        log.info("passthrough writers cannot be held; room is kept in other ways", extra={"reason": brake.why})
 
 
 async def _probe(mounted: MountedVolume) -> str:

@@ -365,9 +365,8 @@ class Operations(pyfuse3.Operations):
 
     @answered
     async def statfs(self, ctx: pyfuse3.RequestContext) -> pyfuse3.StatvfsData:
-        """What can be written here before writers wait for uploads: clean data makes way."""
-        limit = self.volume.settings.cache.hot_bytes
-        free = max(0, limit - self.files.room.unevictable_bytes())
+        """Only where the channel has no room to ask by inode (`upcalls.py`)."""
+        limit, free = self.files.room.space(None)
         data = pyfuse3.StatvfsData()
         data.f_bsize = data.f_frsize = 4096
         data.f_blocks = limit // 4096

@@ -13,9 +13,11 @@ import struct
 from typing import Final
 
 from aof2.engine.errors import os_error
+from aof2.engine.files import stream_of
 from aof2.fs.ahead import Ahead
 from aof2.fs.answers import code_of
 from aof2.fs.channel import Upcall
+from aof2.fs.nodes import NAME_MAX
 from aof2.fs.ops import Operations
 from aof2.fs.quick import ABOUT_NAMES, Quick
 
@@ -23,12 +25,19 @@ FALLOCATE: Final = 43
 LSEEK: Final = 46
 SYNCFS: Final = 50
 TMPFILE: Final = 51
+COPY_FILE_RANGE: Final = 47
+COPY_FILE_RANGE_64: Final = 53
+STATFS: Final = 17
 _CREATE_IN: Final = struct.Struct("=IIII")
 _ENTRY_OUT: Final = struct.Struct("=QQQQII6Q10I")
 _OPEN_OUT: Final = struct.Struct("=QII")
 _NS: Final = 1_000_000_000
 _FALLOCATE_IN: Final = struct.Struct("<QQQII")
 _LSEEK_IN: Final = struct.Struct("<QQII")
+_COPY_IN: Final = struct.Struct("<QQQQQQQ")
+_STATFS_OUT: Final = struct.Struct("=QQQQQIIII6I")
+_STATFS_BLOCK: Final = 4096
+_STATFS_FILES: Final = 1 << 32
 
 
 class Upcalls:
@@ -60,10 +69,14 @@ class Upcalls:
             await nodes.unlinks.catch_up()
         if call.opcode == FALLOCATE:
             return await self._fallocate(call)
+        if call.opcode in (COPY_FILE_RANGE, COPY_FILE_RANGE_64):
+            return await self._copy(call)
         if call.opcode == LSEEK:
             return await self._lseek(call)
         if call.opcode == TMPFILE:
             return await self._tmpfile(call)
+        if call.opcode == STATFS:
+            return self._statfs(call)
         if call.opcode == SYNCFS:
             await self._files.sync_all()
             return b""
@@ -73,6 +86,19 @@ class Upcalls:
         fh, offset, length, mode, _ = _FALLOCATE_IN.unpack_from(call.body)
         await self._files.fallocate(fh, mode, offset, length)
         return b""
+
+    def _statfs(self, call: Upcall) -> bytes:
+        """What can be written before writers wait for uploads: clean data makes way. A tenant's within its quota."""
+        tenant = self._files.volume.tenant_names().get(stream_of(call.nodeid))
+        total, free = self._files.room.space(tenant)
+        blocks, avail = total // _STATFS_BLOCK, free // _STATFS_BLOCK
+        sizes = (_STATFS_BLOCK, NAME_MAX, _STATFS_BLOCK, 0)
+        return _STATFS_OUT.pack(blocks, avail, avail, _STATFS_FILES, _STATFS_FILES, *sizes, *([0] * 6))
+
+    async def _copy(self, call: Upcall) -> bytes:
+        fh_in, offset_in, _, fh_out, offset_out, length, _ = _COPY_IN.unpack_from(call.body)
+        done = await self._files.copy(fh_in, offset_in, fh_out, offset_out, length)
+        return struct.pack("<Q", done)  # the older reply is {u32 size, u32 padding}: the same bytes
 
     async def _tmpfile(self, call: Upcall) -> bytes:
         flags, mode, _, _ = _CREATE_IN.unpack_from(call.body)

@@ -53,6 +53,14 @@ class Charges:
         before, file.charged_bytes = file.charged_bytes, now_bytes
         self._tell(file.tenant, now_bytes - before)
 
+    def charge_as(self, file: OpenFile, disk_bytes: int) -> None:
+        """Charges a dirty file as the channel found it, with the write that is on its way."""
+        if not file.dirty:
+            return
+        disk_bytes += file.budget + file.pending_bytes
+        before, file.charged_bytes = file.charged_bytes, disk_bytes
+        self._tell(file.tenant, disk_bytes - before)
+
     def sealed(self, file: OpenFile, disk_bytes: int) -> None:
         """It is clean: from here on the catalog counts so much of it."""
         self._tell(file.tenant, disk_bytes - file.charged_bytes)

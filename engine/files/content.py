@@ -147,6 +147,33 @@ class Content:
             file.written = set()
             self._parts.tell(file, 0, max(1, -(-file.stat().st_size // self._block_bytes)))
 
+    async def make_present(self, file: OpenFile, offset: int, length: int) -> None:
+        """Blocks that a passthrough writer is about to write to are here, and its own again. Who writes into a chunk
+        that is being taken waits until it is: an upload that is given up brings no room."""
+        done = False
+        while not done:
+            await self._parts.until_taken(file, offset, length)
+            absent = self._absent(file, offset, length)
+            async with self._room.admit(file, offset, 0, more=len(absent) * self._block_bytes), file.io:
+                if self._parts.is_taking(file, offset, length):
+                    continue
+                self._parts.touch(file, offset, length)
+                await self.bring(file, self._absent(file, offset, length))
+                first, last = offset // self._block_bytes, (offset + max(1, length) - 1) // self._block_bytes
+                self._parts.unclaim(file, first, last + 1 - first)
+                done = True
+
+    async def fill_for_readers(self, file: OpenFile) -> None:
+        """All of a file that is passed through to a writer is here again, for readers; ENOSPC where it cannot be."""
+        size = file.stat().st_size
+        absent = self._absent(file, 0, min(size, file.base_len))
+        async with self._room.admit(file, 0, 0, more=len(absent) * self._block_bytes), file.io:
+            if file.clearing:
+                raise os_error(errno.ENOSPC)  # a part of it is on its way out
+            await self.bring(file, self._absent(file, 0, min(size, file.base_len)))
+            self._parts.unclaim(file, 0, -(-size // self._block_bytes))
+            self.become_whole_if_so(file)
+
     # -- writing -----------------------------------------------------------------------------------------------
 
     async def write(self, file: OpenFile, offset: int, data: bytes) -> int:

@@ -68,6 +68,17 @@ def found_blocks(path: Path, first: int, count: int, block_bytes: int) -> int:
     return mask
 
 
+def wait_for_direct_writes(path: Path, offset: int) -> None:
+    """Returns when writes past the page cache that were on their way have landed: to give space to what has some
+    already changes nothing, and waits for them."""
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(OSError):
+            fallocate(fd, FALLOC_KEEP_SIZE, os.lseek(fd, offset, os.SEEK_DATA), 1)
+    finally:
+        os.close(fd)
+
+
 def data_by_chunk(path: Path, chunk_bytes: int) -> dict[int, int]:
     """How many bytes of data each chunk of a file has."""
     sizes: dict[int, int] = {}

@@ -51,6 +51,7 @@ log = logging.getLogger(__name__)
 UPLOADS: Final = 2  # each holds a chunk in memory
 WORTH_SHARE: Final = 4  # of hot_bytes: with less in open files, what is closed frees more
 NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
+CLAIMS_MAX: Final = 1 << 24  # blocks of one file that the channel can note
 CRASH_POINTS: Final = ("part.read", "part.begun", "part.uploaded", "part.recorded", "part.punched")
 
 
@@ -134,6 +135,32 @@ class Parts:
         if stop > first:
             self._files.kernel.blocks(file.ino, first, stop - first)
 
+    def is_taking(self, file: OpenFile, offset: int, length: int) -> bool:
+        """Whether a chunk of this range is on its way out."""
+        last = (offset + max(1, length) - 1) // self._chunk_bytes
+        return any(offset // self._chunk_bytes <= index <= last for index in file.clearing)
+
+    async def until_taken(self, file: OpenFile, offset: int, length: int) -> None:
+        while self.is_taking(file, offset, length):
+            await self._over.wait()
+
+    def unclaim(self, file: OpenFile, first: int, count: int) -> None:
+        """A passthrough writer may write to these blocks, but for those of chunks that are not here."""
+        if file.mode is not Mode.PASSTHROUGH or not file.registered or not self._files.room.brake.on:
+            return
+        kept = [b for b in range(first, first + count) if file.is_absent(b, self._block_bytes)]
+        if not kept:
+            self._files.kernel.unclaim(file.ino, first, count)
+            return
+        here = [b for b in range(first, first + count) if b not in set(kept)]
+        for run_first, run_count in extents.runs_of(here):
+            self._files.kernel.unclaim(file.ino, run_first, run_count)
+
+    def unclaim_behind(self, file: OpenFile, first: int) -> None:
+        """What is behind this was cut off."""
+        if file.mode is Mode.PASSTHROUGH and file.registered and self._files.room.brake.on:
+            self._files.kernel.unclaim(file.ino, first, CLAIMS_MAX)
+
     # -- making room -------------------------------------------------------------------------------------------
 
     async def make_room(self, wanted: int, *, tenant: str | None = None, writing: tuple[int, int] = (0, 0)) -> int:
@@ -162,22 +189,35 @@ class Parts:
 
     def _is_worth_it(self) -> bool:
         dirty = self._files.dirty_files()
-        held = sum(file.charged_bytes for file in dirty if _is_takeable(file))
+        held = sum(file.charged_bytes for file in dirty if self._is_takeable(file))
         others = any(not file.handles for file in dirty) or bool(self._volume.jobs.pending_bytes())
         return held > 0 and (not others or held >= self._volume.settings.cache.hot_bytes // WORTH_SHARE)
+
+    def _is_takeable(self, file: OpenFile) -> bool:
+        if not (file.dirty and file.handles and file.registered):
+            return False
+        if file.mode is Mode.PASSTHROUGH:
+            return self._files.room.brake.on and file.write_only
+        return file.masked
 
     async def _candidates(self, tenant: str | None, writing: tuple[int, int]) -> list[tuple[OpenFile, int, int]]:
         """(file, chunk, bytes of it on the disk), the largest file's oldest first."""
         found: list[tuple[OpenFile, int, int]] = []
-        files = [f for f in self._files.dirty_files() if _is_takeable(f) and tenant in (None, f.tenant)]
+        unfinished: list[tuple[OpenFile, int, int]] = []
+        files = [f for f in self._files.dirty_files() if self._is_takeable(f) and tenant in (None, f.tenant)]
         for file in sorted(files, key=lambda f: -f.charged_bytes):
             sizes = await trio.to_thread.run_sync(extents.data_by_chunk, file.path, self._chunk_bytes)
             complete = file.stat().st_size // self._chunk_bytes
             busy = writing[1] // self._chunk_bytes if writing[0] == file.ino else -1
-            chunks = [(i, size) for i, size in sizes.items() if i < complete and i != busy and i not in file.clearing]
+            chunks = [(i, size) for i, size in sizes.items() if i not in file.clearing]
             chunks.sort(key=lambda one, file=file: (file.wrote.get(one[0], 0.0), one[0]))  # type: ignore[misc]
-            found += [(file, index, size) for index, size in chunks]
-        return found
+            found += [(file, index, size) for index, size in chunks if index < complete and index != busy]
+            # Where the next append goes is not told before it is written: what it would go into stays.
+            if file.mode is Mode.PASSTHROUGH and not file.appends:
+                unfinished += [(file, index, size) for index, size in chunks if index >= complete or index == busy]
+        # Only where there is nothing else: they go up again when they are finished. The asker's own last of all.
+        unfinished.sort(key=lambda one: (one[0].ino == writing[0], -one[2]))
+        return found or unfinished
 
     async def _read_or_release(self, file: OpenFile, index: int) -> _Read | None:
         read = None
@@ -202,13 +242,16 @@ class Parts:
             return None
         file.clearing.add(index)
         try:
-            if file.registered and file.masked:
-                await self._files.kernel.clear(file.ino, index * self._per_chunk, self._per_chunk)
+            if not await self._hold_writers_off(file, index):
+                self._end(file, index)
+                return None
             async with file.io:
                 await self._files.collect(file)
                 size = file.stat().st_size
                 length = min(self._chunk_bytes, size - index * self._chunk_bytes)
-                if not file.dirty or self._files.file(file.ino) is not file or length <= 0:
+                passed = file.mode is Mode.PASSTHROUGH
+                mapped = passed and not file.write_only
+                if not file.dirty or self._files.file(file.ino) is not file or length <= 0 or mapped:
                     self._let_be(file, index)
                     return None
                 self._prepare(file, index, length)
@@ -222,10 +265,22 @@ class Parts:
         self._volume.env.failpoint("part.read")
         return _Read(file, file.key, index, data, digest)
 
+    async def _hold_writers_off(self, file: OpenFile, index: int) -> bool:
+        """From here on a write to the chunk is told first, and none is on its way; False: not now."""
+        first = index * self._per_chunk
+        if file.mode is Mode.PASSTHROUGH:
+            if not await self._files.kernel.claim(file.ino, first, self._per_chunk):
+                return False
+            await trio.to_thread.run_sync(extents.wait_for_direct_writes, file.path, index * self._chunk_bytes)
+        elif file.registered and file.masked:
+            await self._files.kernel.clear(file.ino, first, self._per_chunk)
+        return True
+
     def _let_be(self, file: OpenFile, index: int) -> None:
         """The chunk stays where it is."""
         self._end(file, index)
         first = index * self._per_chunk
+        self.unclaim(file, first, self._per_chunk)
         if file.registered and file.masked and first < file.told:
             for block in range(first, first + self._per_chunk):
                 if not file.is_absent(block, self._block_bytes):
@@ -291,7 +346,10 @@ class Parts:
         self._adopt(file, chunk)
         self._end(file, chunk.index)
         self.taken_bytes += chunk.length
-        await self._files.recharge(file)
+        if file.mode is Mode.PASSTHROUGH:
+            await self._files.room.brake.recount(file)
+        else:
+            await self._files.recharge(file)
 
     def _prepare(self, file: OpenFile, index: int, length: int) -> None:
         """From here on blocks of the chunk may become absent: whoever opens the file asks for each."""
@@ -402,7 +460,3 @@ class Parts:
         """Before an object that is partly here is written to: what may not be read of it is a hole."""
         if self.can_punch:
             extents.punch_absent(self._volume.env, base, self._block_bytes)
-
-
-def _is_takeable(file: OpenFile) -> bool:
-    return file.dirty and file.handles > 0 and file.registered and file.masked and file.mode is Mode.RANGED

@@ -1,52 +1,39 @@
-"""Room for writers: hot_bytes holds against them too, within what they can add before the next look.
+"""Room for writers: how a file is opened, and budgets for those that ask.
 
-A ranged writer asks: the channel answers WRITE against a budget that is granted here, out of the quota, a little more
-each time. Without room, what is closed is sealed and uploaded, completed chunks of what is open are (`parts.py`), clean
-data makes way, and the writer waits; when nothing of that moves for as long as a remote may take to answer, it is told
-ENOSPC.
+    seek.py   finds room for who waits                 brake.py  holds passthrough writers at the end of their room
+    watch.py  what writers take; stops those without a brake
 
-A passthrough writer cannot be asked. A file is opened so only while room is comfortable; its growth is charged every
-WATCH_S, clean data makes way ahead of it, and when it outruns all that it is stopped: its backing file is made
-immutable, which also stops descriptors that are open (EPERM), until there is room or it is closed.
+A file is opened for passthrough writing only while room is comfortable. A ranged writer asks: the channel answers WRITE
+against a budget that is granted here, out of the quota, a little more each time; without room it waits (`seek.py`).
 
 Invariants
 - A dirty file's charge is what its backing file takes, what the channel may still write, and what is being written
   here (`Files.recharge`). Only what the quota gave is granted.
-- Whoever waits is woken by what moves; nobody waits longer than PATIENCE deadlines of the remote without any movement.
-- No file stays immutable without a writer.
 
-Owner: the trio thread. A crash leaves immutable files: recovery lets go of them.
+Owner: the trio thread. A crash leaves nothing of this.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import logging
-import os
 import time
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
 import trio
 
 from aof2.engine import objects
 from aof2.engine.aio import open_nursery
-from aof2.engine.catalog.rows import JobState, JobType
-from aof2.engine.errors import FatalIOError, ReadOnlyError, os_error
-from aof2.engine.files.recover import set_immutable
+from aof2.engine.files.brake import Brake
+from aof2.engine.files.seek import RoomSeeker, Writing
 from aof2.engine.files.state import Mode, OpenFile
+from aof2.engine.files.watch import MASK_BLOCKS_MAX, WATCH_S, Watch
 from aof2.engine.opening import disk_space
-from aof2.engine.quota import Level, Reservation
 from aof2.engine.settings.model import FilesTenant
 
 if TYPE_CHECKING:
     from aof2.engine.files.table import Files
 
-log = logging.getLogger(__name__)
-
-WATCH_S: Final = 0.25
 MANY_FILES: Final = 256
 UNSEALED_FILES: Final = 16384
 PER_WRITER_BYTES: Final = 1 << 30
@@ -55,26 +42,8 @@ GRANT_BYTES: Final = 16 << 20
 BUDGETS_SHARE: Final = 8
 # Blocks that the channel is told of ahead of a writer. The budget holds it back, not these.
 AHEAD_BLOCKS: Final = 1024
-MASK_BLOCKS_MAX: Final = 1 << 24
-# Clean data makes way for what a passthrough writer may add in so many looks.
-AHEAD_LOOKS: Final = 4
-# What moves tells itself; other files' writers, and other users of the disk, do not.
-LOOK_AGAIN_S: Final = 0.5
-PUSH_EVERY_S: Final = 2.0
-# An upload that is under way and has not failed moves only when it is done.
-PATIENCE: Final = 10
-PROBE_NAME: Final = ".probe"
 COUNT_EVERY: Final = 50  # times what a count took
 K = TypeVar("K")
-
-
-class _Moved(NamedTuple):
-    """What changes when there is hope."""
-
-    uploaded_bytes: int
-    evicted_bytes: int
-    sealed_files: int
-    part_bytes: int
 
 
 class _Counted(Generic[K]):
@@ -95,6 +64,13 @@ class _Counted(Generic[K]):
         return self._sums
 
 
+class Space(NamedTuple):
+    """How much can be held here, and how much of that can be written before writers wait for uploads."""
+
+    total_bytes: int
+    free_bytes: int
+
+
 class WriteRoom:
     """Who may write how."""
 
@@ -102,17 +78,9 @@ class WriteRoom:
         self._files = files
         self._volume = files.volume
         self._limit_bytes = files.volume.settings.cache.hot_bytes
-        self._writers: dict[int, OpenFile] = {}
-        self._wake = trio.Event()
-        self._nursery: trio.Nursery | None = None
-        self._can_stop: bool | None = None
-        self._turns: dict[str, trio.Lock] = {}  # by tenant: one at a time waits for room, the others for it
-        self._moved: _Moved | None = None
-        self._moved_s = 0.0
-        self._pushed_s = float("-inf")
-        self._pushing = trio.Lock()
-        self._evicting = False
-        self._draining = False
+        self.seeker = RoomSeeker(files)
+        self.brake = Brake(files, self.seeker)
+        self.watch = Watch(files, self.seeker, self.brake, self.disk_room)
         self._passing: dict[str, tuple[float, bool]] = {}
         files.volume.foreground.hurry = self._hurries
         self._pending: _Counted[int] = _Counted(self._count_pending)
@@ -121,7 +89,7 @@ class WriteRoom:
 
     def _hurries(self) -> bool:
         """Whether sealing and uploading are what somebody waits for, or will: each unsealed file takes memory."""
-        return self._files.unsealed_count() > UNSEALED_FILES or self._is_tight(0)
+        return self._files.unsealed_count() > UNSEALED_FILES or self.watch.is_tight(0)
 
     @property
     def is_behind(self) -> bool:
@@ -144,9 +112,9 @@ class WriteRoom:
         mode = settings.write_mode if isinstance(settings, FilesTenant) else "auto"
         if mode != "auto":
             return mode == "passthrough"
-        if not self.can_stop:
+        if not self.watch.can_stop:
             return False
-        writers = 1 + sum(1 for file in self._writers.values() if file.mode is Mode.PASSTHROUGH)
+        writers = 1 + self.watch.passing
         usage = self._volume.quota.tenant_usage(tenant)
         clean = max(0, self._volume.quota.usage.used_bytes - self._unevictable())
         return (
@@ -154,15 +122,33 @@ class WriteRoom:
             and (
                 usage.limit_bytes is None
                 or _comfortable(
-                    usage.limit_bytes, usage.limit_bytes - self._unevictable(tenant) - usage.reserved_bytes, writers
+                    usage.limit_bytes,
+                    usage.limit_bytes
+                    - self._unevictable(tenant)
+                    - usage.reserved_bytes
+                    + self.brake.window_bytes(tenant),
+                    writers,
                 )
             )
-            and self._disk_room() + clean >= writers * min(PER_WRITER_BYTES, self._limit_bytes // 8)
+            and self.disk_room() + clean >= writers * min(PER_WRITER_BYTES, self._limit_bytes // 8)
         )
 
     def unevictable_bytes(self) -> int:
-        """What cannot make way: dirty, sealed but not in the remote, reserved."""
-        return self._unevictable() + self._volume.quota.usage.reserved_bytes
+        """What cannot make way: dirty, sealed but not in the remote, reserved (but for passthrough writers)."""
+        return self._unevictable() + self._volume.quota.usage.reserved_bytes - self.brake.window_bytes()
+
+    def space(self, tenant: str | None) -> Space:
+        """What statfs says, of a tenant's directory or of all: within every limit that a writer meets."""
+        usage = self._volume.quota.usage
+        clean = max(0, usage.used_bytes - self._unevictable())
+        total = self._limit_bytes
+        free = min(total - self.unevictable_bytes(), self.disk_room() + clean)
+        limit = self._volume.quota.tenant_usage(tenant).limit_bytes if tenant is not None else None
+        if tenant is not None and limit is not None:
+            reserved = self._volume.quota.tenant_usage(tenant).reserved_bytes - self.brake.window_bytes(tenant)
+            total = min(total, limit)
+            free = min(free, limit - self._unevictable(tenant) - reserved)
+        return Space(total, max(0, min(free, total)))
 
     def _unevictable(self, tenant: str | None = None) -> int:
         names = self._volume.tenant_names()
@@ -175,7 +161,7 @@ class WriteRoom:
         with self._volume.catalog.view() as view:
             return {stream_id: objects.pending_bytes(view, stream_id) for stream_id in self._volume.tenant_names()}
 
-    def _disk_room(self) -> int:
+    def disk_room(self) -> int:
         """What may still land on the disk before it is fuller than it should be; negative when it is."""
         try:
             space = disk_space(self._volume.state_dir)
@@ -183,28 +169,30 @@ class WriteRoom:
             return 0
         return space.free_bytes - self._volume.settings.cache.min_free.bytes_of(space.total_bytes)
 
-    @property
-    def can_stop(self) -> bool:
-        """Whether a passthrough writer can be stopped here. Without that, room is never comfortable enough."""
-        if self._can_stop is None:
-            self._can_stop = _probe(self._volume.hot.root)
-            if not self._can_stop:
-                log.info(
-                    "this filesystem has no immutable flag for us: files are written through the channel",
-                    extra={"path": str(self._volume.hot.root)},
-                )
-        return self._can_stop
-
     # -- who writes --------------------------------------------------------------------------------------------
 
-    def opened(self, file: OpenFile) -> None:
-        self._writers[file.ino] = file
-        self._wake.set()
+    def opened(self, file: OpenFile, flags: int) -> None:
+        """A writer's open is about to be answered."""
+        self.brake.opened(file, flags)
+        self.watch.opened(file)
+
+    def born(self, file: OpenFile) -> None:
+        """A file that the channel created: it is watched already where there is a brake."""
+        self.watch.opened(file)
 
     def closed(self, file: OpenFile) -> None:
         if not file.writers:
-            self._writers.pop(file.ino, None)
-            self.let_go(file)
+            self.watch.closed(file)
+
+    def let_go(self, file: OpenFile) -> None:
+        """Whoever writes to it may go on."""
+        self.watch.let_go(file)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        async with open_nursery() as nursery:
+            await nursery.start(self.brake.run)
+            await nursery.start(self.watch.run)
+            task_status.started()
 
     def tell_ahead(self, file: OpenFile, end: int) -> None:
         """The channel learns what is here, and that behind it nothing has to be fetched."""
@@ -239,16 +227,16 @@ class WriteRoom:
     async def _admit(self, file: OpenFile, offset: int, size: int) -> None:
         if not size:
             return
-        began_s = trio.current_time()
         async with file.room:
             await self._files.recharge(file)
             window = self._next_window(file)
             wanted = size + max(0, window - file.budget)
-            reservation = await self._take(file, offset, size, wanted, began_s)
+            reservation = await self.seeker.take(Writing(file.tenant, file.ino, offset), size, wanted)
             granted = reservation.remaining_bytes
             reservation.commit(granted)
             file.charged_bytes += granted
             file.pending_bytes += size
+            self.brake.expects(file, size)
             if granted > size:
                 file.window_bytes = window
                 file.budget += granted - size
@@ -259,223 +247,10 @@ class WriteRoom:
         """Twice as much each time: a short file costs little, a long one is seldom held up."""
         if file.mode is not Mode.RANGED or not file.registered:
             return 0
-        writers = sum(1 for f in self._writers.values() if f.mode is Mode.RANGED)
+        writers = self.watch.ranged()
         most = min(GRANT_BYTES, self._limit_bytes // (BUDGETS_SHARE * max(1, writers)))
         return min(max(2 * file.window_bytes, self._files.block_bytes), most)
-
-    async def _take(self, file: OpenFile, offset: int, size: int, wanted: int, began_s: float) -> Reservation:
-        reservation = await self._take_now(file.tenant, size, wanted)
-        if reservation is not None:
-            return reservation
-        async with self._turns.setdefault(file.tenant, trio.Lock()):
-            return await self._wait_for_room(file, offset, size, wanted, began_s)
-
-    async def _take_now(self, tenant: str, size: int, wanted: int) -> Reservation | None:
-        """As much as is wanted; else what there is, if that is enough."""
-        quota = self._volume.quota
-        reservation = await self._volume.evictor.take(tenant, wanted)
-        if reservation is None and wanted > size:
-            short = quota.shortage(tenant, wanted)
-            less = max(size, wanted - max(short.everyones_bytes, short.tenants_bytes))
-            reservation = quota.try_reserve(tenant, less) or quota.try_reserve(tenant, size)
-        return reservation
-
-    async def _wait_for_room(self, file: OpenFile, offset: int, size: int, wanted: int, began_s: float) -> Reservation:
-        volume = self._volume
-        while True:
-            change = volume.jobs.runner.changes.next()
-            reservation = await self._take_now(file.tenant, size, wanted)
-            if reservation is not None:
-                return reservation
-            short = volume.quota.shortage(file.tenant, size)
-            if short.never is not None:
-                raise _no_room(short.never)
-            await self._push()
-            tenant = None if short.everyones_bytes else file.tenant
-            if await self._files.parts.make_room(wanted, tenant=tenant, writing=(file.ino, offset)):
-                continue
-            waited_s = trio.current_time() - max(began_s, self._last_moved_s())
-            left_s = self._patience_s() - waited_s
-            if left_s <= 0:
-                log.info("a writer found no room", extra={"path": str(file.path), "waited_s": round(waited_s, 1)})
-                raise _no_room(Level.TENANT if short.tenants_bytes and not short.everyones_bytes else Level.VOLUME)
-            with trio.move_on_after(min(left_s, LOOK_AGAIN_S)):
-                await change.wait()
-
-    async def _push(self) -> None:
-        """Whatever can become clean is on its way to the remote, at once."""
-        async with self._pushing:
-            if trio.current_time() - self._pushed_s < PUSH_EVERY_S:
-                return
-            await self._files.sealer.seal_now()
-            for stream_id in self._volume.tenant_names():
-                await self._volume.jobs.checkpoint(stream_id, wait=False)
-            self._pushed_s = trio.current_time()
-
-    def _last_moved_s(self) -> float:
-        volume = self._volume
-        moved = _Moved(
-            volume.publisher.uploaded_bytes,
-            volume.evictor.evicted_bytes,
-            self._files.sealer.sealed_files,
-            self._files.parts.taken_bytes,
-        )
-        if moved != self._moved:
-            self._moved, self._moved_s = moved, trio.current_time()
-        return self._moved_s
-
-    def _patience_s(self) -> float:
-        timeout_s = self._volume.settings.remote.timeout_s
-        return timeout_s * PATIENCE if self._is_uploading() else timeout_s
-
-    def _is_uploading(self) -> bool:
-        runner = self._volume.jobs.runner
-        return any(
-            row.type == JobType.CREATE_CHECKPOINT and row.state == JobState.RUNNING and not row.reason
-            for stream_id in self._volume.tenant_names()
-            for row in runner.jobs(stream_id)
-        )
-
-    # -- writers that cannot be asked --------------------------------------------------------------------------
-
-    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Looks after writers, while there are any."""
-        await trio.to_thread.run_sync(lambda: self.can_stop)
-        async with open_nursery() as nursery:
-            self._nursery = nursery
-            task_status.started()
-            while True:
-                if not self._writers:
-                    self._wake = trio.Event()
-                    await self._wake.wait()
-                await trio.sleep(WATCH_S)
-                try:
-                    await self._look()
-                except (ReadOnlyError, FatalIOError, OSError) as e:  # said where it happened
-                    log.info("writers are looked after again soon", extra={"error": str(e)})
-
-    async def _look(self) -> None:
-        grown = 0
-        growing: list[OpenFile] = []
-        for file in list(self._writers.values()):
-            more = await self._charge(file)
-            if more > 0:
-                grown += more
-                growing.append(file)
-        if self._is_tight(AHEAD_LOOKS * grown):
-            self._evict_soon(AHEAD_LOOKS * grown)
-        if not self._is_over(growing):
-            if not self._is_tight(0):
-                for file in list(self._writers.values()):
-                    self.let_go(file)
-            return
-        self._drain_soon()
-        await self._volume.evictor.make_room(0, demote=False)
-        for file in growing:
-            if self._is_over([file]):
-                await self._stop(file)
-
-    async def _charge(self, file: OpenFile) -> int:
-        """How much more the file takes than the quota knew."""
-        before = file.charged_bytes
-        if file.mode is Mode.PASSTHROUGH:
-            self._files.charge(file)
-        elif file.stat().st_blocks * 512 > before:
-            await self._files.recharge(file)  # many small writes take more than they were granted
-        return file.charged_bytes - before
-
-    def _is_tight(self, more_bytes: int) -> bool:
-        """Whether it is time for clean data to make way for so much."""
-        usage, cache = self._volume.quota.usage, self._volume.settings.cache
-        level = usage.used_bytes + usage.reserved_bytes + more_bytes
-        return level > self._limit_bytes * cache.low_water or self._disk_room() < more_bytes
-
-    def _is_over(self, growing: list[OpenFile]) -> bool:
-        """Whether a limit is passed: everybody's, the disk's, or one of these files' tenants'."""
-        quota = self._volume.quota
-        limits = [quota.usage, *(quota.tenant_usage(tenant) for tenant in {f.tenant for f in growing})]
-        over = any(u.limit_bytes is not None and u.used_bytes + u.reserved_bytes > u.limit_bytes for u in limits)
-        return over or self._disk_room() < 0
-
-    def _evict_soon(self, size_bytes: int) -> None:
-        if self._nursery is not None and not self._evicting:
-            self._evicting = True
-            self._nursery.start_soon(self._evict, min(size_bytes, self._limit_bytes // 2))
-
-    async def _evict(self, size_bytes: int) -> None:
-        try:
-            usage = self._volume.quota.usage
-            fits = usage.used_bytes + usage.reserved_bytes + size_bytes <= self._limit_bytes
-            await self._volume.evictor.make_room(size_bytes, demote=fits)
-            usage = self._volume.quota.usage
-            level = int(self._limit_bytes * self._volume.settings.cache.low_water)
-            over = usage.used_bytes + usage.reserved_bytes + size_bytes - level
-            if over > 0:
-                await self._files.parts.make_room(over)
-        except (ReadOnlyError, FatalIOError, OSError) as e:
-            log.info("no room was made", extra={"error": str(e)})
-        finally:
-            self._evicting = False
-
-    def _drain_soon(self) -> None:
-        if self._nursery is not None and not self._draining:
-            self._draining = True
-            self._nursery.start_soon(self._drain)
-
-    async def _drain(self) -> None:
-        try:
-            await self._push()
-        except (ReadOnlyError, FatalIOError, OSError) as e:
-            log.info("nothing was sealed or planned", extra={"error": str(e)})
-        finally:
-            self._draining = False
-
-    async def _stop(self, file: OpenFile) -> None:
-        """This writer goes no further for now."""
-        if file.mode is Mode.PASSTHROUGH:
-            if not file.frozen and set_immutable(file.path, on=True):
-                file.frozen = True
-                log.warning("a writer is stopped: the cache is full", extra={"path": str(file.path)})
-        elif file.masked:
-            # From here on each of its writes asks.
-            await self._files.kernel.clear(file.ino, 0, MASK_BLOCKS_MAX)
-            file.told = 0
-
-    def let_go(self, file: OpenFile) -> None:
-        """Whoever writes to it may go on."""
-        if file.frozen:
-            file.frozen = False
-            set_immutable(file.path, on=False)
 
 
 def _comfortable(limit_bytes: int, room_bytes: int, writers: int) -> bool:
     return room_bytes >= max(limit_bytes // 2, writers * min(PER_WRITER_BYTES, limit_bytes // 8))
-
-
-def _no_room(level: Level) -> OSError:
-    code = errno.EDQUOT if level is Level.TENANT else errno.ENOSPC
-    return os_error(code)
-
-
-def _probe(folder: Path) -> bool:
-    """Whether the immutable flag of a file in this folder stops a descriptor that is open."""
-    path = folder / PROBE_NAME
-    set_immutable(path, on=False)  # of a probe that a crash cut short
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    except OSError:
-        return False
-    try:
-        if not set_immutable(path, on=True):
-            return False
-        try:
-            os.pwrite(fd, b"x", 0)
-        except PermissionError:
-            return True
-        return False
-    finally:
-        set_immutable(path, on=False)
-        os.close(fd)
-        with contextlib.suppress(OSError):
-            path.unlink()

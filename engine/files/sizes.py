@@ -72,6 +72,7 @@ class Sizes:
             os.truncate(file.path, size)
             if shorter:
                 self._parts.forget_behind(file)
+                self._parts.unclaim_behind(file, -(-size // self._block_bytes))
             self._content.become_whole_if_so(file)
             if shorter:  # a crash must not bring back what was cut, behind what is written there from now on
                 await trio.to_thread.run_sync(self._durability.sync_backing, file)

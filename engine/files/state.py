@@ -1,7 +1,8 @@
 """One open or unsealed file: which backing file it is, who has it open, in which mode the kernel has it.
 
 Modes. All opens of an inode are in one mode at a time, decided at the first open and held to until the last close:
-- PASSTHROUGH: the kernel reads and writes the backing file itself. Only for files that are here whole.
+- PASSTHROUGH: the kernel reads and writes the backing file itself. Only for files that are here whole, and for writers
+  of files that no descriptor can read meanwhile, whose finished chunks may go (`brake.py`).
 - RANGED: reads and writes are requests. The channel answers those whose blocks it knows to be in the backing file,
   the rest comes to `Files`.
 
@@ -59,6 +60,57 @@ class Written(Protocol):
     def ranges(self) -> Collection[tuple[int, int]]: ...
 
 
+class Grown(Protocol):
+    """What a tenant's passthrough writers took, and left, of the room they were given."""
+
+    @property
+    def left_bytes(self) -> int: ...
+
+    @property
+    def waiting(self) -> int: ...
+
+    @property
+    def files(self) -> Collection[tuple[int, int]]: ...
+
+
+class Short(Protocol):
+    """A tenant's passthrough writers come to the end of their room, or some are held there."""
+
+    @property
+    def stream_id(self) -> int: ...
+
+    @property
+    def left_bytes(self) -> int: ...
+
+    @property
+    def need_bytes(self) -> int: ...
+
+    @property
+    def ino(self) -> int: ...
+
+    @property
+    def offset(self) -> int: ...
+
+    @property
+    def waiting(self) -> int: ...
+
+
+class Touched(Protocol):
+    """A passthrough write that is held: it would go into blocks that are claimed."""
+
+    @property
+    def number(self) -> int: ...
+
+    @property
+    def ino(self) -> int: ...
+
+    @property
+    def offset(self) -> int: ...
+
+    @property
+    def length(self) -> int: ...
+
+
 class Kernel(Protocol):
     """The way to the kernel, as far as files need it: the channel, or in tests something that remembers."""
 
@@ -82,6 +134,30 @@ class Kernel(Protocol):
 
     async def collect(self, nodeid: int) -> Written:
         """What was written without asking."""
+
+    def watch(self, nodeid: int, *, append: bool) -> None:
+        """A passthrough node is about to be opened for writing. Only where there is a brake, as the next seven."""
+
+    def room(self, stream_id: int, more_bytes: int) -> None:
+        """A tenant's passthrough writers may take so much more."""
+
+    async def grown(self, stream_id: int, *, take: bool = False) -> Grown:
+        """What they took, and left; with `take`, what is left is ours again."""
+
+    def expect(self, nodeid: int, more_bytes: int) -> None:
+        """We ourselves are about to add so much to a file that is passed through."""
+
+    def deny(self, stream_id: int, code: int) -> None:
+        """Those of the tenant that are held for want of room fail with this errno."""
+
+    async def claim(self, nodeid: int, first: int, count: int) -> bool:
+        """Each write into these blocks of a passthrough file is told first; False: not now."""
+
+    def unclaim(self, nodeid: int, first: int, count: int) -> None:
+        """These blocks may be written to again."""
+
+    def pass_on(self, number: int, code: int = 0) -> None:
+        """A write that touched claimed blocks goes on, or fails with this errno."""
 
     def drop(self, nodeid: int) -> None:
         """Nobody has it open any more."""
@@ -134,12 +210,14 @@ class OpenFile:
     running: Running
     io: trio.Lock  # held where blocks of a partly fetched, dirty file change or come in
     room: trio.Lock  # held by who asks for room for it: in turn
+    closing: trio.Event  # its last handle was closed; made anew by who waits for that
 
     __slots__ = (
-        "_charged_bytes", "_ledger", "_path", "_state", "base", "base_len", "budget", "clean_ns", "clean_stamp",
-        "clearing", "doubted", "fd", "frozen", "granted_bytes", "handles", "io", "key", "masked", "mode", "new_name",
-        "noted_partial", "pending_bytes", "registered", "room", "running", "seal_attempt", "special", "taking",
-        "tenant", "told", "told_stamp", "unlinked", "whole", "window_bytes", "writers", "written", "wrote",
+        "_charged_bytes", "_ledger", "_path", "_state", "appends", "base", "base_len", "budget", "clean_ns",
+        "clean_stamp", "clearing", "closing", "doubted", "fd", "frozen", "granted_bytes", "handles", "io", "key",
+        "masked", "mode", "new_name", "noted_partial", "pending_bytes", "registered", "room", "running",
+        "seal_attempt", "special", "taking", "tenant", "told", "told_stamp", "unlinked", "whole", "window_bytes",
+        "write_only", "writers", "written", "wrote",
     )  # fmt: skip
 
     def __init__(self, key: Key, tenant: str, path: Path, state: ObjectState) -> None:
@@ -169,6 +247,8 @@ class OpenFile:
         self.fd = -1
         self.seal_attempt = 0  # a write-open in between makes a seal under way void
         self.new_name = False  # the backing file's name may not be durable yet
+        self.appends = False  # a descriptor of it was opened with O_APPEND
+        self.write_only = False  # no descriptor of it was ever open that could map it: parts can go from under a writer
         self.frozen = False  # writers are stopped: the disk has no room
         self.unlinked = False
         self.told_stamp: Stamp | None = None  # what the kernel was last told
@@ -294,7 +374,7 @@ class OpenFile:
 
 _made_when_used: Final[dict[str, Callable[[], object]]] = {
     "written": set, "wrote": dict, "clearing": set, "taking": set, "running": Running,
-    "io": trio.Lock, "room": trio.Lock,
+    "io": trio.Lock, "room": trio.Lock, "closing": trio.Event,
 }  # fmt: skip
 
 

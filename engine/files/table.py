@@ -12,6 +12,7 @@ This is the door for everybody outside, and it opens and closes; the rest is don
     charges.py  what the quota counts                         removal.py     files without a name
     room.py     room for writers                              parts.py       files larger than the cache
     kept.py     which pages the kernel may keep               cold.py        reading past the caches
+    reading.py  who reads while parts are elsewhere           copying.py     copy_file_range
 
 Invariants
 - One backing file an inode, one mode for all who have it open (`state.py`).
@@ -40,6 +41,7 @@ from aof2.engine.errors import os_error
 from aof2.engine.files.charges import Charges
 from aof2.engine.files.cold import ColdFiles
 from aof2.engine.files.content import Content
+from aof2.engine.files.copying import Copying
 from aof2.engine.files.durability import Durability
 from aof2.engine.files.extents import runs_of
 from aof2.engine.files.kept import KeptPages
@@ -47,6 +49,7 @@ from aof2.engine.files.known import Known
 from aof2.engine.files.loading import Loader
 from aof2.engine.files.modes import Modes
 from aof2.engine.files.parts import Parts
+from aof2.engine.files.reading import Reading
 from aof2.engine.files.recover import set_immutable
 from aof2.engine.files.removal import Removal
 from aof2.engine.files.room import WriteRoom
@@ -85,6 +88,8 @@ class Files:
         self.sizes = Sizes(
             self._content, self.parts, self.room, self._charges, self._durability, block_bytes=self.block_bytes
         )
+        self._reading = Reading(volume, self.kernel, self._known, self._content, self.room)
+        self._copying = Copying(volume, self._content, self.room, self._charges)
         self._removal = Removal(volume, self._known, self.parts, self.sealer)
         volume.hydrator.on_landed = self._landed
         volume.hydrator.on_lost = self._lost
@@ -172,6 +177,15 @@ class Files:
     def passthrough(self, can: bool) -> None:
         self._modes.passthrough = can
 
+    @property
+    def brake(self) -> bool:
+        """Whether passthrough writers are held, not stopped, where room ends."""
+        return self.room.brake.on
+
+    @property
+    def brake_why(self) -> str:
+        return self.room.brake.why
+
     # -- creating ----------------------------------------------------------------------------------------------
 
     async def create(
@@ -198,6 +212,7 @@ class Files:
             self._modes.register(file, row, fd)
         finally:
             os.close(fd)
+        file.write_only = flags & os.O_ACCMODE == os.O_WRONLY
         return row, self._new_handle(file, flags, new=True)
 
     def make_backing(self, row: InodeRow) -> None:
@@ -224,11 +239,14 @@ class Files:
             self.sealer.closed(file)
             return
         file.mode, file.registered, file.handles = Mode.PASSTHROUGH, True, 1
+        file.write_only = flags & os.O_ACCMODE == os.O_WRONLY
+        file.appends = bool(flags & os.O_APPEND)
         handle = Handle(file, flags)
         self._handles[fh] = handle
         if handle.writes:
             file.writers = 1
-            self.room.opened(file)
+            self.room.born(file)
+            self.charge(file)
 
     async def born_released(self, fh: int, *, dropped: bool) -> None:
         """Its creator closed it; `dropped`: the channel let go of the backing file by itself."""
@@ -244,8 +262,11 @@ class Files:
         """A handle. Opening to write, the catalog knows that the file is dirty before this returns."""
         if wants_write(flags) or flags & os.O_TRUNC:
             self._check_writable(ino)
+        reads = flags & os.O_ACCMODE != os.O_WRONLY
         with self._known.opening(ino):
             try:
+                if reads:
+                    await self._reading.until_readable(ino)
                 async with self.holding(ino):
                     row, file = await self._loader.load(ino)
                     if wants_write(flags):
@@ -253,6 +274,9 @@ class Files:
                         await self._loader.make_writable(file, row, keep=not flags & os.O_TRUNC)
                     if flags & os.O_TRUNC:
                         await self.sizes.truncate(file, 0)
+                    if not file.handles:
+                        file.write_only = not reads and await self._reading.is_unmapped(file)
+                    file.write_only = file.write_only and not reads
                     if file.mode is None:
                         file.mode = await self._modes.choose(file, row, writes=wants_write(flags))
                     self._modes.ensure_registered(file, row)
@@ -295,8 +319,9 @@ class Files:
         file.handles += 1
         if handle.writes:
             file.writers += 1
+            file.appends = file.appends or bool(flags & os.O_APPEND)
             self.sealer.wait(file)
-            self.room.opened(file)
+            self.room.opened(file, flags)
         self.kernel.handle(file.ino, fh, struct.pack("<QQ", file.ino, flags & 0xFFFFFFFF))
         return fh
 
@@ -366,6 +391,7 @@ class Files:
         if file.registered:
             self.kernel.drop(file.ino)
         file.registered, file.masked, file.mode = False, False, None
+        file.closing.set()
         if file.budget:
             file.budget, file.window_bytes = 0, 0
             self.charge(file)
@@ -417,6 +443,17 @@ class Files:
         """Fetches what a partly fetched dirty file still lacks."""
         await self._content.fill(file)
 
+    async def make_present(self, ino: int, offset: int, length: int) -> None:
+        """A passthrough writer goes back into what was uploaded: it is here again when this returns."""
+        file = self._known.get(ino)
+        if file is not None and file.dirty:
+            await self._content.make_present(file, offset, length)
+
+    async def copy(self, fh_in: int, offset_in: int, fh_out: int, offset_out: int, length: int) -> int:
+        """A range from one file into another, at most a few MiB of it; how much."""
+        self._check_writable(self.handle(fh_out).file.ino)
+        return await self._copying.copy(self.handle(fh_in), offset_in, self.handle(fh_out), offset_out, length)
+
     async def fallocate(self, fh: int, mode: int, offset: int, length: int) -> None:
         """Space for a range, or holes and zeros in it, on a ranged file. Reserves before a byte is taken."""
         file = self.handle(fh).file
@@ -464,6 +501,12 @@ class Files:
     def charge(self, file: OpenFile) -> None:
         """The quota counts a dirty file; what the channel wrote was collected."""
         self._charges.charge(file)
+
+    def charge_as(self, ino: int, disk_bytes: int) -> None:
+        """The channel looked at a passthrough file: it takes so much."""
+        file = self._known.get(ino)
+        if file is not None and file.mode is Mode.PASSTHROUGH:
+            self._charges.charge_as(file, disk_bytes)
 
     # -- removal and sealing -----------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from aof2.engine.quota.accounts import (
     Shortage,
     Usage,
     disk_space,
+    limit_for_data,
 )
 from aof2.engine.quota.storage import EvictHint, Reservation, StorageQuota
 
@@ -24,4 +25,5 @@ __all__ = [
     "StorageQuota",
     "Usage",
     "disk_space",
+    "limit_for_data",
 ]

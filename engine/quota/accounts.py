@@ -8,12 +8,15 @@ from __future__ import annotations
 import os
 from enum import StrEnum
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
 from aof2.engine.errors import Aof2Error
 from aof2.engine.units import format_size
+
+MAPS_SHARE: Final = 512
+MAPS_FROM_BYTES: Final = 64 << 20
 
 
 class Level(StrEnum):
@@ -75,6 +78,12 @@ def disk_space(path: Path) -> DiskSpace:
     """What the filesystem under `path` has for us (statvfs, without the blocks kept for root)."""
     fs = os.statvfs(path)
     return DiskSpace(fs.f_blocks * fs.f_frsize, fs.f_bavail * fs.f_frsize)
+
+
+def limit_for_data(limit_bytes: int) -> int:
+    """What files' bytes may take of a limit that holds for all they take: where they are in many pieces, the filesystem
+    keeps blocks for their maps. Small limits, of tests, are met to the byte."""
+    return limit_bytes - limit_bytes // MAPS_SHARE if limit_bytes >= MAPS_FROM_BYTES else limit_bytes
 
 
 class Account:

@@ -76,6 +76,15 @@ class Reservation:
         """Gives back what was not committed, and says how much. Harmless when there is nothing left to give."""
         return self._quota._release(self)
 
+    def absorb(self, other: Reservation) -> None:
+        """What another of the same tenant has left is this one's from here on."""
+        if (other.tenant, other.job) != (self.tenant, self.job):
+            raise ValueError("reservations of different accounts stay apart")
+        self._quota._refuse_if_dead(self)
+        self.remaining_bytes += other.remaining_bytes
+        other.remaining_bytes = 0
+        other.release()
+
     def renew(self, ttl_s: float | None = None) -> None:
         """The holder is alive: the lease runs anew, for as long as it first did unless told otherwise."""
         self._quota._renew(self, ttl_s)

@@ -103,6 +103,7 @@ def _facts(now: Frame, last: Frame | None) -> list[tuple[str, str]]:
         ("mount", f"{m.mountpoint}, {'read-only' if m.read_only else 'read-write'}, up {uptime(m.started_ms)}"),
         *_read_only(m),
         ("passthrough", _passthrough(m)),
+        ("brake", _brake(m)),
         ("memory", f"{_share(m.page_cache_bytes, m.page_cache_limit_bytes)}; {hit_rate}"),
         ("hot", f"{_share(v.hot_bytes, v.hot_limit_bytes)}; {pinned}"),
         ("warm", _share(v.warm_bytes, v.warm_limit_bytes)),
@@ -157,6 +158,15 @@ def _passthrough(m: MountStatus) -> str:
     return ("on" if m.passthrough else "off") + (f": {m.passthrough_why}" if m.passthrough_why else "")
 
 
+def _brake(m: MountStatus) -> str:
+    """How passthrough writers keep within the room."""
+    if m.brake:
+        return "on: who finds no room waits for uploads"
+    if not m.passthrough:
+        return "not needed: every write asks"
+    return f"off: {m.brake_why}; without comfortable room every write asks, and who outruns that is stopped (EPERM)"
+
+
 def _share(used: int, limit: int) -> str:
     percent = f" ({100 * used / limit:.0f} %)" if limit else ""
     return f"{human_size(used)} of {human_size(limit)}{percent}"
@@ -196,6 +206,7 @@ def summary(answer: dict[str, Any]) -> list[tuple[str, str]]:
         ("mount", f"{m.mountpoint}{' (read-only)' if m.read_only else ''}, pid {m.pid}, up {uptime(m.started_ms)}"),
         *_read_only(m),
         ("passthrough", _passthrough(m)),
+        ("brake", _brake(m)),
         ("open files", str(m.open_files)),
         ("not sealed", f"{m.unsealed_files} file(s), {human_size(m.unsealed_bytes)}"),
         ("pinned", f"{m.pinned_files} file(s), {human_size(m.pinned_bytes)}"),

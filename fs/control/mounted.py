@@ -25,6 +25,14 @@ class OpenFiles(Protocol):
     def passthrough_why(self) -> str:
         """Why it is on, or off."""
 
+    @property
+    def brake(self) -> bool:
+        """Whether passthrough writers are held, not stopped, where room ends."""
+
+    @property
+    def brake_why(self) -> str:
+        """Why not."""
+
     async def seal_closed(self, inos: Collection[int] | None = None) -> int:
         """Seals what is closed and dirty now (of these, or all); how many files."""
 

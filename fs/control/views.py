@@ -46,6 +46,8 @@ class MountStatus(msgspec.Struct, frozen=True, kw_only=True):
     fenced: bool
     passthrough: bool
     passthrough_why: str
+    brake: bool = False
+    brake_why: str = ""
     open_files: int
     handed_over: int
     unsealed_files: int
@@ -139,6 +141,8 @@ def mount_status(mounted: Mounted) -> MountStatus:
         fenced=bool(volume.fenced),
         passthrough=files.passthrough,
         passthrough_why=files.passthrough_why,
+        brake=files.brake,
+        brake_why=files.brake_why,
         open_files=files.open_count(),
         handed_over=mounted.channel.handed_over,
         unsealed_files=files.dirty_count(),

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "../bytes.h"
+#include "brake.h"
 #include "keeper.h"
 #include "nests.h"
 
@@ -341,6 +342,7 @@ bool births_create(const request *r) {
   struct stat st;
   backing_name(c.in.ino, path);
   bool filled = fill_cradle(c.s, &c.in, path, &st), entered = filled && enter_tables(&c);
+  if (entered) brake_watch(c.in.ino, c.in.fd, in.flags & O_APPEND ? WATCH_APPEND : 0);
   if (!entered || !record_birth(r, &c, &in, &st, name, len)) {
     if (entered) leave_tables(&c);
     else finish((aftermath){.fd = c.in.fd, .backing_id = c.in.backing_id});

@@ -1,7 +1,8 @@
 /* What the parts of the channel share: the descriptors, and each part's entry points.
  *
  * Threads: workers (kernel → daemon, forward.c), one for replies (daemon → kernel, forward.c), one for control (control.c),
- * one for notifications (notify.c), one for backing files ahead of and after births (keeper.c). `channel` is written before
+ * one for notifications (notify.c), one for backing files ahead of and after births (keeper.c), one for the brake, once the
+ * daemon asked for it (brake.c). `channel` is written before
  * they start; later only where a field says so.
  */
 #ifndef AOF2_CHANNEL_H
@@ -48,6 +49,9 @@ __attribute__((format(printf, 1, 2))) void note(const char *format, ...);
 /* event.c. Sends a message on the control socket, from any thread. */
 void event_send(uint16_t kind, uint16_t flags, uint32_t seq, const void *body, size_t len);
 void event_send2(uint16_t kind, uint16_t flags, uint32_t seq, const void *body, size_t len, const void *more, size_t more_len);
+
+/* Never waits: false, and nothing sent, where the socket is full or the daemon gone. */
+bool event_try(uint16_t kind, uint16_t flags, uint32_t seq, const void *body, size_t len);
 
 /* device.c. Writing to /dev/fuse and its ioctls. Errors that mean "nobody waits for this any more" are not errors. */
 void device_reply(uint64_t unique, int error, const void *payload, size_t len);

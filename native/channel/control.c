@@ -17,6 +17,7 @@
 #include "../bytes.h"
 #include "ahead.h"
 #include "births.h"
+#include "brake.h"
 #include "channel.h"
 #include "keeper.h"
 #include "nests.h"
@@ -143,6 +144,7 @@ void control_apply(const control_message *m, int fd) {
   if (m->kind == PROTO_NODE) return put_node(m, fd);
   if (m->kind == PROTO_PROBE) return probe(m, fd);
   if (m->kind == PROTO_BYTES) return answers_put(m, fd);
+  if (m->kind == PROTO_BRAKE) return brake_open(m, fd);
   if (m->kind == PROTO_BIRTH_PAGE) return births_page(fd);
   if (m->kind == PROTO_BIRTH_DIR) return births_dir(m->nodeid, m->caps_on, fd);
   if (m->kind == PROTO_BIRTH_LOG) return births_log(m->nodeid, m->grant_bytes, fd);
@@ -158,6 +160,13 @@ void control_apply(const control_message *m, int fd) {
     case PROTO_NEST: return nest(m);
     case PROTO_COLLECT: return collect(m);
     case PROTO_REPLY: return answer_upcall(m);
+    case PROTO_ROOM: return brake_room(m);
+    case PROTO_GROWN: return brake_grown(m);
+    case PROTO_EXPECT: return brake_expect(m);
+    case PROTO_DENY: return brake_deny(m);
+    case PROTO_CLAIM: return brake_claim(m);
+    case PROTO_UNCLAIM: return brake_unclaim(m);
+    case PROTO_PASS: return brake_pass(m);
     case PROTO_DUMP: /* many messages: the control thread's, so that the reply thread is never held up by them */
       dump_seq = m->seq;
       dump_wanted = true;
@@ -180,6 +189,9 @@ void control_apply(const control_message *m, int fd) {
       if (n) n->budget_bytes = m->grant_bytes > UINT64_MAX - n->budget_bytes ? UINT64_MAX : n->budget_bytes + m->grant_bytes;
       break;
     case PROTO_DROP: after = node_drop(m->nodeid); break;
+    case PROTO_WATCH:
+      if (n && n->mode == NODE_PASSTHROUGH) brake_watch(n->id, n->fd, m->caps_on);
+      break;
     case PROTO_CAPS: caps_set(m->nodeid, m->caps_on); break;
     default: break;
   }

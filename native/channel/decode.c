@@ -13,10 +13,19 @@ static size_t body_len_of(uint16_t kind) {
     case PROTO_BLOCKS:
     case PROTO_BYTES:
     case PROTO_COMING:
+    case PROTO_BRAKE:
+    case PROTO_CLAIM:
+    case PROTO_UNCLAIM:
     case PROTO_CLEAR: return 24;
+    case PROTO_ROOM:
+    case PROTO_EXPECT:
     case PROTO_GRANT: return 16;
     case PROTO_COLLECT:
+    case PROTO_GROWN:
     case PROTO_DROP: return 8;
+    case PROTO_WATCH:
+    case PROTO_DENY:
+    case PROTO_PASS:
     case PROTO_CAPS: return 12;
     case PROTO_REPLY: return 12; /* at least */
     case PROTO_BIRTH_DIR: return 12;
@@ -65,11 +74,16 @@ bool control_decode(const uint8_t *buf, size_t len, control_message *out) {
     case PROTO_BIRTH_INOS:
     case PROTO_BLOCKS:
     case PROTO_COMING:
+    case PROTO_BRAKE:
+    case PROTO_CLAIM:
+    case PROTO_UNCLAIM:
     case PROTO_CLEAR:
       out->blocks.first = load_u64(body + 8);
       out->blocks.count = load_u64(body + 16);
       return out->blocks.count <= UINT64_MAX - out->blocks.first;
     case PROTO_BIRTH_LOG:
+    case PROTO_ROOM:
+    case PROTO_EXPECT:
     case PROTO_GRANT: out->grant_bytes = load_u64(body + 8); return true;
     case PROTO_NEST:
       out->nest.action = load_u32(body + 8);
@@ -87,6 +101,9 @@ bool control_decode(const uint8_t *buf, size_t len, control_message *out) {
       out->reply.payload_len = left - want;
       return true;
     case PROTO_BIRTH_DIR:
+    case PROTO_WATCH:
+    case PROTO_DENY:
+    case PROTO_PASS:
     case PROTO_CAPS: out->caps_on = load_u32(body + 8); return true;
     default: return true;
   }

@@ -25,3 +25,13 @@ void event_send2(uint16_t kind, uint16_t flags, uint32_t seq, const void *body, 
 void event_send(uint16_t kind, uint16_t flags, uint32_t seq, const void *body, size_t len) {
   event_send2(kind, flags, seq, body, len, NULL, 0);
 }
+
+bool event_try(uint16_t kind, uint16_t flags, uint32_t seq, const void *body, size_t len) {
+  uint8_t header[PROTO_HEADER_LEN];
+  store_u16(header, kind);
+  store_u16(header + 2, flags);
+  store_u32(header + 4, seq);
+  struct iovec parts[2] = {{header, sizeof header}, {(void *)body, len}};
+  struct msghdr message = {.msg_iov = parts, .msg_iovlen = 2};
+  return sendmsg(channel.control, &message, MSG_NOSIGNAL | MSG_DONTWAIT) >= 0;
+}

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "births.h"
+#include "brake.h"
 #include "channel.h"
 
 #ifndef GONE_MAX /* the tests build with small ones, which they fill */
@@ -81,9 +82,11 @@ static bool make_one(void) {
   backing_name(c.ino, name);
   c.fd = openat(dir_fd, name, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
   bool made = c.fd >= 0 && !device_backing_open(c.fd, &c.backing_id);
+  if (made) brake_watch(c.ino, c.fd, 0);
   if (births_made(&c, made)) return true;
   if (made) device_backing_close(c.backing_id);
   if (c.fd >= 0) {
+    brake_closing(c.fd);
     close(c.fd);
     unlinkat(dir_fd, name, 0);
   }

@@ -17,6 +17,7 @@
 
 #include "../bytes.h"
 #include "births.h"
+#include "brake.h"
 #include "channel.h"
 #include "keeper.h"
 
@@ -55,6 +56,7 @@ void daemon_gone(const char *what) {
     for (;;) pause(); /* the connection is being aborted: exiting now would cut that short */
   }
   note("the daemon is gone (%s): the mount answers ENOTCONN until it is unmounted", what);
+  brake_abandon();
   connection_abort();
   _exit(0);
 }

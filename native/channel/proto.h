@@ -34,6 +34,15 @@ enum proto_kind { /* daemon to channel */
   PROTO_BYTES = 18,
   PROTO_COMING = 19,
   PROTO_AHEAD = 20,
+  PROTO_BRAKE = 21,
+  PROTO_WATCH = 22,
+  PROTO_ROOM = 23,
+  PROTO_GROWN = 24,
+  PROTO_DENY = 25,
+  PROTO_CLAIM = 26,
+  PROTO_UNCLAIM = 27,
+  PROTO_PASS = 28,
+  PROTO_EXPECT = 29,
 };
 
 enum proto_event { /* channel to daemon */
@@ -51,13 +60,19 @@ enum proto_event { /* channel to daemon */
   EV_KILL = 139,
   EV_NEST = 140,
   EV_BIRTHS = 141,
+  EV_BRAKED = 142,
+  EV_SHORT = 143,
+  EV_GROWN = 144,
+  EV_CLAIMED = 145,
+  EV_TOUCHED = 146,
 };
 
 #define PROTO_SERVE 600 /* as the error of a READ's answer on F: its blocks are here now, serve it. Never the kernel's */
 #define PROTO_HELD 700  /* and the slot: its bytes came as BYTES. libfuse passes errors below 1000 on */
 #define PROTO_SLOTS 256 /* [0, this), in turn */
 #define PROTO_MORE 1u   /* EV_WRITTEN: another message of the same seq follows */
-#define PROTO_AGAIN 2u  /* EV_CLEARED: not waited for, ask again; EV_WRITTEN: ranges were left, collect again */
+#define PROTO_AGAIN 2u  /* EV_CLEARED, EV_CLAIMED: not now, ask again; EV_WRITTEN: ranges were left, collect again */
+#define PROTO_TAKE 1u   /* GROWN: what is left is the daemon's again */
 #define PROTO_UNTRACKED 4u /* EV_WRITTEN: something was written that no range tells */
 
 enum { NODE_PASSTHROUGH = 1, NODE_RANGED = 2 };

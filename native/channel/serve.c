@@ -20,6 +20,7 @@
 #include "../bytes.h"
 #include "ahead.h"
 #include "births.h"
+#include "brake.h"
 #include "channel.h"
 #include "nests.h"
 
@@ -28,7 +29,6 @@
 #endif
 
 #define MAPPED_MIN (128u << 10) /* a shorter answer is copied in less time than it is mapped */
-#define COPY_MAX (UINT64_C(64) << 20) /* of one copy_file_range: a worker must come back soon; callers go on from there */
 
 bool request_parse(const uint8_t *buf, size_t len, request *out) {
   if (len < sizeof out->header) return false;
@@ -56,6 +56,7 @@ void finish(aftermath after) {
     pthread_mutex_unlock(&tables_lock);
   }
   if (after.backing_id) device_backing_close(after.backing_id);
+  brake_closing(after.fd);
   if (after.fd >= 0) close(after.fd);
 }
 
@@ -87,11 +88,6 @@ static bool fits_write(node *n, const void *arg) {
   const wire_write_in *in = arg;
   if ((n->flags & NODE_SUID) && (in->write_flags & WIRE_WRITE_KILL_SUIDGID)) return false;
   return node_write_begin(n, in->offset, in->size);
-}
-
-static bool fits_passthrough(node *n, const void *arg) {
-  (void)arg;
-  return n->mode == NODE_PASSTHROUGH;
 }
 
 static bool fits_whole(node *n, const void *arg) {
@@ -203,21 +199,6 @@ static bool serve_write(const request *r) {
   return true;
 }
 
-static bool serve_fallocate(const request *r) {
-  wire_fallocate_in in;
-  unsigned phase;
-  if (!BODY(r, &in) || in.offset > INT64_MAX || in.length > INT64_MAX) return false;
-  node *n = enter(r->header.nodeid, in.fh, fits_passthrough, NULL, &phase);
-  if (!n) return false;
-  int error;
-  do error = fallocate(n->fd, (int)in.mode, (off_t)in.offset, (off_t)in.length) ? errno : 0;
-  while (error == EINTR);
-  leave(n, phase);
-  if (error == EBADF) return false;
-  answer(r, error == ENOSYS ? EOPNOTSUPP : error, NULL, 0); /* ENOSYS would switch fallocate off for the whole mount */
-  return true;
-}
-
 static bool serve_lseek(const request *r) {
   wire_lseek_in in;
   unsigned phase;
@@ -228,32 +209,6 @@ static bool serve_lseek(const request *r) {
   int error = at < 0 ? errno : 0;
   leave(n, phase);
   uint64_t out = (uint64_t)at;
-  answer(r, error, &out, sizeof out);
-  return true;
-}
-
-static bool serve_copy(const request *r) {
-  wire_copy_in in;
-  unsigned phase_in, phase_out;
-  if (!BODY(r, &in) || in.off_in > INT64_MAX || in.off_out > INT64_MAX || in.flags) return false;
-  node *from = enter(r->header.nodeid, in.fh_in, fits_passthrough, NULL, &phase_in);
-  if (!from) return false;
-  node *to = enter(in.nodeid_out, in.fh_out, fits_passthrough, NULL, &phase_out);
-  if (!to) {
-    leave(from, phase_in);
-    return false;
-  }
-  off_t off_in = (off_t)in.off_in, off_out = (off_t)in.off_out;
-  ssize_t done;
-  do done = copy_file_range(from->fd, &off_in, to->fd, &off_out, in.len < COPY_MAX ? in.len : COPY_MAX, 0);
-  while (done < 0 && errno == EINTR);
-  int error = done < 0 ? errno : 0;
-  leave(to, phase_out);
-  leave(from, phase_in);
-  if (error == EBADF) return false;
-  if (error == ENOSYS) error = EOPNOTSUPP;
-  uint64_t out = (uint64_t)done; /* as _64 has it; the older reply is {u32 size, u32 padding} */
-  if (r->header.opcode == WIRE_COPY_FILE_RANGE) memcpy(&out, &(wire_write_out){.size = (uint32_t)done}, sizeof out);
   answer(r, error, &out, sizeof out);
   return true;
 }
@@ -314,16 +269,17 @@ bool serve(const request *r, uint8_t *data) {
   switch (r->header.opcode) {
     case WIRE_LOOKUP: return nests_lookup(r) || ahead_lookup(r) || upcall_name(r);
     case WIRE_GETATTR: return nests_getattr(r) || upcall_name(r);
+    case WIRE_STATFS: /* libfuse does not say of which inode */
     case WIRE_READDIRPLUS: return upcall_name(r);
     case WIRE_CREATE: return births_create(r);
     case WIRE_RELEASE: return births_release(r);
     case WIRE_READ: return serve_read(r, data);
     case WIRE_WRITE: return serve_write(r);
     case WIRE_GETXATTR: return serve_getxattr(r);
-    case WIRE_FALLOCATE: return serve_fallocate(r) || upcall(r);
     case WIRE_LSEEK: return serve_lseek(r) || upcall(r);
     case WIRE_COPY_FILE_RANGE:
-    case WIRE_COPY_FILE_RANGE_64: return serve_copy(r) || upcall(r);
+    case WIRE_COPY_FILE_RANGE_64:
+    case WIRE_FALLOCATE: /* these take room: the daemon reserves it first */
     case WIRE_SYNCFS:
     case WIRE_TMPFILE: return upcall(r);
     case WIRE_IOCTL: answer(r, ENOTTY, NULL, 0); return true; /* ENOSYS would switch ioctls off */

@@ -328,7 +328,7 @@ def test_a_node_dropped_in_use_lives_until_the_read_ends(slow: tuple[Daemon, Dae
         above.close()
 
 
-def test_fallocate_lseek_and_copy_on_passthrough_files(daemon: Daemon) -> None:
+def test_lseek_on_passthrough_files_and_what_takes_room_is_the_daemons(daemon: Daemon) -> None:
     path = daemon.file("f", b"d" * MIB)
     daemon.file("g", b"")
     for name in "fg":
@@ -336,9 +336,9 @@ def test_fallocate_lseek_and_copy_on_passthrough_files(daemon: Daemon) -> None:
 
     def work() -> None:
         with open(path, "r+b") as f, open(daemon.mount / "g", "r+b") as g:
-            os.posix_fallocate(f.fileno(), 0, 2 * MIB)
+            os.posix_fallocate(f.fileno(), 0, 2 * MIB)  # the C library writes where it is refused
             assert os.stat(path).st_size == 2 * MIB
-            assert os.copy_file_range(f.fileno(), g.fileno(), MIB, 0, 4 * MIB) == MIB
+            assert os.copy_file_range(f.fileno(), g.fileno(), MIB, 0, 4 * MIB) == MIB  # as does the kernel
             assert os.lseek(f.fileno(), 0, os.SEEK_HOLE) == os.lseek(open_below.fileno(), 0, os.SEEK_HOLE)
             assert os.lseek(g.fileno(), 0, os.SEEK_DATA) == 4 * MIB
             with pytest.raises(OSError) as error:
@@ -348,7 +348,7 @@ def test_fallocate_lseek_and_copy_on_passthrough_files(daemon: Daemon) -> None:
     with open(daemon.root / "f", "rb") as open_below:
         in_time(work)
     assert (daemon.root / "g").read_bytes() == bytes(4 * MIB) + b"d" * MIB
-    assert daemon.call("upcalls") == []
+    assert {call[0] for call in daemon.call("upcalls")} - {47} == {43, 53}
 
 
 def test_the_same_on_ranged_files_is_the_daemons(daemon: Daemon) -> None:

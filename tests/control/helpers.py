@@ -27,6 +27,8 @@ class FakeFiles:
         self.volume = volume
         self.passthrough = False
         self.passthrough_why = "there is no mount"
+        self.brake = False
+        self.brake_why = "there is no mount"
         self.opened: set[int] = set()
         self.dirty: dict[int, Key] = {}
         self.dropped: list[int] = []

@@ -19,7 +19,7 @@ from aof2.engine.catalog.rows import ObjectState
 from aof2.engine.files import Files, Mode, stream_of
 from aof2.engine.files.extents import data_bytes
 from aof2.engine.files.recover import set_immutable
-from aof2.engine.files.room import WATCH_S
+from aof2.engine.files.watch import WATCH_S
 from aof2.engine.settings import Settings
 from aof2.engine.settings.model import FilesTenant
 from aof2.engine.volume import Volume
@@ -304,7 +304,7 @@ def test_small_strides_take_what_they_take(tmp_path: Path) -> None:
 
 def test_room_decides_who_passes(tmp_path: Path) -> None:
     async def body(files: Files, kernel: FakeKernel) -> None:
-        assert files.room.can_stop
+        assert files.room.watch.can_stop
         opened = [await create(files, b"%d" % n) for n in range(9)]
         modes = [kernel.modes[ino] for ino, _ in opened]
         assert modes == [Mode.PASSTHROUGH] * 8 + [Mode.RANGED]  # an eighth each
@@ -331,7 +331,7 @@ def test_only_who_can_be_stopped_passes(tmp_path: Path, monkeypatch: pytest.Monk
         assert kernel.modes[ino] == Mode.RANGED
         await files.release(fh)
 
-    monkeypatch.setattr("aof2.engine.files.room.set_immutable", lambda path, on: False)
+    monkeypatch.setattr("aof2.engine.files.watch.set_immutable", lambda path, on: False)
     run_files(settings_of(tmp_path), body)
 
 
@@ -350,7 +350,7 @@ def test_clean_data_makes_way_ahead_of_a_passthrough_writer(tmp_path: Path) -> N
                 scribble(files, ino, data[at : at + step], at)
                 await trio.sleep(0.03)
 
-        await watched(files, LIMIT + int(2 * WATCH_S / 0.03) * step, grow)
+        await watched(files, LIMIT + int(4 * WATCH_S / 0.03) * step, grow)
         await files.release(fh)
         await publish(files)
         assert await content(files, ino) == data

@@ -14,11 +14,13 @@ from pathlib import Path
 
 import click
 
+from aof2.engine.bench.seaweed import REGION
 from tests.mount.outage import BlinkingLoad, everything_is_there, s3_world
 from tests.mount.recency import Trace
+from tests.mount.room import MIB, TOOLS, command, content_hash, random_file, run_all, sha256, watching
 from tests.mount.rounds import KINDS, Rounds
+from tests.mount.world import World, rss_bytes, wait_for, world
 from tests.mount.world import kill as kill_process
-from tests.mount.world import rss_bytes, wait_for, world
 from tests.support.mount import mounted_volume
 from tests.support.seaweed import running_seaweed
 
@@ -150,6 +152,54 @@ def recency(files: int, accesses: int, exponent: float, seed: int | None) -> Non
     click.echo(f"hit rate {outcome.mount:.4f}, textbook LRU {outcome.lru:.4f}: {outcome.mount - outcome.lru:+.4f}")
     assert outcome.mount >= outcome.lru - 0.03, "more than 3 % below LRU"
     shutil.rmtree(root)
+
+
+ROOM_SETS = (("cp",), ("dd",), ("rsync",), ("parquet",), ("append",), ("cp", "dd", "rsync", "parquet"))
+
+
+@main.command("room")
+@click.option("--hot-mib", default=512, show_default=True, help="cache.hot_bytes.")
+@click.option("--factor", default=3.0, show_default=True, help="Each writer's data, in caches.")
+@click.option(
+    "--tool", type=click.Choice(TOOLS), multiple=True, help="Only these, at once; by default each, then four."
+)
+def room_command(hot_mib: int, factor: float, tool: tuple[str, ...]) -> None:
+    """Write more than the cache holds to a real S3 server, one tool at a time, then four at once; watch the cache."""
+    root = Path(tempfile.mkdtemp(prefix="aof2-torture-"))
+    (root / "weed").mkdir()
+    source = random_file(root / "source", int(hot_mib * factor) * MIB)
+    expected = sha256(source)
+    click.echo(f"{hot_mib} MiB of cache, {source.stat().st_size // MIB} MiB a file, in {root}")
+    with running_seaweed(root / "weed") as server:
+        for n, tools in enumerate([tool] if tool else ROOM_SETS):
+            remote = (
+                f'[remote]\nurl = "s3://{server.bucket}/room{n}"\nendpoint_url = "{server.endpoint_url}"\n'
+                f'region = "{REGION}"\n[cache]\nhot_bytes = "{hot_mib}MiB"\nmin_free = "256MiB"\n'
+            )
+            with world(root / f"w{n}", remote=remote, environ=server.environ()) as w:
+                w.mount()
+                _fill(w, tools, source, expected, hot_mib * MIB)
+            shutil.rmtree(root / f"w{n}")
+    shutil.rmtree(root)
+
+
+def _fill(w: World, tools: tuple[str, ...], source: Path, expected: str, limit: int) -> None:
+    """One round: all of these tools at once; then the bytes, after every local copy is gone."""
+    targets = {tool: w.files / tool for tool in tools}
+    began_s = time.monotonic()
+    with watching(w.state / "hot_cache") as seen:
+        run_all([command(tool, source, path) for tool, path in targets.items()], 3600)
+        took_s = time.monotonic() - began_s
+        w.ok("wait", w.files, hang_s=3600)
+        for path in targets.values():
+            wait_for(lambda path=path: w.run("evict", path).code == 0, "it is never evicted")
+        for tool, path in targets.items():
+            assert content_hash(tool, path) == expected, f"{tool}: other bytes"
+    rate = len(tools) * source.stat().st_size / MIB / took_s
+    click.echo(f"{'+'.join(tools)}: {took_s:.1f} s, {rate:.0f} MiB/s; the cache took {seen.most / MIB:.1f} MiB at most")
+    assert seen.most <= limit, f"{seen.most - limit} bytes over the limit"
+    for line in w.complaints():
+        click.echo(f"log: {line[:400]}")
 
 
 if __name__ == "__main__":

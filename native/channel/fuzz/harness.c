@@ -46,6 +46,10 @@ void event_send2(uint16_t kind, uint16_t flags, uint32_t seq, const void *body, 
 void event_send(uint16_t kind, uint16_t flags, uint32_t seq, const void *body, size_t len) {
   event_send2(kind, flags, seq, body, len, NULL, 0);
 }
+bool event_try(uint16_t kind, uint16_t flags, uint32_t seq, const void *body, size_t len) {
+  event_send2(kind, flags, seq, body, len, NULL, 0);
+  return true;
+}
 
 void device_reply(uint64_t unique, int error, const void *payload, size_t len) {
   (void)unique;

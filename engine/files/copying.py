@@ -1,0 +1,65 @@
+"""copy_file_range between two files that are passed through: the kernel asks for it, past which it would write without
+a report. Room is reserved first, as for every byte the engine writes.
+
+Owner: the trio thread; the copy on a worker thread. A crash leaves what was copied so far.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from aof2.engine.errors import os_error
+from aof2.engine.files.charges import Charges
+from aof2.engine.files.content import Content
+from aof2.engine.files.room import WriteRoom
+from aof2.engine.files.state import Handle, Mode, OpenFile
+
+if TYPE_CHECKING:
+    from aof2.engine.volume import Volume
+
+# Of one request: callers go on from there, and others get a turn.
+COPY_BYTES_MAX: Final = 32 << 20
+
+
+class Copying:
+    """Copies ranges."""
+
+    def __init__(self, volume: Volume, content: Content, room: WriteRoom, charges: Charges) -> None:
+        self._volume = volume
+        self._content = content
+        self._room = room
+        self._charges = charges
+
+    async def copy(self, source: Handle, offset_in: int, target: Handle, offset_out: int, length: int) -> int:
+        """How much was copied; EOPNOTSUPP where the kernel had better read and write."""
+        modes = {source.file.mode, target.file.mode}
+        if modes != {Mode.PASSTHROUGH} or (source.file.dirty and not source.file.whole):
+            raise os_error(errno.EOPNOTSUPP)
+        if not target.writes or target.flags & os.O_APPEND or source.file is target.file:
+            raise os_error(errno.EOPNOTSUPP)
+        length = min(length, COPY_BYTES_MAX, self._volume.settings.cache.hot_bytes // 8)
+        size = os.stat(source.file.path).st_size
+        length = max(0, min(length, size - offset_in))
+        if not length:
+            return 0
+        await self._content.make_present(target.file, offset_out, length)
+        async with self._room.admit(target.file, offset_out, length):
+            done = await trio.to_thread.run_sync(_copy, source.file, offset_in, target.file, offset_out, length)
+        await self._charges.recharge(target.file)
+        return done
+
+
+def _copy(source: OpenFile, offset_in: int, target: OpenFile, offset_out: int, length: int) -> int:
+    fd_in = os.open(source.path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fd_out = os.open(target.path, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            return os.copy_file_range(fd_in, fd_out, length, offset_in, offset_out)
+        finally:
+            os.close(fd_out)
+    finally:
+        os.close(fd_in)

@@ -1,0 +1,227 @@
+"""Passthrough writers and the room: held where it ends, never failed while more can come, and hot_bytes holds."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.mount.room import MIB, command, content_hash, disk_bytes, random_file, run_all, sha256, watching
+from tests.support.mount import MountedVolume, mounted_volume, until
+
+HOT = 128 * MIB
+LARGE = 256 * MIB
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return random_file(tmp_path_factory.mktemp("room") / "source", LARGE)
+
+
+@contextlib.contextmanager
+def volume_of(root: Path, **keys: str) -> Iterator[MountedVolume]:
+    cache = {"hot_bytes": f"{HOT // MIB}MiB"}
+    tenants = {"default": {"kind": "files", **keys}}
+    with mounted_volume(root, cache=cache, tenants=tenants, remote={"timeout": "3s"}) as volume:
+        if not volume.ask("status")["mount"]["brake"]:
+            pytest.skip("passthrough writers cannot be held here")
+        yield volume
+
+
+def hot(volume: MountedVolume) -> Path:
+    return volume.state_dir / "hot_cache"
+
+
+def writer(path: Path, code: str, *args: object) -> subprocess.Popen[bytes]:
+    """A process that writes: `code` finds the open descriptor as f. It says "at N" when it has written N bytes."""
+    text = f"import os, sys\nf = os.open(sys.argv[1], {code.split(chr(10))[0]})\n" + "\n".join(code.split("\n")[1:])
+    return subprocess.Popen([sys.executable, "-c", text, str(path), *map(str, args)], stdout=subprocess.PIPE)
+
+
+ENDLESS = """os.O_WRONLY | os.O_CREAT
+at = 0
+while at < int(sys.argv[2]):
+    at += os.pwrite(f, bytes([at >> 20 & 255]) * 262144, at)
+    print("at", at, flush=True)
+os.close(f)
+"""
+
+
+def acknowledged(process: subprocess.Popen[bytes]) -> int:
+    """What a writer that ended had written."""
+    lines = [line for line in process.communicate()[0].split(b"\n") if line.startswith(b"at")]
+    return int(lines[-1].split()[1]) if lines else 0
+
+
+def is_what_was_written(path: Path, size: int) -> None:
+    with path.open("rb") as f:
+        for at in range(0, size, 262144):
+            assert f.read(262144) == bytes([at >> 20 & 255]) * 262144, f"at {at}"
+
+
+def held(volume: MountedVolume, process: subprocess.Popen[bytes]) -> None:
+    """Returns when the writer has come to the end of the room and stands still."""
+    before, since = -1, time.monotonic()
+
+    def stands() -> bool:
+        nonlocal before, since
+        now = disk_bytes(hot(volume))
+        if now != before:
+            before, since = now, time.monotonic()
+        return now > HOT // 2 and time.monotonic() - since > 0.4
+
+    until(stands, "the writer is never held")
+    assert process.poll() is None
+
+
+def test_files_larger_than_the_cache_at_once(tmp_path: Path, source: Path) -> None:
+    tools = ("cp", "append", "dd")
+    with volume_of(tmp_path) as volume:
+        with watching(hot(volume)) as seen:
+            run_all([command(tool, source, volume.path / tool) for tool in tools], 90)
+        assert 0 < seen.most <= HOT and seen.looks > 20
+        volume.done("wait", volume.path)
+        paths = [volume.path / tool for tool in tools]
+        volume.evict(*paths)
+        expected = sha256(source)
+        for tool, path in zip(tools, paths, strict=True):
+            assert content_hash(tool, path) == expected, tool
+        assert not volume.complaints()
+
+
+def test_a_writer_goes_back_to_its_header(tmp_path: Path, source: Path) -> None:
+    """Into chunks that are uploaded and punched: they come back first."""
+    size = 256 * MIB
+    patches = {3: b"header", 65 * MIB + 4095: b"x" * 5000, 150 * MIB: b"y" * (2 * MIB), size - 10: b"tail" * 10}
+    with volume_of(tmp_path) as volume, source.open("rb") as data:
+        path = volume.path / "a"
+        with watching(hot(volume)) as seen:
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT)
+            for at in range(0, size, MIB):
+                os.pwrite(fd, data.read(MIB), at)
+            for at, patch in patches.items():
+                os.pwrite(fd, patch, at)
+            os.fsync(fd)
+            os.close(fd)
+        assert seen.most <= HOT
+        volume.done("wait", volume.path)
+        volume.evict(path)
+        expected = bytearray(source.read_bytes()[:size])
+        for at, patch in patches.items():
+            expected[at : at + len(patch)] = patch
+        assert path.read_bytes() == bytes(expected)
+        assert not volume.complaints()
+
+
+def test_readers_wait_for_the_writer_of_what_is_not_here(tmp_path: Path, source: Path) -> None:
+    with volume_of(tmp_path) as volume:
+        path = volume.path / "a"
+        process = writer(path, ENDLESS, 224 * MIB)
+        until(lambda: disk_bytes(volume.remote) > 64 * MIB, "no part of it is uploaded")
+        reader = subprocess.Popen(["sha256sum", path], stdout=subprocess.PIPE)
+        size = acknowledged(process)
+        assert process.returncode == 0 and size == 224 * MIB
+        out, _ = reader.communicate(timeout=60)
+        assert reader.returncode == 0
+        assert out.split()[0].decode() == sha256(path)
+        is_what_was_written(path, size)
+        assert not volume.complaints()
+
+
+@pytest.mark.parametrize("flags", ["os.O_WRONLY", "os.O_RDWR"])
+def test_enospc_only_when_no_room_can_come(tmp_path: Path, flags: str) -> None:
+    """The remote is away past its deadline; and then it is back."""
+    code = ENDLESS.replace("os.O_WRONLY", flags)
+    with volume_of(tmp_path) as volume:
+        volume.done("wait", volume.path)
+        away = tmp_path / "away"
+        volume.remote.rename(away)
+        path = volume.path / "a"
+        tried = f"try:\n    {code.split(chr(10), 1)[1].replace(chr(10), chr(10) + '    ')}"
+        process = writer(
+            path, f"{flags} | os.O_CREAT\n{tried}\nexcept OSError as e:\n    print('error', e.errno)", LARGE
+        )
+        out = process.communicate(timeout=60)[0].split(b"\n")
+        assert f"error {errno.ENOSPC}".encode() in out
+        size = int(next(line for line in reversed(out) if line.startswith(b"at")).split()[1])
+        assert size > HOT // 2 and disk_bytes(hot(volume)) <= HOT
+        away.rename(volume.remote)
+        volume.done("wait", volume.path)
+        is_what_was_written(path, size)
+
+
+def test_a_held_writer_dies_of_sigkill_and_the_others_go_on(tmp_path: Path) -> None:
+    with volume_of(tmp_path) as volume:
+        volume.done("wait", volume.path)
+        away = tmp_path / "away"
+        volume.remote.rename(away)
+        first = writer(volume.path / "a", ENDLESS, LARGE)
+        held(volume, first)
+        first.send_signal(signal.SIGKILL)
+        size = acknowledged(first)
+        away.rename(volume.remote)
+        second = writer(volume.path / "b", ENDLESS, LARGE)
+        assert acknowledged(second) == LARGE and second.returncode == 0
+        volume.done("wait", volume.path)
+        is_what_was_written(volume.path / "a", size)
+        is_what_was_written(volume.path / "b", LARGE)
+
+
+@pytest.mark.expects_warnings
+@pytest.mark.parametrize("who", ["daemon", "channel"])
+def test_a_killed_daemon_lets_go_of_who_is_held(tmp_path: Path, who: str) -> None:
+    with volume_of(tmp_path) as volume:
+        process = writer(volume.path / "a", ENDLESS, LARGE)
+        until(lambda: disk_bytes(hot(volume)) > HOT - 32 * MIB)
+        if who == "daemon":
+            volume.kill()
+        else:
+            channel = next(p for p in volume.pids() if Path(f"/proc/{p}/comm").read_text().strip() == "aof2-channel")
+            os.kill(channel, signal.SIGKILL)
+            until(lambda: not volume.pids(), "the daemon outlives its channel")
+        size = acknowledged(process)
+        assert size > HOT // 2
+        subprocess.run(["umount", "-l", volume.mountpoint], check=True)
+        volume.remount()
+        is_what_was_written(volume.path / "a", size)
+        volume.done("wait", volume.path)
+        volume.evict(volume.path / "a")
+        is_what_was_written(volume.path / "a", size)
+
+
+def test_a_tenants_quota_holds(tmp_path: Path, source: Path) -> None:
+    with volume_of(tmp_path, quota="80MiB") as volume:
+        with watching(hot(volume) / "default") as seen:
+            run_all([command("cp", source, volume.path / "a")], 60)
+        assert seen.most <= 80 * MIB
+        volume.done("wait", volume.path)
+        volume.evict(volume.path / "a")
+        assert sha256(volume.path / "a") == sha256(source)
+
+
+def test_fallocate_and_copies_draw_on_the_room(tmp_path: Path, source: Path) -> None:
+    with volume_of(tmp_path) as volume:
+        free = os.statvfs(volume.path)
+        assert free.f_bavail * free.f_frsize <= HOT
+        with (volume.path / "a").open("wb") as f:
+            with pytest.raises(OSError) as error:
+                os.posix_fallocate(f.fileno(), 0, 2 * HOT)
+            assert error.value.errno == errno.ENOSPC
+            os.posix_fallocate(f.fileno(), 0, 32 * MIB)
+            less = os.statvfs(volume.path)
+            assert less.f_bavail * less.f_frsize <= free.f_bavail * free.f_frsize - 32 * MIB
+        small = random_file(tmp_path / "small", 48 * MIB)
+        run_all([command("cp", small, volume.path / "b")], 60)
+        with watching(hot(volume)) as seen, (volume.path / "b").open("rb") as a, (volume.path / "c").open("wb") as b:
+            while os.copy_file_range(a.fileno(), b.fileno(), 1 << 30):
+                pass
+        assert seen.most <= HOT
+        assert sha256(volume.path / "c") == sha256(small)
