@@ -8,6 +8,7 @@ the channel may answer for.
 
 Invariants
 - No file stays immutable without a writer.
+- A look costs the same whatever the number of writers (`rounds.py`).
 - While more is used than the limits allow, clean data makes way, whether somebody writes or not.
 
 Owner: the trio thread. A crash leaves immutable files: recovery lets go of them.
@@ -18,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -28,6 +30,7 @@ from aof2.engine.aio import open_nursery
 from aof2.engine.errors import FatalIOError, ReadOnlyError
 from aof2.engine.files.brake import Brake
 from aof2.engine.files.recover import set_immutable
+from aof2.engine.files.rounds import Rounds
 from aof2.engine.files.seek import RoomSeeker
 from aof2.engine.files.state import Mode, OpenFile
 
@@ -54,8 +57,10 @@ class Watch:
         self._brake = brake
         self._disk_room = disk_room
         self._limit_bytes = files.volume.settings.cache.hot_bytes
-        self._writers: dict[int, OpenFile] = {}  # those that are looked at; with a brake, the ranged ones
+        self._writers = Rounds()  # those that are looked at; with a brake, the ranged ones
         self._passing: dict[int, str] = {}  # inode → tenant, of all that are passed through
+        self._passing_of: Counter[str] = Counter()  # by tenant, how many
+        self._frozen: dict[int, OpenFile] = {}
         self._wake = trio.Event()
         self._nursery: trio.Nursery | None = None
         self._can_stop: bool | None = None
@@ -82,19 +87,26 @@ class Watch:
         return len(self._passing)
 
     def ranged(self) -> int:
-        return sum(1 for file in self._writers.values() if file.mode is Mode.RANGED)
+        return self._writers.count(Mode.RANGED)
 
     def opened(self, file: OpenFile) -> None:
         if file.mode is Mode.PASSTHROUGH:
-            self._passing[file.ino] = file.tenant
+            self._pass(file)
         if file.mode is not Mode.PASSTHROUGH or not self._brake.on:
-            self._writers[file.ino] = file
+            self._writers.add(file)
         self._wake.set()
 
     def closed(self, file: OpenFile) -> None:
-        self._writers.pop(file.ino, None)
-        self._passing.pop(file.ino, None)
+        self._writers.remove(file)
+        tenant = self._passing.pop(file.ino, None)
+        if tenant is not None:
+            self._passing_of -= Counter({tenant: 1})
         self.let_go(file)
+
+    def _pass(self, file: OpenFile) -> None:
+        if file.ino not in self._passing:
+            self._passing[file.ino] = file.tenant
+            self._passing_of[file.tenant] += 1
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Looks after writers, while there are any, and after what they leave."""
@@ -115,18 +127,19 @@ class Watch:
     async def _look(self) -> None:
         grown = 0
         growing: list[OpenFile] = []
-        for file in list(self._writers.values()):
+        for file in self._writers.next():
             more = await self._charge(file)
+            self._writers.looked_at(file, grew=more > 0)
             if more > 0:
                 grown += more
                 growing.append(file)
         if self._brake.on:
-            await self._brake.look(set(self._passing.values()))
+            await self._brake.look(set(self._passing_of))
         if self.is_tight(AHEAD_LOOKS * grown):
             self._evict_soon(AHEAD_LOOKS * grown)
         if not self._is_over(growing):
             if not self.is_tight(0):
-                for file in list(self._writers.values()):
+                for file in list(self._frozen.values()):
                     self.let_go(file)
             return
         self._drain_soon()
@@ -195,6 +208,7 @@ class Watch:
         if file.mode is Mode.PASSTHROUGH:
             if not file.frozen and set_immutable(file.path, on=True):
                 file.frozen = True
+                self._frozen[file.ino] = file
                 log.warning("a writer is stopped: the cache is full", extra={"path": str(file.path)})
         elif file.masked:
             # From here on each of its writes asks.
@@ -205,6 +219,7 @@ class Watch:
         """Whoever writes to it may go on."""
         if file.frozen:
             file.frozen = False
+            self._frozen.pop(file.ino, None)
             set_immutable(file.path, on=False)
 
 
