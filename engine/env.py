@@ -15,21 +15,29 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import random
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from aof2 import native
 from aof2.engine.errors import FatalIOError, LandingError
+from aof2.engine.local.reserve import Reserve, is_no_room
+
+T = TypeVar("T")
 
 _CLOCK_REALTIME_COARSE: Final = 5  # linux/time.h; Python does not name it
+
+SMALL_BYTES: Final = 64 << 10
 
 # Python has no sync_file_range.
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 _SYNC_FILE_RANGE_WRITE: Final = 2
+_FALLOC_FL_KEEP_SIZE: Final = 1
 
 
 class Files:
@@ -50,6 +58,14 @@ class Files:
     def preallocate(self, fd: int, offset: int, length: int) -> None:
         """Reserves the range on disk (ENOSPC now, not SIGBUS later) and grows the file to hold it."""
         os.posix_fallocate(fd, offset, length)
+
+    def allocate_ahead(self, fd: int, offset: int, length: int) -> None:
+        """Reserves the range on disk, also behind the file's end, which stays where it is. A filesystem that cannot do
+        that has no such promise to give: it is left at that."""
+        if _libc.fallocate(fd, _FALLOC_FL_KEEP_SIZE, ctypes.c_int64(offset), ctypes.c_int64(length)):
+            code = ctypes.get_errno()
+            if code not in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINTR):
+                raise OSError(code, os.strerror(code))
 
     def truncate(self, fd: int, length: int) -> None:
         os.ftruncate(fd, length)
@@ -148,6 +164,16 @@ class Env:
         self.now_ms = now_ms or (lambda: time.time_ns() // 1_000_000)
         self.now_ns = _coarse_ns if now_ms is None else lambda: now_ms() * 1_000_000
         self.monotonic_s = monotonic_s
+        self.reserve: Reserve | None = None  # the open volume's
+
+    def essential(self, call: Callable[[], T], *, keep: int = 0) -> T:
+        """What must work on a full disk: tried again with room from the reserve, down to `keep` units of it."""
+        while True:
+            try:
+                return call()
+            except OSError as e:
+                if not is_no_room(e) or self.reserve is None or not self.reserve.give(keep=keep):
+                    raise
 
     def failpoint(self, name: str) -> None:
         """A named instruction at which tests end the process. Names are listed in each module's CRASH_POINTS."""
@@ -158,7 +184,7 @@ class Env:
             return
         self.make_dirs(path.parent)
         with contextlib.suppress(FileExistsError):
-            self.files.mkdir(path)
+            self.essential(partial(self.files.mkdir, path))
         self.files.fsync_dir(path.parent)
 
     def replace_file(
@@ -173,18 +199,21 @@ class Env:
         temp = path.with_name(path.name + ".tmp")
         if temp.exists():
             self.files.unlink(temp)
-        fd = self.files.create(temp, mode)
+        pieces = [data] if isinstance(data, bytes) else data
+        # Small files are what stops and starts take. A large one (a snapshot) may use up half of the reserve, no more.
+        keep = 0 if sum(map(len, pieces)) <= SMALL_BYTES or self.reserve is None else self.reserve.units_wanted // 2
+        fd = self.essential(partial(self.files.create, temp, mode), keep=keep)
         try:
             at = 0
-            for piece in [data] if isinstance(data, bytes) else data:
-                self.files.pwrite(fd, piece, at)
+            for piece in pieces:
+                self.essential(partial(self.files.pwrite, fd, piece, at), keep=keep)
                 at += len(piece)
             self._point(point, "temp")
             self.files.fsync(fd)
         finally:
             self.files.close(fd)
         self._point(point, "synced")
-        self.files.rename(temp, path)
+        self.essential(partial(self.files.rename, temp, path))
         self._point(point, "renamed")
         self.files.fsync_dir(path.parent)
 

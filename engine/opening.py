@@ -12,8 +12,11 @@ import os
 import shutil
 import signal
 import threading
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
+
+import trio
 
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.batch import Batch
@@ -25,6 +28,9 @@ from aof2.engine.catalog.rows import (
 )
 from aof2.engine.env import Env
 from aof2.engine.errors import LimitError, ReadOnlyError, TransientError
+from aof2.engine.local.disk import METADATA_BYTES
+from aof2.engine.local.reserve import FOLDER as RESERVE_FOLDER
+from aof2.engine.local.reserve import Reserve
 from aof2.engine.manifest.writer import LogSettings
 from aof2.engine.quota import DiskSpace
 from aof2.engine.remote.fence import Fence, read_volume
@@ -36,6 +42,8 @@ from aof2.engine.settings import Settings
 log = logging.getLogger(__name__)
 
 VOLUME_STREAM = 0
+RESERVE_LOOK_S = 2.0
+RESERVE_INODES_KEPT = 32
 # How long opening waits for a remote to say whose volume it is; past it the claim is made when the remote answers.
 LOOK_MAX_S = 5.0
 KINDS = {"files": TenantKind.FILES, "append": TenantKind.APPEND, "paged": TenantKind.PAGED}
@@ -104,6 +112,26 @@ def lock_state_dir(state_dir: Path) -> int:
             raise
         raise ReadOnlyError(f"{state_dir}: another aof2 process has this volume open; stop it first") from None
     return fd
+
+
+def open_reserve(env: Env, settings: Settings) -> Reserve | None:
+    """What is kept back for removing and unmounting on a full disk; filled here where there is room."""
+    if not settings.manifest.enabled:
+        return None  # such a volume writes nothing
+    folder = settings.volume.state_dir / RESERVE_FOLDER
+    reserve = Reserve(env.files, folder, settings.manifest.chunk_capacity_bytes)
+    reserve.open()
+    reserve.fill(keep_bytes=METADATA_BYTES, keep_inodes=RESERVE_INODES_KEPT)
+    return reserve
+
+
+async def keep_reserve(reserve: Reserve) -> None:
+    """What was given is taken back when the disk has room again."""
+    fill = partial(reserve.fill, keep_bytes=2 * METADATA_BYTES, keep_inodes=2 * RESERVE_INODES_KEPT)
+    while True:
+        await trio.sleep(RESERVE_LOOK_S)
+        if not reserve.is_whole:
+            await trio.to_thread.run_sync(fill)
 
 
 def ignore_lease_breaks() -> None:

@@ -27,7 +27,7 @@ from aof2.engine import namespace, objects
 from aof2.engine.aio import open_nursery, result_of
 from aof2.engine.catalog import snapshots
 from aof2.engine.catalog import tables as t
-from aof2.engine.catalog.recovery import Opened, open_catalog, open_stream
+from aof2.engine.catalog.recovery import Opened, open_catalog, open_stream, replay_stream
 from aof2.engine.catalog.rows import (
     INO_STREAM_SHIFT,
     InodeRow,
@@ -48,6 +48,7 @@ from aof2.engine.janitor import Janitor, prune_every_s
 from aof2.engine.jobs.prune import Retention
 from aof2.engine.jobs.service import Jobs
 from aof2.engine.jobs.worker import Changes
+from aof2.engine.local.disk import Disk
 from aof2.engine.local.handles import HandleTable, Key, ObjectHandle
 from aof2.engine.local.hot import HotCache
 from aof2.engine.local.sparse import counted_bytes
@@ -66,10 +67,12 @@ from aof2.engine.opening import (
     disk_space,
     ensure_volume_stream,
     ignore_lease_breaks,
+    keep_reserve,
     kind_of,
     lock_state_dir,
     log_settings,
     make_tenant,
+    open_reserve,
     owner_of,
     remote_settings,
 )
@@ -155,6 +158,10 @@ class Volume:
         self.target = CatalogTarget(env, opened.catalog, opened.streams, events)
         self.target.enabled = settings.manifest.enabled
         self.replication = Replication(env, self._was_published)
+        self.target.replay = lambda stream_id: replay_stream(
+            env, opened.catalog, self.manifest_dir / str(stream_id), stream_id
+        )
+        self.disk = Disk(state_dir, cache.min_free)
         self.writer = CatalogWriter(self.target, commit_period_ms=settings.manifest.commit_period_ms)
         self.hot = HotCache(env, state_dir / "hot_cache")
         self.pages = PageCache(cache.page_cache_bytes)
@@ -607,6 +614,8 @@ class Volume:
         await nursery.start(self.evictor.run)
         await nursery.start(self._run_snapshots)
         await nursery.start(self.evictor.doomed.run)
+        if self.env.reserve is not None:
+            nursery.start_soon(keep_reserve, self.env.reserve)
         for name in PARTS:
             if name in parts:
                 await nursery.start(getattr(self, name).run)
@@ -630,6 +639,7 @@ async def open_volume(
     claims = "replicator" in parts
     ignore_lease_breaks()
     lock_fd = lock_state_dir(settings.volume.state_dir)
+    env.reserve = open_reserve(env, settings)
     try:
         events = _Events(trio.lowlevel.current_trio_token())
         opened = await trio.to_thread.run_sync(

@@ -12,11 +12,14 @@ import errno
 import functools
 import logging
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
+import lmdb
 import pyfuse3
 import trio
 
+from aof2.engine.catalog.lmdb_errors import translated
 from aof2.engine.errors import CorruptError, FatalIOError, LimitError, ReadOnlyError, TransientError
 from aof2.engine.objects import NotDurableError, ObjectGoneError
 from aof2.engine.quota import QuotaExceededError
@@ -55,6 +58,8 @@ def errno_of(e: BaseException) -> int:
             return errno.ETIMEDOUT
         case ChannelError():
             return errno.ENOTCONN  # nobody hears it any more
+        case lmdb.Error():
+            return errno_of(translated(e, Path("catalog")))
     return 0
 
 

@@ -28,6 +28,7 @@ from aof2.engine.catalog.rows import InodeRow, TenantKind
 from aof2.engine.errors import Aof2Error
 from aof2.engine.files import Files, birthlog, stream_of
 from aof2.engine.files.birthlog import Birth, Release
+from aof2.engine.local.reserve import is_no_room
 from aof2.fs.channel import Channel, ChannelError, NestAction
 
 log = logging.getLogger(__name__)
@@ -43,6 +44,11 @@ FOLD_AFTER_S: Final = 0.05
 FOLD_LATEST_S: Final = 1.0
 FOLD_BYTES: Final = 2 << 20
 STREAMS_MAX: Final = 16
+AGAIN_S: Final = 1.0  # where the disk is full
+# Of a log, what is on the disk ahead of its end; below HELD_MIN nothing is born: closes must still be recorded.
+HELD_BYTES: Final = 1 << 20
+HELD_MIN: Final = 256 << 10
+INODES_MIN: Final = 256  # with fewer left on the disk, files are made one by one
 _ARMED: Final = struct.Struct("<I")
 _TOTAL: Final = struct.Struct("<Q")
 _STREAM: Final = struct.Struct("<QQ")
@@ -60,7 +66,13 @@ class _Log:
         self.number = number
         self.fd = fd
         self.taken = 0
+        self.held_to = 0
         self.inos_end = 0
+        self.granted = 0
+        self.position = 0  # as the catalog has it
+        self.unfolded = 0  # bytes of records that were read
+        self.births: list[Birth] = []  # read, and not folded
+        self.releases: dict[int, Release] = {}
 
 
 class Births:
@@ -107,10 +119,13 @@ class Births:
         number = (position >> birthlog.POSITION_SHIFT) + 1
         work = partial(birthlog.fold, births=(), position=number << birthlog.POSITION_SHIFT, chunk_bytes=0)
         await result_of(volume.writer.submit(stream_id, work))
-        fd = os.open(folder / birthlog.log_name(stream_id, number), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        path = folder / birthlog.log_name(stream_id, number)
+        fd = volume.env.essential(lambda: os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         os.ftruncate(fd, 0)
         one = _Log(stream_id, slot, number, fd)
+        one.position = number << birthlog.POSITION_SHIFT
         self._logs.append(one)
+        self._hold_ahead(one)
         hot_fd = os.open(hot, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             self._channel.birth_dir(stream_id, slot, hot_fd)
@@ -121,11 +136,14 @@ class Births:
 
     async def _grant(self, one: _Log) -> None:
         volume = self._files.volume
-        work = partial(birthlog.reserve_inos, count=INOS_GRANTED)
+        inodes = volume.disk.inodes()
+        # Never more than the disk has: the channel does not ask before it makes a file.
+        one.granted = INOS_GRANTED if inodes is None else min(INOS_GRANTED, inodes.room // (2 * len(self._logs)))
+        work = partial(birthlog.reserve_inos, count=one.granted)
         first = await result_of(volume.writer.submit(one.stream_id, work))
         volume.unborn_from.setdefault(one.stream_id, first)
-        one.inos_end = first + INOS_GRANTED
-        self._channel.birth_inos(one.stream_id, first, INOS_GRANTED)
+        one.inos_end = first + one.granted
+        self._channel.birth_inos(one.stream_id, first, one.granted)
 
     def close(self) -> None:
         """After the last fold: the logs are empty of news and go."""
@@ -220,7 +238,9 @@ class Births:
                 try:
                     await self.catch_up()
                 except (Aof2Error, OSError, ChannelError):
-                    return  # said where it happened
+                    if self._failed:
+                        return  # said where it happened
+                    await trio.sleep(AGAIN_S)
 
     async def _pause(self) -> None:
         """Until a burst of births pauses, or becomes too long to wait for."""
@@ -251,9 +271,25 @@ class Births:
         if self._ended:
             return False
         names = self._files.volume.tenant_names()
-        if self._files.room.is_behind:
+        if self._files.room.is_behind or self._is_short():
             return False
         return all(self._files.room.lets_pass(names[one.stream_id]) for one in self._logs)
+
+    def _is_short(self) -> bool:
+        """Whether the disk has little left: then files come one by one, and what was made ahead is given back."""
+        disk = self._files.volume.disk
+        inodes = disk.inodes()
+        short = inodes is not None and inodes.room < INODES_MIN
+        return short or not disk.has_room_for_names() or any(one.held_to - one.taken < HELD_MIN for one in self._logs)
+
+    def _hold_ahead(self, one: _Log) -> None:
+        """The log has its next bytes on the disk: what the channel creates and closes by itself is recorded, also when
+        the disk is full by then."""
+        files = self._files.volume.env.files
+        if one.held_to - one.taken < HELD_BYTES // 2:
+            with contextlib.suppress(OSError):  # the channel is stopped, once this is used up
+                files.allocate_ahead(one.fd, one.taken, HELD_BYTES)
+                one.held_to = one.taken + HELD_BYTES
 
     def _arm(self) -> None:
         if self._page is not None:
@@ -268,8 +304,17 @@ class Births:
                     while self.behind() and await self._fold_all():
                         pass
                 except (Aof2Error, OSError, ChannelError) as e:
-                    self._give_up(e)
+                    if is_no_room(e):
+                        self._wait_for_room(e)
+                    else:
+                        self._give_up(e)
                     raise
+
+    def _wait_for_room(self, e: BaseException) -> None:
+        """The records stay in their log, and are folded when the disk has room again."""
+        log.warning("new files wait for room on the disk", extra={"error": str(e)})
+        with contextlib.suppress(ChannelError):
+            self._stop()
 
     def _give_up(self, e: Exception) -> None:
         """What is here is served; recovery folds the rest."""
@@ -287,39 +332,51 @@ class Births:
             return False
         at = _STREAMS_AT + one.slot * _STREAM.size
         end, _ = _STREAM.unpack_from(self._page, at)
-        if end == one.taken:
+        if end == one.taken and not one.births and not one.releases:
             return False
         start = one.taken
         data = os.pread(one.fd, end - start, start)
         # From here on the channel leaves dropping nodes to us.
         _TOTAL.pack_into(self._page, at + 8, end)
         one.taken = end
-        records = list(birthlog.parse(data, start))
-        await self._fold(one, records)
-        self._folded += end - start
+        for record in birthlog.parse(data, start):
+            if isinstance(record, Birth):
+                one.births.append(record)
+            else:
+                one.releases[record.fh] = record
+        one.unfolded += end - start
+        await self._fold(one)
+        self._folded += one.unfolded
+        one.unfolded = 0
         return True
 
-    async def _fold(self, one: _Log, records: list[Birth | Release]) -> None:
+    async def _fold(self, one: _Log) -> None:
+        """What was read. What fails stays, and is tried again."""
         volume = self._files.volume
-        births = [r for r in records if isinstance(r, Birth)]
-        released = {r.fh: r for r in records if isinstance(r, Release)}
-        waiting = []
-        for first in range(0, len(births), birthlog.BATCH_FILES):
-            group = births[first : first + birthlog.BATCH_FILES]
+        waiting, after = [], one.position
+        last_ino = one.births[-1].ino if one.births else 0
+        for first in range(0, len(one.births), birthlog.BATCH_FILES):
+            group = one.births[first : first + birthlog.BATCH_FILES]
             position = one.number << birthlog.POSITION_SHIFT | group[-1].end
             chunk_bytes = volume.settings.engine.chunk_bytes
-            work = partial(birthlog.fold, births=group, position=position, chunk_bytes=chunk_bytes)
-            waiting.append((group, volume.writer.submit(one.stream_id, work)))
-        for group, future in waiting:
+            work = partial(birthlog.fold, births=group, position=position, chunk_bytes=chunk_bytes, after=after)
+            waiting.append((group, position, volume.writer.submit(one.stream_id, work)))
+            after = position
+        for group, position, future in waiting:
             rows = await result_of(future)
+            one.position = position
+            del one.births[: len(group)]
             for birth, row in zip(group, rows, strict=True):
-                self._adopt(birth, row, released.pop(birth.fh, None))
-        for release in released.values():
+                self._adopt(birth, row, one.releases.pop(birth.fh, None))
+            self.folded_files += len(group)
+        while one.releases:
+            fh, release = next(iter(one.releases.items()))
             await self._files.born_released(release.fh, dropped=release.dropped)
-        self.folded_files += len(births)
+            del one.releases[fh]
+        self._hold_ahead(one)
         if not self._may_pass():
             self._stop()
-        elif births and births[-1].ino + INOS_GRANTED // 4 > one.inos_end:
+        elif last_ino + one.granted // 4 > one.inos_end:
             await self._grant(one)
 
     def _adopt(self, birth: Birth, row: InodeRow | None, release: Release | None) -> None:

@@ -28,9 +28,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NoReturn, Protocol
 
+import lmdb
 import trio
 
 from aof2.engine.aio import open_nursery
+from aof2.engine.catalog.lmdb_errors import translated
 from aof2.engine.errors import Aof2Error
 from aof2.engine.inspect.rows import is_live
 from aof2.engine.observe.logs import configure_logging
@@ -237,6 +239,10 @@ def run(settings: Settings, options: Options, serve: Serve | None, ready: Callab
     except OSError as e:
         log.exception("ended")
         return explain_os_error(e)
+    except lmdb.Error as e:
+        log.exception("ended")
+        ours = translated(e, settings.volume.state_dir)
+        return explain_os_error(ours) if isinstance(ours, OSError) else str(ours)
     except Exception as e:
         log.exception("ended by a bug")
         return f"internal error: {type(e).__name__}: {e}; see {settings.volume.state_dir / LOG_NAME}"

@@ -139,7 +139,9 @@ class Operations(pyfuse3.Operations):
     ) -> pyfuse3.EntryAttributes:
         check_name(name)
         self._tenant_dir(parent_inode)
+        self.volume.disk.admit_name()
         if stat.S_ISREG(mode):
+            await self.files.admit_file()
             chunk_bytes = self.volume.settings.engine.chunk_bytes
             work = partial(
                 namespace.create, parent=parent_inode, name=name, mode=stat.S_IMODE(mode), uid=ctx.uid, gid=ctx.gid,
@@ -160,6 +162,7 @@ class Operations(pyfuse3.Operations):
     ) -> pyfuse3.EntryAttributes:
         check_name(name)
         self._tenant_dir(parent_inode)
+        self.volume.disk.admit_name()
         work = partial(
             namespace.mkdir, parent=parent_inode, name=name, mode=stat.S_IMODE(mode), uid=ctx.uid, gid=ctx.gid
         )
@@ -171,6 +174,7 @@ class Operations(pyfuse3.Operations):
     ) -> pyfuse3.EntryAttributes:
         check_name(name)
         self._tenant_dir(parent_inode)
+        self.volume.disk.admit_name()
         work = partial(namespace.symlink, parent=parent_inode, name=name, target=target, uid=ctx.uid, gid=ctx.gid)
         return self.nodes.attributes(await self.nodes.change(parent_inode, work))
 
@@ -184,6 +188,7 @@ class Operations(pyfuse3.Operations):
         if stream_of(inode) != stream_of(new_parent_inode):
             raise fail(errno.EXDEV)
         self._tenant_dir(new_parent_inode)
+        self.volume.disk.admit_name()
         row = await self.nodes.change(inode, partial(namespace.link, ino=inode, parent=new_parent_inode, name=new_name))
         self.files.linked(inode)
         return self.nodes.attributes(row)
@@ -233,6 +238,7 @@ class Operations(pyfuse3.Operations):
         if stream_of(parent_inode_old) != stream_of(parent_inode_new):
             raise fail(errno.EXDEV)
         self._tenant_dir(parent_inode_new)
+        self.volume.disk.admit_name()
         work = partial(
             namespace.rename,
             parent=parent_inode_old,
@@ -371,7 +377,9 @@ class Operations(pyfuse3.Operations):
         data.f_bsize = data.f_frsize = 4096
         data.f_blocks = limit // 4096
         data.f_bfree = data.f_bavail = free // 4096
-        data.f_files = data.f_ffree = data.f_favail = 1 << 32
+        inodes = self.volume.disk.inodes()
+        data.f_files = inodes.total if inodes is not None else 1 << 32
+        data.f_ffree = data.f_favail = inodes.room if inodes is not None else 1 << 32
         data.f_namemax = NAME_MAX
         return data
 
@@ -404,6 +412,7 @@ class Operations(pyfuse3.Operations):
         self._check_xattr(inode, name)
         if name == COLD_SCAN:
             check_value(value)
+        self.volume.disk.admit_name()
         await self.nodes.change(inode, partial(namespace.set_xattr, ino=inode, name=name, value=value))
         if name == COLD_SCAN:
             self.files.cold.marked(inode, value)

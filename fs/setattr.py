@@ -51,6 +51,8 @@ class Setattr:
         if fields.update_size:
             await self._resize(row, attr.st_size)
         changes = _changes(row, attr, fields, ctx)
+        if changes and not fields.update_size:
+            self._nodes.volume.disk.admit_name()  # but a truncation may be what makes room
         self._set_backing_times(ino, changes)
         if changes:
             row = await self._nodes.change(ino, lambda b: namespace.set_attributes(b, ino, **changes))

@@ -14,6 +14,7 @@ Owner: the trio thread. A crash leaves unlink logs, which recovery folds.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -30,12 +31,15 @@ from aof2.engine.catalog.rows import InodeRow, TenantKind
 from aof2.engine.errors import Aof2Error
 from aof2.engine.files import Files, stream_of, unlinklog
 from aof2.engine.files.unlinklog import Unlink
+from aof2.engine.local.reserve import is_no_room
 
 log = logging.getLogger(__name__)
 
 FOLD_AFTER_S: Final = 0.1  # nobody waits for it; a burst is folded in few commits
 WAITING_MAX: Final = 2048
 LOG_BYTES_MAX: Final = 64 << 20
+HELD_BYTES: Final = 512 << 10  # of a log, what is on the disk ahead of its end
+AGAIN_S: Final = 1.0  # where the disk is full
 
 
 class _Log:
@@ -46,6 +50,8 @@ class _Log:
         self.number = 0
         self.fd = -1
         self.end = 0
+        self.held_to = 0
+        self.position = 0  # as the catalog has it
         self.waiting: list[Unlink] = []
 
 
@@ -72,6 +78,7 @@ class Unlinks:
             if volume.tenant_kind(stream_id) == TenantKind.FILES:
                 self._logs[stream_id] = _Log(stream_id)
                 await self._open_log(self._logs[stream_id])
+                self._hold_ahead(self._logs[stream_id])
 
     async def _open_log(self, one: _Log) -> None:
         """The next number's, from the start; the catalog knows that it is this one's turn."""
@@ -82,9 +89,18 @@ class Unlinks:
         work = partial(unlinklog.fold, unlinks=(), position=number << unlinklog.POSITION_SHIFT)
         await result_of(volume.writer.submit(one.stream_id, work))
         path = volume.state_dir / "births" / unlinklog.log_name(one.stream_id, number)
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        fd = volume.env.essential(lambda: os.open(path, flags, 0o600))
         self._close_log(one)
-        one.number, one.fd, one.end = number, fd, 0
+        one.number, one.fd, one.end, one.held_to = number, fd, 0, 0
+        one.position = number << unlinklog.POSITION_SHIFT
+
+    def _hold_ahead(self, one: _Log) -> None:
+        """The log has its next bytes on the disk. Without them a record may fail, and the unlink goes the usual way."""
+        if one.fd >= 0 and one.held_to - one.end < HELD_BYTES // 2:
+            with contextlib.suppress(OSError):
+                self._files.volume.env.files.allocate_ahead(one.fd, one.end, HELD_BYTES)
+                one.held_to = one.end + HELD_BYTES
 
     def _close_log(self, one: _Log) -> None:
         if one.fd >= 0:
@@ -167,8 +183,9 @@ class Unlinks:
             await trio.sleep(FOLD_AFTER_S)
             try:
                 await self.catch_up()
-            except (Aof2Error, OSError):
-                return  # said where it happened
+            except (Aof2Error, OSError):  # said where it happened
+                await trio.sleep(AGAIN_S)
+                self._woken.set()
 
     async def catch_up(self) -> None:
         """Returns when everything unlinked before this call is out of the catalog."""
@@ -180,6 +197,10 @@ class Unlinks:
                     for one in self._logs.values():
                         await self._fold_log(one)
                 except (Aof2Error, OSError) as e:
+                    if is_no_room(e):
+                        # They stay gone: the records are in their log, and are folded when the disk has room again.
+                        log.warning("unlinked files wait for room on the disk", extra={"error": str(e)})
+                        raise
                     # The names are back until the next start, when recovery folds the rest.
                     log.critical("unlinked files are still in the catalog", extra={"error": str(e)})
                     self._failed = True
@@ -188,14 +209,16 @@ class Unlinks:
     async def _fold_log(self, one: _Log) -> None:
         volume = self._files.volume
         waiting = one.waiting[:]
-        futures = []
+        futures, after = [], one.position
         for first in range(0, len(waiting), unlinklog.BATCH_FILES):
             group = waiting[first : first + unlinklog.BATCH_FILES]
             position = one.number << unlinklog.POSITION_SHIFT | group[-1].end
-            work = partial(unlinklog.fold, unlinks=group, position=position, is_open=self._files.is_open)
-            futures.append((group, volume.writer.submit(one.stream_id, work)))
-        for group, future in futures:
+            work = partial(unlinklog.fold, unlinks=group, position=position, is_open=self._files.is_open, after=after)
+            futures.append((group, position, volume.writer.submit(one.stream_id, work)))
+            after = position
+        for group, position, future in futures:
             rows = await result_of(future)
+            one.position = position
             for gone in group:
                 self._names.pop((gone.parent, gone.name), None)
                 self._inos.discard(gone.ino)
@@ -206,5 +229,6 @@ class Unlinks:
                 await trio.lowlevel.checkpoint()
                 self._files.removed(row)
             self.folded_files += len(group)
+        self._hold_ahead(one)
         if one.end > LOG_BYTES_MAX and not one.waiting:
             await self._open_log(one)

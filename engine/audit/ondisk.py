@@ -14,7 +14,6 @@ Owner: one thread at a time. A crash leaves a folder that the next one replaces.
 
 from __future__ import annotations
 
-import errno
 import shutil
 import struct
 from collections.abc import Iterable, Iterator
@@ -26,6 +25,7 @@ import lmdb
 
 from aof2.engine.audit.format import ArtifactRef, encode_ref
 from aof2.engine.audit.state import VisibleState, decode_key
+from aof2.engine.catalog.lmdb_errors import explained, translated
 
 MAP_BYTES: Final = 1 << 40  # address space; the file grows with what is in it
 COMMIT_OPS: Final = 8_000
@@ -43,10 +43,11 @@ class DiskState(VisibleState):
         self._directory = directory
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir(mode=0o700, parents=True)
-        self._lmdb: Any = lmdb.open(
-            str(directory), map_size=MAP_BYTES, sync=False, metasync=False, lock=False, mode=0o600
-        )
-        self._txn: Any = self._lmdb.begin(write=True)
+        with explained(directory):
+            self._lmdb: Any = lmdb.open(
+                str(directory), map_size=MAP_BYTES, sync=False, metasync=False, lock=False, mode=0o600
+            )
+            self._txn: Any = self._lmdb.begin(write=True)
         self._ops = 0
         self._count = 0
 
@@ -77,7 +78,7 @@ class DiskState(VisibleState):
                 self._txn = self._lmdb.begin(write=True)
                 self._ops = 0
         except lmdb.Error as e:
-            raise OSError(errno.EIO, f"{self._directory}: {e}") from e
+            raise translated(e, self._directory) from e
 
     def _keys(self, table: bytes) -> Iterator[bytes]:
         """In order, some at a time: rows may change between two of them."""

@@ -157,7 +157,7 @@ def _load_snapshot(catalog: Catalog, directory: Path, stream_id: int) -> LogPosi
     snapshot = newest_snapshot(directory)
     if snapshot is None:
         return None
-    with catalog.begin_write() as txn:
+    with catalog.writing() as txn:
         snapshots.load(txn, catalog, stream_id, snapshot)
     return snapshot.position
 
@@ -176,7 +176,7 @@ def _apply_chunk(catalog: Catalog, stream_id: int, chunk: Chunk, position: LogPo
     """One chunk's records and row changes in one transaction, with the position after them."""
     at_start = position is not None and chunk.index == position.chunk_index
     from_offset = position.chunk_offset if position and at_start else CHUNK_HEADER_LEN
-    with catalog.begin_write() as txn:
+    with catalog.writing() as txn:
         view = catalog.view_of(txn)
         fold = StreamFold(stream_id)
         fold.reload(view)

@@ -16,18 +16,21 @@ A crash leaves rows that a replay from their recorded positions completes, or fi
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import lmdb
 import msgspec
 
+from aof2.engine.catalog.lmdb_errors import explained, translated
 from aof2.engine.catalog.tables import DATABASES, POSITION_PREFIX, STREAM, Table
 from aof2.engine.env import Env
-from aof2.engine.errors import CorruptError
+from aof2.engine.local.reserve import is_no_room
 from aof2.engine.manifest.format import LogPosition
 
 R = TypeVar("R")
@@ -37,6 +40,9 @@ TRUST_NAME: Final = "trust.json"
 FORMAT_VERSION: Final = 1
 # Address space, not memory or disk: the file grows with the rows.
 MAP_BYTES: Final = 1 << 40
+# What the data file has on the disk ahead of its end; and what a group may begin with when no more is to be had.
+AHEAD_BYTES: Final = 4 << 20
+AHEAD_MIN_BYTES: Final = 512 << 10
 CRASH_POINTS: Final = ("catalog.trust.withdrawn", "catalog.trust.synced")
 
 
@@ -113,6 +119,7 @@ class Catalog:
         self._lmdb = lmdb_env
         self._dbs = {name: lmdb_env.open_db(name.encode()) for name in DATABASES}
         self._page_bytes = lmdb_env.stat()["psize"]
+        self._held_to = 0  # the data file has its blocks up to here
 
     @classmethod
     def open(cls, env: Env, directory: Path, *, map_bytes: int = MAP_BYTES) -> Catalog:
@@ -129,18 +136,62 @@ class Catalog:
                 max_readers=512,
             )
         except lmdb.Error as e:
-            raise CorruptError(f"catalog does not open ({e})", path=str(directory)) from e
-        catalog = cls(env, directory, lmdb_env)
-        catalog._write_trust(clean=False)
+            raise translated(e, directory) from e
+        try:
+            with explained(directory):
+                catalog = cls(env, directory, lmdb_env)
+            catalog._hold_lock_file()
+            catalog.take_room_ahead()
+            catalog._write_trust(clean=False)
+        except BaseException:
+            lmdb_env.close()
+            raise
         env.failpoint("catalog.trust.withdrawn")
         return catalog
 
+    def _hold_lock_file(self) -> None:
+        """LMDB maps its lock file and writes to it: on a full disk a page that is a hole would be SIGBUS."""
+        fd = os.open(self.directory / "lock.mdb", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            size = os.fstat(fd).st_size
+            if size:
+                self._env.essential(partial(self._env.files.allocate_ahead, fd, 0, size))
+        finally:
+            os.close(fd)
+
+    def take_room_ahead(self) -> None:
+        """The data file has its next AHEAD_BYTES on the disk already, so that a commit does not meet a full one. ENOSPC
+        when not even what one group takes is left; nothing has happened then. By the writer thread, between groups."""
+        end = (self._lmdb.info()["last_pgno"] + 1) * self._page_bytes
+        if self._held_to - end >= AHEAD_BYTES // 2:
+            return
+        fd = os.open(self.directory / "data.mdb", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            self._env.essential(partial(self._env.files.allocate_ahead, fd, end, AHEAD_BYTES))
+            self._held_to = end + AHEAD_BYTES
+        except OSError as e:
+            if not is_no_room(e) or self._held_to - end < AHEAD_MIN_BYTES:
+                raise OSError(e.errno, e.strerror, str(self.directory)) from e
+        finally:
+            os.close(fd)
+
     def view(self) -> View:
         """For a `with` block. A class and not a generator: every look-up of a name takes one."""
-        return View(self._lmdb.begin(buffers=False), self._dbs)
+        try:
+            return View(self._lmdb.begin(buffers=False), self._dbs)
+        except lmdb.Error as e:
+            raise translated(e, self.directory) from e
 
     def begin_write(self) -> Any:
-        return self._lmdb.begin(write=True)
+        with explained(self.directory):
+            return self._lmdb.begin(write=True)
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[Any]:
+        """A write transaction, committed at the end of the block; for recovery. The writer has its own way."""
+        self.take_room_ahead()
+        with explained(self.directory), self._lmdb.begin(write=True) as txn:
+            yield txn
 
     def db(self, name: str) -> Any:
         return self._dbs[name]
@@ -150,14 +201,17 @@ class Catalog:
 
     def sync(self) -> None:
         """LMDB's own files are durable when this returns; done at snapshots and at the end."""
-        self._lmdb.sync(True)
+        with explained(self.directory):
+            self._lmdb.sync(True)
 
     def close(self) -> None:
         """A clean stop: the next open needs no replay beyond the recorded positions."""
-        self._lmdb.sync(True)
-        self._env.failpoint("catalog.trust.synced")
-        self._write_trust(clean=True)
-        self._lmdb.close()
+        try:
+            self.sync()
+            self._env.failpoint("catalog.trust.synced")
+            self._write_trust(clean=True)
+        finally:
+            self._lmdb.close()
 
     def abandon(self) -> None:
         """Lets go without a clean mark: after a failure, or when a test ends the process."""

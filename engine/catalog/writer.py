@@ -8,8 +8,8 @@ Invariants
 - A row change is in the log before it is in LMDB, and in LMDB before anybody is answered.
 - A function that raises changes nothing. A group that cannot be logged (no room) changes nothing either: the
   transaction is aborted and the logs are rolled back.
-- If LMDB cannot commit what is logged already, the catalog takes no more until it is opened again: replay from the
-  recorded positions brings the rows back.
+- If LMDB cannot commit what is logged already, replay from the recorded positions brings the rows back: at once where
+  the disk was full and the reserve has room, else the catalog takes no more until it is opened again.
 - The rows of stream S change only by what stream S's log says.
 
 Owner: the group thread. A crash leaves logs that are ahead of the rows by at most one group.
@@ -29,10 +29,12 @@ import lmdb
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.batch import EVENT_SCHEMA_ID, Batch, Mutation
 from aof2.engine.catalog.fold import StreamFold
+from aof2.engine.catalog.lmdb_errors import MAP_FULL, translated
 from aof2.engine.catalog.store import Catalog, View
 from aof2.engine.env import Env
-from aof2.engine.errors import FatalIOError, LimitError, ReadOnlyError
+from aof2.engine.errors import Aof2Error, CorruptError, FatalIOError, LimitError, ReadOnlyError
 from aof2.engine.group import GroupThread
+from aof2.engine.local.reserve import is_no_room
 from aof2.engine.manifest.batch import RecordBatch
 from aof2.engine.manifest.format import LogPosition
 from aof2.engine.manifest.writer import ManifestLogWriter, SealedChunk
@@ -108,6 +110,8 @@ class CatalogTarget:
         # the giver. By bytes, not by groups: whoever does one small thing after the other is a group each time.
         self.brake_s: Callable[[], float] = lambda: 0.0
         self._unbraked_bytes = 0
+        # Brings a stream's rows up to the end of its log, as recovery does.
+        self.replay: Callable[[int], object] | None = None
         self._txn: Any = None
         self._poison: Exception | None = None
         self._failed = ""
@@ -137,7 +141,8 @@ class CatalogTarget:
             raise LimitError(f"there is no stream {item.stream_id}")
         if self._txn is None:
             if self.catalog.nearly_full():
-                raise LimitError(_MAP_FULL)
+                raise LimitError(MAP_FULL)
+            self.catalog.take_room_ahead()
             self._txn = self.catalog.begin_write()
         view = self.catalog.view_of(self._txn)
         ordinal = stream.log.position.ordinal + len(stream.staged)
@@ -166,7 +171,8 @@ class CatalogTarget:
             self._fold(stream, batch.records)
         except lmdb.Error as e:
             # The transaction may hold half of it: nobody in this group gets through.
-            self._poison = _explain(e)
+            ours = translated(e, self.catalog.directory)
+            self._poison = FatalIOError(str(ours)) if isinstance(ours, CorruptError) else ours
             raise self._poison from e
         stream.staged.extend(batch.records)
         stream.staged_rows += mutations
@@ -227,13 +233,35 @@ class CatalogTarget:
             put_positions(self._txn, self.catalog, {s.stream_id: s.log.position for s in touched})
             self._txn.commit()
         except lmdb.Error as e:
-            self._fail(f"the catalog could not take what is already in its log ({e})")
-            self._reset()
-            raise FatalIOError(self._failed) from e
+            if not self._caught_up(touched, e):
+                self._fail(f"the catalog could not take what is already in its log ({e})")
+                self._reset()
+                raise FatalIOError(self._failed) from e
         self.env.failpoint("catalog.commit.applied")
         for stream, at in zip(touched, began, strict=True):
             log_transitions(stream.stream_id, stream.staged, at)
         self._reset()
+
+    def _caught_up(self, touched: Iterable[StreamState], error: lmdb.Error) -> bool:
+        """The disk had no room for rows whose records are in the log: with room from the reserve they come from there,
+        as after a restart. Whether that went well."""
+        if self.replay is None or not is_no_room(translated(error, self.catalog.directory)):
+            return False
+        while self.env.reserve is not None and self.env.reserve.give():
+            try:
+                for stream in touched:
+                    self.replay(stream.stream_id)
+                with self.catalog.view() as view:
+                    for stream in touched:
+                        stream.fold.reload(view)
+            except OSError:
+                continue
+            except Aof2Error as e:
+                log.warning("rows cannot be taken from the log", extra={"error": str(e)})
+                return False
+            log.info("rows were taken from the log: the disk was full", extra={"error": str(error)})
+            return True
+        return False
 
     def _abort(self) -> None:
         if self._txn is not None:
@@ -343,7 +371,6 @@ class CatalogWriter:
         self._thread.close()
 
 
-_MAP_FULL: Final = "the catalog's map is full; open the volume with a larger one"
 _CURSORS: Final = t.DB_NUMBER["change_cursors"]
 
 
@@ -371,9 +398,3 @@ def putter(txn: Any, db: Any) -> Callable[[bytes, bytes | None], None]:
 def put_positions(txn: Any, catalog: Catalog, positions: Mapping[int, LogPosition]) -> None:
     for stream_id, position in positions.items():
         txn.put(t.POSITION_PREFIX + t.STREAM.pack(stream_id), t.encode(tuple(position)), db=catalog.db("meta"))
-
-
-def _explain(e: lmdb.Error) -> Exception:
-    if isinstance(e, lmdb.MapFullError):
-        return LimitError(_MAP_FULL)
-    return FatalIOError(f"the catalog failed ({e})")

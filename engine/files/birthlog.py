@@ -13,6 +13,7 @@ Owner: the daemon reads, recovery removes. A crash leaves records that recovery 
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import stat
@@ -30,6 +31,7 @@ from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.batch import Batch
 from aof2.engine.catalog.rows import INO_STREAM_SHIFT, InodeRow
 from aof2.engine.catalog.store import View
+from aof2.engine.errors import os_error
 from aof2.engine.namespace import nodes
 
 if TYPE_CHECKING:
@@ -94,8 +96,13 @@ def reserve_inos(b: Batch, *, count: int) -> int:
     return b.stream_id << INO_STREAM_SHIFT | b.next_id("ino", step=count)
 
 
-def fold(b: Batch, births: Sequence[Birth], *, position: int, chunk_bytes: int) -> list[InodeRow | None]:
-    """Files that exist already, made known: one commit for many. None for one whose place is gone or taken."""
+def fold(
+    b: Batch, births: Sequence[Birth], *, position: int, chunk_bytes: int, after: int | None = None
+) -> list[InodeRow | None]:
+    """Files that exist already, made known: one commit for many. None for one whose place is gone or taken. `after`:
+    the position that the catalog must have, or an earlier group would be passed over."""
+    if after is not None and (b.get(t.COUNTERS, POSITION) or 0) != after:
+        raise os_error(errno.ENOSPC)  # only a full disk refuses one group and takes the next
     touched: dict[int, int] = {}
     rows = [_fold_one(b, birth, touched, chunk_bytes) for birth in births]
     for parent, time_ns in touched.items():

@@ -30,7 +30,7 @@ import struct
 from collections.abc import Callable, Collection
 from contextlib import AbstractAsyncContextManager
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import trio
 
@@ -60,6 +60,8 @@ from aof2.engine.tiering.recent import units_of
 
 if TYPE_CHECKING:
     from aof2.engine.volume import Volume
+
+INODES_AT_ONCE: Final = 64  # clean files that make way when the disk runs out of inodes
 
 
 class Files:
@@ -204,6 +206,7 @@ class Files:
 
     async def _create(self, parent: int, work: Callable[..., InodeRow], flags: int) -> tuple[InodeRow, int]:
         self._check_writable(parent)
+        await self.admit_file()
         chunked = partial(work, chunk_bytes=self.volume.settings.engine.chunk_bytes)
         row = await result_of(self.volume.writer.submit(stream_of(parent), chunked))
         file, fd = self._make_new(row)
@@ -225,9 +228,19 @@ class Files:
     def _make_new(self, row: InodeRow) -> tuple[OpenFile, int]:
         """A new file and its backing file, open."""
         file = self._loader.new(row)
-        fd = self.volume.hot.create(file.path)
+        # The row is there: it must not be without its file.
+        fd = self.volume.env.essential(partial(self.volume.hot.create, file.path))
         self._known.add(file)
         return file, fd
+
+    async def admit_file(self) -> None:
+        """ENOSPC where the disk has no inode for a new file, or no room for its name. Clean files make way."""
+        disk = self.volume.disk
+        disk.admit_name()
+        if disk.lacks_inodes():
+            await self.volume.evictor.free_inodes(INODES_AT_ONCE)
+            if disk.lacks_inodes():
+                raise os_error(errno.ENOSPC)
 
     def born(self, row: InodeRow, fh: int, flags: int, *, closed: bool) -> None:
         """A file that the channel created, and passed through; `closed` again already."""

@@ -15,6 +15,7 @@ Owner: the daemon writes, recovery removes. A crash leaves records that recovery
 
 from __future__ import annotations
 
+import errno
 import logging
 import re
 import struct
@@ -28,6 +29,7 @@ from aof2.engine import namespace
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.batch import Batch
 from aof2.engine.catalog.rows import InodeRow
+from aof2.engine.errors import os_error
 
 if TYPE_CHECKING:
     from aof2.engine.volume import Volume
@@ -71,9 +73,17 @@ def parse(data: bytes, offset: int = 0) -> Iterator[Unlink]:
 
 
 def fold(
-    b: Batch, unlinks: Sequence[Unlink], *, position: int, is_open: Callable[[int], bool] = lambda _: False
+    b: Batch,
+    unlinks: Sequence[Unlink],
+    *,
+    position: int,
+    is_open: Callable[[int], bool] = lambda _: False,
+    after: int | None = None,
 ) -> list[InodeRow]:
-    """Names that are gone already, removed: one commit for many. The inodes as they are then."""
+    """Names that are gone already, removed: one commit for many. The inodes as they are then. `after`: the position
+    that the catalog must have, or an earlier group would be passed over."""
+    if after is not None and (b.get(t.COUNTERS, POSITION) or 0) != after:
+        raise os_error(errno.ENOSPC)  # only a full disk refuses one group and takes the next
     rows = []
     for one in unlinks:
         entry = b.get(t.DENTRIES, (one.parent, one.name))

@@ -33,7 +33,7 @@ def rebuild_stream(catalog: Catalog, directory: Path, stream_id: int, upto: LogP
     if position is None:
         snapshot = usable_snapshot(directory, upto)
         if snapshot is not None:
-            with catalog.begin_write() as txn:
+            with catalog.writing() as txn:
                 snapshots.load(txn, catalog, stream_id, snapshot)
             position = snapshot.position
     ordinal = position.ordinal if position else 0

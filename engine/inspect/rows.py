@@ -22,6 +22,7 @@ from typing import Final, Protocol
 import lmdb
 
 from aof2.engine.catalog import tables as t
+from aof2.engine.catalog.lmdb_errors import explained, translated
 from aof2.engine.catalog.recovery import stream_ids
 from aof2.engine.catalog.store import Catalog, View, trusted
 from aof2.engine.env import Env
@@ -50,15 +51,16 @@ class ReadOnlyCatalog:
     """LMDB opened for reading only; another process may be writing."""
 
     def __init__(self, directory: Path) -> None:
+        self._directory = directory
         try:
             self._lmdb = _open(directory)
             self._dbs = {name: self._lmdb.open_db(name.encode(), create=False) for name in t.DATABASES}
         except lmdb.Error as e:
-            raise CorruptError(f"catalog does not open ({e})", path=str(directory)) from e
+            raise translated(e, directory) from e
 
     @contextlib.contextmanager
     def view(self) -> Iterator[View]:
-        with self._lmdb.begin(buffers=False) as txn:
+        with explained(self._directory), self._lmdb.begin(buffers=False) as txn:
             yield View(txn, self._dbs)
 
     def close(self) -> None:

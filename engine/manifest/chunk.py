@@ -2,7 +2,8 @@
 
 Invariants
 - Bytes past `committed_len` are not in the log. They become so by `commit`: a marker record, then one header write.
-- Space is reserved (posix_fallocate) before the mapping is touched, in 64 KiB steps past the chunk's capacity.
+- Space is reserved (posix_fallocate) before the mapping is touched, in 64 KiB steps past the chunk's capacity; on a
+  full disk out of the reserve (`local/reserve.py`).
 - `chunk_crc64` is kept as a running value; it equals the crc64 of [header_len, committed_len) at every commit.
 - A chunk is `<index>.mlog.tmp` until its first commit; a `.tmp` is never replayed.
 - After `seal` the file is exactly `committed_len` long, read-only, and only its `uploaded` flag changes.
@@ -16,12 +17,14 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from aof2 import native
 from aof2.engine.env import Env
 from aof2.engine.errors import ReadOnlyError
+from aof2.engine.local.reserve import is_no_room
 from aof2.engine.manifest.batch import RecordBatch
 from aof2.engine.manifest.format import (
     CHUNK_HEADER_LEN,
@@ -88,11 +91,28 @@ class ActiveChunk:
     @classmethod
     def create(cls, env: Env, directory: Path, index: int, base_record: int, capacity: int) -> ActiveChunk:
         temp = directory / (chunk_name(index) + ".tmp")
+        try:
+            return cls._create(env, directory, temp, ChunkHeader(index, base_record), capacity)
+        except OSError as e:
+            # On a full disk it is a file of the reserve: its bytes and its inode are here already.
+            if not is_no_room(e) or env.reserve is None or not env.reserve.take(temp):
+                raise
+        fd = env.files.open_rw(temp)
+        try:
+            env.essential(partial(env.files.preallocate, fd, 0, capacity))
+            return cls(env, directory, fd, ChunkHeader(index, base_record), named=False)
+        except BaseException:
+            env.files.close(fd)
+            env.files.unlink(temp)
+            raise
+
+    @classmethod
+    def _create(cls, env: Env, directory: Path, temp: Path, header: ChunkHeader, capacity: int) -> ActiveChunk:
         fd = env.files.create(temp)
         try:
             env.files.preallocate(fd, 0, capacity)
             env.failpoint("manifest.create.allocated")
-            return cls(env, directory, fd, ChunkHeader(index, base_record), named=False)
+            return cls(env, directory, fd, header, named=False)
         except BaseException:
             env.files.close(fd)
             env.files.unlink(temp)
@@ -108,7 +128,7 @@ class ActiveChunk:
         try:
             env.files.truncate(fd, header.committed_len)
             env.failpoint("manifest.resume.cut")
-            env.files.preallocate(fd, 0, max(capacity, header.committed_len))
+            env.essential(partial(env.files.preallocate, fd, 0, max(capacity, header.committed_len)))
             env.files.pwrite(fd, header.pack(), 0)
             env.failpoint("manifest.resume.header")
             chunk = cls(env, directory, fd, header, named=True)
@@ -176,7 +196,8 @@ class ActiveChunk:
     def publish(self) -> None:
         """The first commit gives the chunk its name. Without a sync first, a power loss may leave it empty: trimmed."""
         if not self._named:
-            self.env.files.rename(self.path, self.directory / chunk_name(self.index))
+            # The folder may need another block for the name.
+            self.env.essential(partial(self.env.files.rename, self.path, self.directory / chunk_name(self.index)))
             self._named = True
             self.env.failpoint("manifest.commit.renamed")
 
@@ -259,7 +280,7 @@ class ActiveChunk:
         if need <= self._size:
             return
         size = -(-need // GROWTH_STEP) * GROWTH_STEP
-        self.env.files.preallocate(self._fd, self._size, size - self._size)
+        self.env.essential(partial(self.env.files.preallocate, self._fd, self._size, size - self._size))
         self._map.resize(size)
         self._size = size
 

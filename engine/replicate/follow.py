@@ -225,7 +225,7 @@ class Follower:
         for data, snapshot in self._usable(remote, missing, after=position.chunk_index if position else -1):
             snapshot_id = snapshot.snapshot_id
             self._place_snapshot(directory, snapshot_id, data)
-            with self.catalog.begin_write() as txn:
+            with self.catalog.writing() as txn:
                 clear_rows(txn, self.catalog, stream_id)
                 snapshots.load(txn, self.catalog, stream_id, snapshot)
             self._reset_due.add(stream_id)
@@ -307,7 +307,7 @@ def hydrations(view: View, stream_id: int) -> Iterator[Hydration]:
 
 def reset_residency(catalog: Catalog, stream_id: int) -> int:
     """Nothing of the stream is on this machine: one transaction on the rows alone. How many rows said otherwise."""
-    with catalog.begin_write() as txn:
+    with catalog.writing() as txn:
         view = catalog.view_of(txn)
         mutations: list[tuple[int, bytes, bytes | None]] = [
             (t.RESIDENCY.number, t.RESIDENCY.key(chunk_id), None) for chunk_id, _ in view.scan(stream_id, t.RESIDENCY)

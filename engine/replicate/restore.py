@@ -266,7 +266,7 @@ def _start_behind(env: Env, catalog: Catalog, staging: Path, followed: StreamFol
         index, snapshot_id=snapshot_id, position=position, created_ms=env.now_ms(), sections=sections
     )
     store_snapshot(env, directory, data, snapshot_id)
-    with catalog.begin_write() as txn:
+    with catalog.writing() as txn:
         put_positions(txn, catalog, {followed.stream_id: position})
     for name in [*directory.glob("*.mlog"), *(directory / snapshot_name(i) for i in here)]:
         env.files.unlink(name)

@@ -43,6 +43,7 @@ from aof2.engine.tiering.recent import Recent, units_of
 log = logging.getLogger(__name__)
 
 CRASH_POINTS: Final = ("evict.recorded", "evict.unlinked")
+EVERYTHING_BYTES: Final = 1 << 62
 VICTIMS_MAX: Final = 256
 # A walk that met so many and still freed too little is not repeated at once: what it met is dirty, pinned or in use.
 LONG_WALK: Final = 1024
@@ -195,6 +196,23 @@ class Evictor:
                 else:
                     break
             return freed
+
+    async def free_inodes(self, count: int) -> int:
+        """Evicts whole objects until so many backing files are gone, or nothing clean is left; how many went."""
+        await self.doomed.settle()
+        gone = 0
+        async with self.lock:
+            candidates = self._candidates(None)
+            while gone < count:
+                if keys := self._gather(candidates, EVERYTHING_BYTES):
+                    victims = await self._victims(keys, EVERYTHING_BYTES)
+                    if await self._evict(victims, demote=False):
+                        gone += len(victims)
+                elif await self._recent.find_more():
+                    candidates = self._candidates(None)
+                else:
+                    break
+        return gone
 
     def _wanted(self, size_bytes: int, tenant: str | None) -> int:
         usage = self.quota.usage if tenant is None else self.quota.tenant_usage(tenant)

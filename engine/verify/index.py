@@ -5,6 +5,7 @@ Owner: the calling thread writes, between threads only reads. Lives in verify's 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any, Final, NamedTuple
 import lmdb
 import msgspec
 
+from aof2.engine.catalog.lmdb_errors import explained
 from aof2.engine.catalog.store import MAP_BYTES
 from aof2.engine.catalog.tables import STREAM
 from aof2.engine.remote.location import Location
@@ -45,13 +47,20 @@ class Index:
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._env: Any = lmdb.open(str(folder), map_size=MAP_BYTES, max_dbs=2, sync=False, metasync=False)
-        self._refs = self._env.open_db(b"refs")
-        self._keys = self._env.open_db(b"keys")
+        self._folder = folder
+        with explained(folder):
+            self._env: Any = lmdb.open(str(folder), map_size=MAP_BYTES, max_dbs=2, sync=False, metasync=False)
+            self._refs = self._env.open_db(b"refs")
+            self._keys = self._env.open_db(b"keys")
+
+    @contextlib.contextmanager
+    def _writing(self, db: Any) -> Iterator[Any]:
+        with explained(self._folder), self._env.begin(write=True, db=db) as txn:
+            yield txn
 
     def add_refs(self, stream_id: int, chunks: Iterable[tuple[bytes, int]]) -> None:
         """Counts (content hash, chunk id or 0 when it is not whole here)."""
-        with self._env.begin(write=True, db=self._refs) as txn:
+        with self._writing(self._refs) as txn:
             for sha256, resident in chunks:
                 key = STREAM.pack(stream_id) + sha256
                 data = txn.get(key)
@@ -65,7 +74,7 @@ class Index:
 
     def expect(self, keys: Iterable[Expected]) -> None:
         """A key expected twice must be there if either says so."""
-        with self._env.begin(write=True, db=self._keys) as txn:
+        with self._writing(self._keys) as txn:
             for one in keys:
                 slot = _slot(one.key)
                 data = txn.get(slot)
@@ -74,7 +83,7 @@ class Index:
 
     def meet(self, listed: Iterable[tuple[str, Any]]) -> Iterator[tuple[Any, Expected | None]]:
         """Marks listed keys as seen; each with what was expected of it, None for nothing."""
-        with self._env.begin(write=True, db=self._keys) as txn:
+        with self._writing(self._keys) as txn:
             for key, info in listed:
                 data = txn.get(_slot(key))
                 if data is None:

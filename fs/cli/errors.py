@@ -11,9 +11,12 @@ import errno
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import click
+import lmdb
 
+from aof2.engine.catalog.lmdb_errors import translated
 from aof2.engine.errors import Aof2Error
 
 EXIT_FAILED = 1
@@ -74,6 +77,9 @@ def reported() -> Iterator[None]:
         _fail(str(e))
     except OSError as e:
         _fail(explain_os_error(e))
+    except lmdb.Error as e:
+        ours = translated(e, Path("catalog"))
+        _fail(explain_os_error(ours) if isinstance(ours, OSError) else str(ours))
 
 
 def _fail(message: str) -> None:

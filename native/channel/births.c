@@ -71,7 +71,7 @@ void backing_name(uint64_t ino, char name[BACKING_NAME_LEN]) {
   snprintf(name, BACKING_NAME_LEN, "%llu.1", (unsigned long long)ino);
 }
 
-/* Removes what was made ahead. */
+/* Removes what was made ahead. With the lock. */
 static void empty_cradles(stream *s) {
   char name[BACKING_NAME_LEN];
   for (; s->ready; s->ready--) {
@@ -179,6 +179,7 @@ void births_inos(uint64_t stream_id, uint64_t first, uint64_t count) {
     s->next_ino = first;
     s->end_ino = first + count;
     s->granted = count > 0;
+    if (!count) empty_cradles(s); /* the disk may need their inodes */
   }
   pthread_mutex_unlock(&births_lock);
 }
