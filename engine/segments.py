@@ -15,14 +15,16 @@ Owner: the catalog's writer thread, for the length of a batch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import msgspec
 
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.batch import Batch
+from aof2.engine.catalog.fold import entry_of
 from aof2.engine.catalog.rows import ChunkRow, DirtyRow, ResidencyRow
+from aof2.engine.catalog.store import View
 from aof2.engine.manifest import payloads as p
 from aof2.engine.manifest.format import ReasonCode
 from aof2.engine.manifest.index import Residency
@@ -42,6 +44,12 @@ def tiers_of(chunk: ChunkRow, here: ResidencyRow | None) -> int:
     if chunk.key:
         tiers |= Residency.TIER2
     return tiers
+
+
+def needs_repair(view: View, stream_id: int, chunk_ids: Iterable[int]) -> bool:
+    """Whether the remote was found not to have one of them as it should (HydrationFailed 4), and no upload since."""
+    found = (entry_of(view, stream_id, chunk_id) for chunk_id in chunk_ids)
+    return any(entry is not None and entry.needs_repair for entry in found)
 
 
 # -- opened, retired -----------------------------------------------------------------------------------------------

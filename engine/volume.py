@@ -23,7 +23,7 @@ from pathlib import Path
 import msgspec
 import trio
 
-from aof2.engine import namespace, objects
+from aof2.engine import namespace, objects, segments
 from aof2.engine.aio import open_nursery, result_of
 from aof2.engine.catalog import snapshots
 from aof2.engine.catalog import tables as t
@@ -530,6 +530,8 @@ class Volume:
         """Whether the remote alone, copied now, restores the file: bytes, attributes, names and parents."""
         obj = view.get(inode.ino >> INO_STREAM_SHIFT, t.OBJECTS, (inode.ino, inode.generation))
         if obj is not None and obj.state not in (ObjectState.PUBLISHED, ObjectState.TOMBSTONED):
+            return False
+        if obj is not None and segments.needs_repair(view, inode.ino >> INO_STREAM_SHIFT, obj.data_chunks):
             return False
         return self.replication.has_all_of(view, inode)
 

@@ -15,6 +15,7 @@ from typing import Final
 
 import msgspec
 
+from aof2.engine import segments
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.fold import _entry_decoder
 from aof2.engine.catalog.rows import HashKind, JobState, ObjectRow, ObjectState, ResidencyRow
@@ -94,6 +95,7 @@ class ObjectStatus(msgspec.Struct, frozen=True, kw_only=True):
     warm_bytes: int
     remote_bytes: int
     chunks: list[ChunkStatus]
+    needs_repair: bool = False
 
 
 class TreeStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -245,6 +247,8 @@ def object_status(view: View, settings: Settings, place: Place, replication: Rep
         )
         remote_bytes += chunk.length if chunk.key else 0
     dirty = row is not None and row.state in (ObjectState.DIRTY, ObjectState.SEALED)
+    damaged = segments.needs_repair(view, place.tenant_id, (c.chunk_id for c in chunks))
+    there = not dirty and not damaged and all(c.key for c in chunks)
     return ObjectStatus(
         path=place.path,
         tenant=place.tenant,
@@ -254,12 +258,13 @@ def object_status(view: View, settings: Settings, place: Place, replication: Rep
         state=row.state.name.lower() if row else "empty",
         sealed=row is None or row.state != ObjectState.DIRTY,
         dirty=dirty,
-        durable=not dirty and all(c.key for c in chunks) and replication.has_all_of(view, inode),
+        durable=there and replication.has_all_of(view, inode),
         sha256=row.sha256.hex() if row and row.hashed is HashKind.BYTES else "",
         hot_bytes=sum(c.hot_bytes for c in chunks),
         warm_bytes=sum(c.warm_bytes for c in chunks),
         remote_bytes=remote_bytes,
         chunks=chunks,
+        needs_repair=damaged,
     )
 
 
@@ -271,6 +276,7 @@ def tree_status(view: View, settings: Settings, place: Place, replication: Repli
     sums: Counter[str] = Counter()
     for one in found:
         sums.update(objects=1, bytes=one.size, hot=one.hot_bytes, warm=one.warm_bytes, remote=one.remote_bytes)
+        sums.update(damaged=one.needs_repair)
         if one.dirty:
             sums.update(dirty=1, dirty_bytes=one.size)
     return TreeStatus(
@@ -280,7 +286,7 @@ def tree_status(view: View, settings: Settings, place: Place, replication: Repli
         bytes=sums["bytes"],
         dirty_objects=sums["dirty"],
         dirty_bytes=sums["dirty_bytes"],
-        durable=not sums["dirty"] and replication.has(ends),
+        durable=not sums["dirty"] and not sums["damaged"] and replication.has(ends),
         hot_bytes=sums["hot"],
         warm_bytes=sums["warm"],
         remote_bytes=sums["remote"],

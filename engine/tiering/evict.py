@@ -333,8 +333,8 @@ class Evictor:
             row = view.get(stream_id, t.OBJECTS, (ino, generation))
             if row is None or row.state not in GIVEN_UP_STATES:
                 return None
-            if pins.holds(view, stream_id, row):
-                return None
+            if pins.holds(view, stream_id, row) or segments.needs_repair(view, stream_id, row.data_chunks):
+                return None  # kept on purpose, or the only copy there is
             pieces = tuple(self._pieces(view, stream_id, row))
         if not self.restorable(stream_id, ino, generation):
             return None  # its blobs are there, the log that names them is not yet

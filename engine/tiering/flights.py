@@ -63,6 +63,7 @@ class Room(Protocol):
 
 
 Land = Callable[[Sequence[bytes | memoryview]], None]
+REMOTE_TIER: Final = 2
 Said = set[tuple[int, int]]  # chunks, and the tiers that the log knows they are being fetched from
 
 
@@ -138,19 +139,21 @@ class Flights:
             await trio.lowlevel.checkpoint()
 
     async def bring(self, handle: ObjectHandle, blocks: list[int], pages: dict[int, bytes] | None) -> bool:
-        """The blocks are here, or in `pages`; True when they had to be waited for.
+        """The blocks are here, or in `pages`; True when the remote had to be waited for, as far as this call can see.
 
         Without `pages` they are for later: what finds no room is in the PageCache then, as long as that keeps it.
         """
         waiting = [event for b in blocks if (event := self._in_flight.get((handle.key, b))) is not None]
         mine = [b for b in blocks if (handle.key, b) not in self._in_flight]
+        from_remote = bool(waiting)
         if mine:
-            await self._start(handle, mine, pages)
+            from_remote |= await self._start(handle, mine, pages)
         for event in waiting:
             await event.wait()
-        return bool(mine or waiting)
+        return from_remote
 
-    async def _start(self, handle: ObjectHandle, blocks: list[int], pages: dict[int, bytes] | None) -> None:
+    async def _start(self, handle: ObjectHandle, blocks: list[int], pages: dict[int, bytes] | None) -> bool:
+        """Whether any of them was asked for in the remote: what is warm is on this disk."""
         said: Said = set()
         runs = self._runs(blocks, handle)
         for block in blocks:
@@ -158,6 +161,7 @@ class Flights:
         async with open_nursery() as nursery:
             for run in runs:
                 nursery.start_soon(self._fly, handle, run, pages, said)
+        return any(tier == REMOTE_TIER for _, tier in said)
 
     def _runs(self, blocks: list[int], handle: ObjectHandle) -> list[_Run]:
         runs: list[_Run] = []
@@ -365,7 +369,7 @@ class Flights:
             blob = view.get(stream_id, t.BLOBS, chunk.sha256)
         if blob is None:
             raise NotAvailableError(f"chunk {chunk.chunk_id} has no copy anywhere", path=str(handle.path))
-        self.say_started(stream_id, chunk.chunk_id, 2, said)
+        self.say_started(stream_id, chunk.chunk_id, REMOTE_TIER, said)
         try:
             size = await work(blob)
         except RemoteMissingError as e:

@@ -1,0 +1,333 @@
+"""Every metric that is shown moves when its event happens, through a real mount.
+
+`TABLE` has a row for each metric: the steps of a volume's life in which it must move. A metric without a row fails
+`test_every_metric_is_in_the_table`, so nothing can be shown that is not fed. A step acts, then waits until everything
+that is said to move in it has another value than before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import random
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.mount.outage import s3_world
+from tests.mount.world import World
+from tests.support.mount import MountedVolume, conf_text, mounted_volume
+from tests.support.seaweed import running_seaweed
+
+MIB = 1 << 20
+PATIENCE_S = 60.0
+TENANTS = {"default": {"kind": "files", "compression": "zstd"}}
+CACHE = {"hot_bytes": "64MiB", "warm_bytes": "64MiB", "page_cache_bytes": "16MiB"}
+Step = Callable[[MountedVolume], contextlib.AbstractContextManager[None]]
+
+
+def metrics(mountpoint: Path) -> dict[str, float]:
+    """Series → value; of histograms the count, NaN as 0."""
+    text = (mountpoint / ".aof2" / "metrics").read_text()
+    found = {name: float(value) for name, value in re.findall(r"^([a-z][^ ]*) (\S+)$", text, re.MULTILINE)}
+    found = {name: 0.0 if math.isnan(value) else value for name, value in found.items()}
+    return {n: v for n, v in found.items() if "_bucket{" not in n and not n.endswith("_sum") and "_sum{" not in n}
+
+
+def family(series: str, names: set[str]) -> str:
+    name = series.partition("{")[0]
+    return name if name in names else name.removesuffix("_count")
+
+
+def families(mountpoint: Path) -> set[str]:
+    text = (mountpoint / ".aof2" / "metrics").read_text()
+    return {n for n in re.findall(r"^# TYPE (\S+)", text, re.MULTILINE) if not n.startswith("process_")}
+
+
+def half_random(seed: int, size: int) -> bytes:
+    """Compresses to about half."""
+    rng = random.Random(seed)
+    return b"".join(rng.randbytes(512) + bytes(512) for _ in range(size // 1024))
+
+
+def fresh(path: Path) -> bytes:
+    """Read past the kernel's pages."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        out = bytearray()
+        while piece := os.read(fd, 128 * 1024):
+            out += piece
+        return bytes(out)
+    finally:
+        os.close(fd)
+
+
+# -- the steps -----------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def written(v: MountedVolume) -> Iterator[None]:
+    """A file is written and reaches the remote, staged on the way."""
+    (v.path / "first").write_bytes(half_random(1, 9 * MIB))
+    v.done("wait", v.path / "first")
+    yield
+
+
+@contextlib.contextmanager
+def fetched(v: MountedVolume) -> Iterator[None]:
+    """A cold file is read from its start to its end."""
+    v.evict(v.path / "first")
+    assert fresh(v.path / "first") == half_random(1, 9 * MIB)
+    yield
+
+
+@contextlib.contextmanager
+def scanned(v: MountedVolume) -> Iterator[None]:
+    v.evict(v.path / "first")
+    os.setxattr(v.path / "first", "user.aof2.cold_scan", b"1")
+    assert fresh(v.path / "first") == half_random(1, 9 * MIB)
+    os.removexattr(v.path / "first", "user.aof2.cold_scan")
+    yield
+
+
+@contextlib.contextmanager
+def crowded_out(v: MountedVolume) -> Iterator[None]:
+    """More files than hot_cache holds: the first become warm. Given up there, too, they are wanted again at once."""
+    paths = [v.path / f"crowd{n}" for n in range(9)]
+    for n, path in enumerate(paths):
+        path.write_bytes(half_random(n + 10, 8 * MIB))
+        v.done("wait", path)
+    assert fresh(paths[0]) == half_random(10, 8 * MIB)  # warm is local, too
+    yield
+    v.evict(*paths)
+
+
+@contextlib.contextmanager
+def wanted_again(v: MountedVolume) -> Iterator[None]:
+    """What does not compress leaves hot_cache for the remote alone, and is read a moment later."""
+    paths = [v.path / f"noise{n}" for n in range(9)]
+    for n, path in enumerate(paths):
+        path.write_bytes(random.Random(n).randbytes(8 * MIB))
+        v.done("wait", path)
+    for n, path in enumerate(paths):
+        assert fresh(path) == random.Random(n).randbytes(8 * MIB)
+    yield
+    v.evict(*paths)
+
+
+@contextlib.contextmanager
+def given_up(v: MountedVolume) -> Iterator[None]:
+    """`aof2 evict` of a warm file."""
+    warm = v.path / "warm"
+    warm.write_bytes(half_random(40, 8 * MIB))
+    v.done("wait", warm)
+    for n in range(9):
+        path = v.path / f"push{n}"
+        path.write_bytes(half_random(n + 41, 8 * MIB))
+        v.done("wait", path)
+    v.evict(warm, *(v.path / f"push{n}" for n in range(9)))
+    yield
+
+
+@contextlib.contextmanager
+def without_room(v: MountedVolume) -> Iterator[None]:
+    """Everything hot_cache holds is in use: a cold file is served from memory, also the second time."""
+    cold = v.path / "cold"
+    cold.write_bytes(half_random(50, 20 * MIB))
+    v.done("wait", cold)
+    v.evict(cold)
+    with contextlib.ExitStack() as stack:
+        for n in range(8):
+            path = v.path / f"used{n}"
+            path.write_bytes(half_random(60 + n, 8 * MIB - 64 * 1024))
+            v.done("wait", path)
+            stack.enter_context(path.open("rb"))
+        for _ in range(2):
+            assert fresh(cold) == half_random(50, 20 * MIB)
+        fd = stack.enter_context(cold.open("rb")).fileno()
+        for _ in range(2):  # what PageCache has: the same megabyte again
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            assert os.pread(fd, 256 * 1024, 0) == half_random(50, 20 * MIB)[: 256 * 1024]
+        yield
+    for n in range(8):
+        (v.path / f"used{n}").unlink()
+
+
+@contextlib.contextmanager
+def remote_away(v: MountedVolume) -> Iterator[None]:
+    """The remote's folder is gone for a while; one file is written, another is wanted that is only there."""
+    v.evict(v.path / "first")
+    v.remote.rename(v.remote.with_name("away"))
+    try:
+        (v.path / "late").write_bytes(half_random(2, 9 * MIB))
+        with pytest.raises(OSError, match="Input/output error"):
+            fresh(v.path / "first")
+        yield
+    finally:
+        v.remote.with_name("away").rename(v.remote)
+    v.done("wait", v.path / "late")
+
+
+@contextlib.contextmanager
+def unreadable(v: MountedVolume) -> Iterator[None]:
+    """A folder that a scrape looks into is not there for a moment."""
+    folder = v.state_dir / "manifest" / "1"
+    folder.rename(folder.with_name("gone"))
+    try:
+        metrics(v.mountpoint)
+    finally:
+        folder.with_name("gone").rename(folder)
+    yield
+
+
+@contextlib.contextmanager
+def time_passes(v: MountedVolume) -> Iterator[None]:
+    yield
+
+
+@contextlib.contextmanager
+def mounted_again(v: MountedVolume) -> Iterator[None]:
+    """With a larger cache, and a shadow of the log that was tampered with."""
+    v.umount()
+    shadow = v.state_dir / "manifest" / "1" / "shadow.json"
+    state = json.loads(shadow.read_text())
+    next(iter(state["segments"].values()))["durable_bytes"] += 1
+    shadow.write_text(json.dumps(state))
+    v.conf.write_text(conf_text(v.root, TENANTS, {"cache": {**CACHE, "hot_bytes": "96MiB"}, "manifest": SHADOW}))
+    v.remount()
+    yield
+
+
+SHADOW = {"shadow": True}
+STEPS: tuple[Step, ...] = (
+    written,
+    fetched,
+    scanned,
+    crowded_out,
+    wanted_again,
+    given_up,
+    without_room,
+    remote_away,
+    unreadable,
+    time_passes,
+    mounted_again,
+)
+TABLE: dict[str, Step | str] = {
+    # the checkpoint design's
+    "checkpoint_duration_seconds_count": written,
+    "checkpoint_bytes_written_local": written,
+    "checkpoint_bytes_written_remote": written,
+    "checkpoint_queue_depth": remote_away,
+    "storage_quota_exhausted_total": without_room,
+    'page_fetch_latency_seconds_count{tier="PageCache"}': without_room,
+    'page_fetch_latency_seconds_count{tier="Local"}': crowded_out,
+    'page_fetch_latency_seconds_count{tier="Remote"}': fetched,
+    'page_fetch_latency_seconds_count{tier="ColdScan"}': scanned,
+    'remote_bytes_read_total{mode="normal"}': fetched,
+    'remote_bytes_read_total{mode="cold_scan"}': scanned,
+    # the manifest log's
+    "manifest_chunks_active": written,
+    "manifest_replay_seconds": mounted_again,
+    "manifest_crc_error_count": "test_damage_in_the_log_is_counted",
+    "manifest_upload_retries_total": remote_away,
+    "manifest_snapshot_age_seconds": time_passes,
+    "manifest_shadow_divergence": mounted_again,
+    # ours
+    'aof2_tier_bytes{tier="hot"}': written,
+    'aof2_tier_bytes{tier="warm"}': crowded_out,
+    'aof2_tier_bytes{tier="page_cache"}': without_room,
+    'aof2_tier_limit_bytes{tier="hot"}': mounted_again,
+    'aof2_tenant_bytes{tenant="default",tier="hot"}': written,
+    'aof2_tenant_bytes{tenant="default",tier="warm"}': crowded_out,
+    "aof2_dirty_bytes": remote_away,
+    "aof2_page_cache_hits_total": without_room,
+    "aof2_page_cache_misses_total": without_room,
+    'aof2_evictions_total{tier="hot"}': crowded_out,
+    'aof2_evictions_total{tier="warm"}': given_up,
+    'aof2_evictions_total{tier="page_cache"}': without_room,
+    'aof2_evicted_bytes_total{tier="hot"}': crowded_out,
+    'aof2_evicted_bytes_total{tier="warm"}': given_up,
+    'aof2_evicted_bytes_total{tier="page_cache"}': without_room,
+    'aof2_hydrations_total{result="ok"}': fetched,
+    'aof2_hydrations_total{result="error"}': remote_away,
+    "aof2_hydrated_bytes_total": fetched,
+    "aof2_thrash_total": wanted_again,
+    'aof2_remote_requests_total{op="put",result="ok"}': written,
+    'aof2_remote_requests_total{op="get",result="ok"}': fetched,
+    'aof2_remote_requests_total{op="put",result="error"}': remote_away,
+    'aof2_remote_retries_total{op="get"}': remote_away,
+    'aof2_remote_retries_total{op="put"}': remote_away,
+    'aof2_remote_request_seconds_count{op="put"}': written,
+    "aof2_remote_bytes_written_total": written,
+    'aof2_remote_breaker_state{state="closed"}': remote_away,
+    'aof2_remote_breaker_state{state="open"}': remote_away,
+    "aof2_remote_refused_total": "test_a_remote_that_refuses_us_is_counted",
+    'aof2_log_lag_records{stream="1"}': remote_away,
+    'aof2_log_lag_bytes{stream="1"}': remote_away,
+    'aof2_log_lag_seconds{stream="1"}': remote_away,
+    'aof2_log_stands{stream="1"}': remote_away,
+    "aof2_quota_used_bytes": written,
+    "aof2_quota_reserved_bytes": remote_away,
+    "aof2_quota_limit_bytes": mounted_again,
+    "aof2_disk_free_bytes": written,
+    'aof2_jobs{state="done"}': written,
+    "aof2_read_only": "test_read_only_mounts_say_so",
+    "aof2_scrape_errors_total": unreadable,
+}
+
+
+def wait_until_moved(v: MountedVolume, step: Step, before: dict[str, float], seen: set[str]) -> None:
+    wanted = {series for series, where in TABLE.items() if where is step}
+    moved: set[str] = set()
+    deadline_s = time.monotonic() + PATIENCE_S
+    while left := wanted - moved:
+        assert time.monotonic() < deadline_s, f"{step.__name__}: {sorted(left)} did not move"
+        now = metrics(v.mountpoint)
+        seen |= families(v.mountpoint)
+        moved |= {series for series in left if now.get(series, 0.0) != before.get(series, 0.0)}
+        time.sleep(0.05)
+
+
+def test_every_metric_moves_with_its_event(tmp_path: Path) -> None:
+    seen: set[str] = set()
+    sections = {"cache": CACHE, "manifest": SHADOW, "remote": {"timeout": "2s", "retries": 2}}
+    with mounted_volume(tmp_path, options=["nopassthrough"], tenants=TENANTS, timeout_s=300, **sections) as v:
+        for step in STEPS:
+            before = metrics(v.mountpoint)
+            with step(v):
+                wait_until_moved(v, step, before, seen)
+    rows = {family(series, seen) for series in TABLE}
+    assert seen - rows == set(), "shown, and no row says what feeds it"
+    assert rows - seen == set(), "no such metric"
+
+
+def test_read_only_mounts_say_so(tmp_path: Path) -> None:
+    def shown(root: Path) -> float:
+        return metrics(root)["aof2_read_only"]
+
+    with mounted_volume(tmp_path, tenants=TENANTS) as v:
+        assert shown(v.mountpoint) == 0
+        v.umount()
+        v.options = ["ro"]
+        v.remount()
+        assert shown(v.mountpoint) == 1
+        v.umount()
+        v.options = []
+        v.conf.write_text(conf_text(v.root, TENANTS, {"manifest": {"enabled": False}}))
+        v.remount()
+        assert shown(v.mountpoint) == 1
+
+
+def test_a_remote_that_refuses_us_is_counted(tmp_path: Path) -> None:
+    with running_seaweed(tmp_path / "weed") as server, s3_world(tmp_path / "w", server, "refused") as w:
+        _refuse(w)
+
+
+def _refuse(w: World) -> None:
+    w.mount()
