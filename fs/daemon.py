@@ -96,6 +96,8 @@ async def serve(
     async with open_volume(settings, env=env) as volume, _open_mount(mountpoint, options) as channel:
         files = Files(volume, channel)
         mounted = MountedVolume(volume, mountpoint, options, channel, files)
+        if options.ro:
+            volume.metrics.read_only.set_callback(lambda: 1)  # through this mount nothing is written
         special = Special(
             uid=os.getuid() if options.uid is None else options.uid,
             gid=os.getgid() if options.gid is None else options.gid,

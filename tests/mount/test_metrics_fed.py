@@ -1,8 +1,8 @@
 """Every metric that is shown moves when its event happens, through a real mount.
 
-`TABLE` has a row for each metric: the steps of a volume's life in which it must move. A metric without a row fails
-`test_every_metric_is_in_the_table`, so nothing can be shown that is not fed. A step acts, then waits until everything
-that is said to move in it has another value than before.
+`TABLE` has a row for each metric: the step of a volume's life in which it must move, or the test that has a mount of its
+own for it. A metric without a row fails the first test, so nothing can be shown that is not fed. A step acts; then
+everything that is said to move in it must get another value than before.
 """
 
 from __future__ import annotations
@@ -13,16 +13,18 @@ import math
 import os
 import random
 import re
+import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.mount.outage import s3_world
-from tests.mount.world import World
-from tests.support.mount import MountedVolume, conf_text, mounted_volume
-from tests.support.seaweed import running_seaweed
+from aof2.engine.bench.seaweed import REGION
+from tests.mount.world import World, world
+from tests.support.mount import MountedVolume, conf_text, mounted_volume, until
+from tests.support.seaweed import Fault, FaultProxy, of, running_seaweed
 
 MIB = 1 << 20
 PATIENCE_S = 60.0
@@ -105,7 +107,6 @@ def crowded_out(v: MountedVolume) -> Iterator[None]:
         v.done("wait", path)
     assert fresh(paths[0]) == half_random(10, 8 * MIB)  # warm is local, too
     yield
-    v.evict(*paths)
 
 
 @contextlib.contextmanager
@@ -123,15 +124,8 @@ def wanted_again(v: MountedVolume) -> Iterator[None]:
 
 @contextlib.contextmanager
 def given_up(v: MountedVolume) -> Iterator[None]:
-    """`aof2 evict` of a warm file."""
-    warm = v.path / "warm"
-    warm.write_bytes(half_random(40, 8 * MIB))
-    v.done("wait", warm)
-    for n in range(9):
-        path = v.path / f"push{n}"
-        path.write_bytes(half_random(n + 41, 8 * MIB))
-        v.done("wait", path)
-    v.evict(warm, *(v.path / f"push{n}" for n in range(9)))
+    """`aof2 evict` of files that are warm."""
+    v.evict(*(v.path / f"crowd{n}" for n in range(9)))
     yield
 
 
@@ -210,8 +204,8 @@ STEPS: tuple[Step, ...] = (
     fetched,
     scanned,
     crowded_out,
-    wanted_again,
     given_up,
+    wanted_again,
     without_room,
     remote_away,
     unreadable,
@@ -261,19 +255,18 @@ TABLE: dict[str, Step | str] = {
     'aof2_remote_requests_total{op="put",result="ok"}': written,
     'aof2_remote_requests_total{op="get",result="ok"}': fetched,
     'aof2_remote_requests_total{op="put",result="error"}': remote_away,
-    'aof2_remote_retries_total{op="get"}': remote_away,
-    'aof2_remote_retries_total{op="put"}': remote_away,
+    'aof2_remote_retries_total{op="put"}': "test_bad_weather_is_counted",
     'aof2_remote_request_seconds_count{op="put"}': written,
     "aof2_remote_bytes_written_total": written,
     'aof2_remote_breaker_state{state="closed"}': remote_away,
     'aof2_remote_breaker_state{state="open"}': remote_away,
-    "aof2_remote_refused_total": "test_a_remote_that_refuses_us_is_counted",
+    "aof2_remote_refused_total": "test_bad_weather_is_counted",
     'aof2_log_lag_records{stream="1"}': remote_away,
     'aof2_log_lag_bytes{stream="1"}': remote_away,
     'aof2_log_lag_seconds{stream="1"}': remote_away,
     'aof2_log_stands{stream="1"}': remote_away,
     "aof2_quota_used_bytes": written,
-    "aof2_quota_reserved_bytes": remote_away,
+    "aof2_quota_reserved_bytes": "test_bad_weather_is_counted",
     "aof2_quota_limit_bytes": mounted_again,
     "aof2_disk_free_bytes": written,
     'aof2_jobs{state="done"}': written,
@@ -305,6 +298,8 @@ def test_every_metric_moves_with_its_event(tmp_path: Path) -> None:
     rows = {family(series, seen) for series in TABLE}
     assert seen - rows == set(), "shown, and no row says what feeds it"
     assert rows - seen == set(), "no such metric"
+    elsewhere = {where for where in TABLE.values() if isinstance(where, str)}
+    assert elsewhere <= globals().keys(), "a row names a test that is not here"
 
 
 def test_read_only_mounts_say_so(tmp_path: Path) -> None:
@@ -324,10 +319,127 @@ def test_read_only_mounts_say_so(tmp_path: Path) -> None:
         assert shown(v.mountpoint) == 1
 
 
-def test_a_remote_that_refuses_us_is_counted(tmp_path: Path) -> None:
-    with running_seaweed(tmp_path / "weed") as server, s3_world(tmp_path / "w", server, "refused") as w:
-        _refuse(w)
+def test_bad_weather_is_counted(tmp_path: Path) -> None:
+    """On a real S3 server behind a proxy: it is slow, then not available, then refuses us."""
+    with running_seaweed(tmp_path / "weed") as server:
+        between = FaultProxy(server.port)
+        remote = (
+            f'[remote]\nurl = "s3://{server.bucket}/weather"\nendpoint_url = "{between.endpoint_url}"\n'
+            f'region = "{REGION}"\ntimeout = "10s"\n'
+        )
+        conf = '[cache]\nwarm_bytes = "0"\nmin_free = "1MiB"\n[tenants.default]\nkind = "files"\ncompression = "zstd"\n'
+        try:
+            with world(tmp_path / "w", remote=remote, conf=conf, environ=server.environ()) as w:
+                w.mount()
+                _weather(w, between)
+        finally:
+            between.clear()
+            between.down()
 
 
-def _refuse(w: World) -> None:
-    w.mount()
+def _weather(w: World, between: FaultProxy) -> None:
+    before = metrics(w.mnt)
+
+    def moves(*wanted: str) -> None:
+        until(lambda: all(_moved(before, metrics(w.mnt), one) for one in wanted), f"{wanted} did not move", PATIENCE_S)
+
+    held = threading.Event()
+    between.add(Fault(of("PUT", "/chunk-"), times=None, hold=held))
+    between.add(Fault(of("POST", "/chunk-"), times=None, hold=held))
+    (w.files / "slow").write_bytes(half_random(1, 9 * MIB))
+    try:
+        moves("aof2_quota_reserved_bytes")  # staged, and on its way
+    finally:
+        held.set()
+    between.clear()
+    w.ok("wait", w.files / "slow")
+    between.add(Fault(of("PUT", "/chunk-"), times=2, status=503, code="SlowDown"))
+    (w.files / "put").write_bytes(half_random(2, MIB))
+    w.ok("wait", w.files / "put")
+    moves('aof2_remote_retries_total{op="put"}')
+    w.ok("evict", w.files / "put")
+    between.add(Fault(of("GET", "/chunk-"), times=2, status=503, code="SlowDown"))
+    assert fresh(w.files / "put") == half_random(2, MIB)
+    moves('aof2_remote_retries_total{op="get"}')
+    between.add(Fault(times=None, status=403, code="AccessDenied"))
+    (w.files / "refused").write_bytes(b"x")
+    moves("aof2_remote_refused_total")
+
+
+def _moved(before: dict[str, float], now: dict[str, float], series: str) -> bool:
+    return now.get(series, 0.0) != before.get(series, 0.0)
+
+
+def test_damage_in_the_log_is_counted(tmp_path: Path) -> None:
+    """A byte of the log is flipped while the volume is not mounted, and the rows must be rebuilt from it."""
+    with mounted_volume(tmp_path, tenants=TENANTS) as v:
+        assert metrics(v.mountpoint)["manifest_crc_error_count"] == 0
+        (v.path / "file").write_bytes(b"x" * 1000)
+        v.done("wait", v.path / "file")
+        v.umount()
+        chunk = min((v.state_dir / "manifest" / "1").glob("*.mlog"), key=lambda path: int(path.stem))
+        data = bytearray(chunk.read_bytes())
+        data[200] ^= 1
+        chunk.write_bytes(data)
+        for snapshot in (v.state_dir / "manifest" / "1").glob("snapshot_*.bin"):
+            snapshot.unlink()
+        shutil.rmtree(v.state_dir / "catalog")
+        v.remount()
+        assert metrics(v.mountpoint)["manifest_crc_error_count"] > 0
+
+
+def test_a_file_whose_blob_is_lost_is_not_durable(tmp_path: Path) -> None:
+    with mounted_volume(tmp_path, tenants=TENANTS) as v:
+        lost, kept = v.path / "lost", v.path / "kept"
+        for path in (lost, kept):
+            path.write_bytes(path.name.encode() * 1000)
+        v.done("wait", v.path)
+        v.evict(lost)
+        assert os.getxattr(lost, "user.aof2.durable") == b"1"
+        blobs = list((v.remote / "checkpoints").rglob("*.blob"))
+        sizes = {path: path.stat().st_size for path in blobs}
+        for path in sizes:
+            path.unlink()
+        with pytest.raises(OSError, match="Input/output error"):
+            fresh(lost)
+        assert os.getxattr(lost, "user.aof2.durable") == b"0"
+        assert v.json("status", lost)["durable"] is False
+        assert os.getxattr(kept, "user.aof2.durable") == b"1"  # not asked for yet
+
+
+# -- the JSON log --------------------------------------------------------------------------------------------------
+
+
+def test_checkpoints_and_transitions_are_in_the_log(tmp_path: Path) -> None:
+    with mounted_volume(tmp_path, tenants=TENANTS) as v:
+        path = v.path / "file"
+        path.write_bytes(half_random(1, 5 * MIB))
+        v.done("wait", path)
+        v.evict(path)
+        fresh(path)
+        v.done("wait", path)
+        until(lambda: any(x.get("event") == "checkpoint.cleaned_up" for x in v.log()))
+        events = [x for x in v.log() if str(x.get("event", "")).startswith("checkpoint.")]
+        one = [x["event"].removeprefix("checkpoint.") for x in events if x["job_id"] == events[0]["job_id"]]
+        assert one == ["started", "staged", "uploaded", "published", "cleaned_up"]
+        staged, uploaded = events[1], events[2]
+        assert staged["staged_chunks"] == uploaded["uploaded_blobs"] == 1
+        chunk_id = v.json("status", path)["chunks"][0]["chunk_id"]
+        until(lambda: "HydrationDone" in _actions(v, chunk_id), "no transition is logged")
+        told = [x for x in v.log() if x.get("event") == "tier.transition" and x["segment_id"] == chunk_id]
+        assert _actions(v, chunk_id)[:3] == ["SealSegment", "UploadDone", "LocalEvicted"]
+        assert all({"stream_id", "offset", "chunk_index", "chunk_offset"} <= x.keys() for x in told)
+        assert told[0]["offset"] == 5 * MIB
+        # While the remote is away the upload fails, and says that it was the upload.
+        v.remote.rename(v.remote.with_name("away"))
+        (v.path / "late").write_bytes(half_random(2, MIB))
+        until(lambda: any(x.get("event") == "checkpoint.failed" for x in v.log()))
+        v.remote.with_name("away").rename(v.remote)
+        failed = next(x for x in v.log() if x.get("event") == "checkpoint.failed")
+        assert (failed["stage"], failed["retryable"]) == ("upload", True)
+        v.done("wait", v.path / "late")
+
+
+def _actions(v: MountedVolume, segment_id: int) -> list[str]:
+    found = (x for x in v.log() if x.get("event") == "tier.transition" and x["segment_id"] == segment_id)
+    return [x["action"] for x in found]
