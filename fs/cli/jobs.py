@@ -23,16 +23,17 @@ WAIT = click.option("--wait", is_flag=True, help="Come back when it is over; exi
 
 
 @click.group(invoke_without_command=True, epilog="Example: aof2 jobs list --json")
+@JSON
 @conf_option
 @click.pass_context
-def jobs(ctx: click.Context, conf: str | None) -> None:
+def jobs(ctx: click.Context, as_json: bool, conf: str | None) -> None:
     """The work that is queued, runs, or is over: uploads, verifications, downloads, prunes, truncations.
 
     Without a command: list. JOB is TENANT/NUMBER, as the list shows it. A failed job stays until it is retried or
     cancelled; of the others that are over, the newest 64 of a tenant are kept.
     """
     if ctx.invoked_subcommand is None:
-        _list((), False, conf)
+        _list((), as_json, conf)
 
 
 @jobs.command("list", epilog="Example: aof2 jobs list --state failed")

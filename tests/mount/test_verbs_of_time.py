@@ -200,6 +200,7 @@ def test_every_type_can_be_started_and_seen(volume: MountedVolume) -> None:
     )
     assert "CreateCheckpoint" in types
     assert "PruneCheckpoint" in volume.done("jobs")
+    assert "PruneCheckpoint" in {one["type"] for one in lines(volume, "jobs")}
 
 
 def test_a_failed_upload_says_why_and_is_retried(tmp_path: Path) -> None:
