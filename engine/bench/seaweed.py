@@ -138,6 +138,13 @@ class Seaweed:
             process.kill()
             process.wait()
 
+    def rotate_keys(self) -> None:
+        """Other keys from now on; the old ones are refused."""
+        self.stop()
+        self.access_key = "AK" + secrets.token_hex(9).upper()
+        self.secret_key = secrets.token_hex(20)
+        self.start()
+
     def _wait_until_ready(self) -> None:
         """Ready means that a signed write and read of the bucket work, not that the port is open."""
         import boto3

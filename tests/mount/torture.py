@@ -15,6 +15,7 @@ from pathlib import Path
 import click
 
 from aof2.engine.bench.seaweed import REGION
+from tests.mount.durable import Copier, DirectoryCopier, DurableRounds, S3Copier, after_umount, in_every_order
 from tests.mount.outage import BlinkingLoad, everything_is_there, s3_world
 from tests.mount.recency import Trace
 from tests.mount.room import MIB, TOOLS, command, content_hash, random_file, run_all, sha256, watching
@@ -79,6 +80,36 @@ def outage(seconds: int, seed: int | None) -> None:
         click.echo(f"{blinks} outages: {len(load.files)} files written, {load.reads} reads right, {load.refused} EIO")
         everything_is_there(w, load.files)
     click.echo("everything is in the remote, verify is clean")
+    shutil.rmtree(root)
+
+
+@main.command()
+@click.option("--rounds", default=200, show_default=True)
+@click.option("--files", default=2000, show_default=True, help="Opened, closed and appended to before the unmount.")
+@click.option("--s3", is_flag=True, help="On SeaweedFS instead of a directory.")
+@click.option("--seed", default=None, type=int)
+def durable(rounds: int, files: int, s3: bool, seed: int | None) -> None:
+    """Copy the remote when `wait` returns, kill in every other round, restore the copy, compare; then unmount, too."""
+    seed = int(time.time()) if seed is None else seed
+    root = Path(tempfile.mkdtemp(prefix="aof2-torture-"))
+    click.echo(f"seed {seed}, in {root}")
+    with contextlib.ExitStack() as stack:
+        copier: Copier
+        if s3:
+            (root / "weed").mkdir()
+            server = stack.enter_context(running_seaweed(root / "weed"))
+            w = stack.enter_context(s3_world(root / "w", server, "torture"))
+            copier = S3Copier(server, "torture")
+        else:
+            w = stack.enter_context(world(root / "w"))
+            copier = DirectoryCopier(w.root / "remote", w.root)
+        w.mount()
+        done = DurableRounds(w, copier, seed, click.echo)
+        done.run(rounds)
+        click.echo(f"{rounds} rounds, {done.kills} kills: what was waited for is in every copy")
+        in_every_order(w, files, seed)
+        after_umount(w, copier)
+        click.echo(f"{files} files opened, closed and appended to: all in the remote after umount")
     shutil.rmtree(root)
 
 
