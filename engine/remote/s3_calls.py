@@ -30,6 +30,7 @@ from aof2.engine.remote.s3_client import (
     renewed,
     translate,
 )
+from aof2.engine.remote.s3_put import QuickPut
 from aof2.engine.remote.s3_url import UrlSigner
 from aof2.engine.remote.s3_wire import Wire
 from aof2.engine.remote.settings import RemoteSettings, parse_url
@@ -75,6 +76,7 @@ class S3Calls:
                 self._readers.submit(connect), f"connect to {bucket}", deadline
             ),
         )
+        self.quick = QuickPut(self._signer, self.wire)
         self._readers = ThreadPoolExecutor(settings.parallel, thread_name_prefix="aof2-remote-read")
         self._writers = ThreadPoolExecutor(writers, thread_name_prefix="aof2-remote-write")
         self._bucket_seen_s: float | None = None
@@ -154,6 +156,7 @@ class S3Calls:
                     self._sdk = fresh
                     self._signer.renew(fresh)
                     self.wire.trust_again()
+                    self.quick.trust_again()
                     log.info("remote: other credentials are used now", extra={"bucket": self.bucket})
             return self._sdk is not used
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qs, quote, urlsplit
 
 from botocore.auth import S3SigV4QueryAuth
@@ -33,6 +33,14 @@ class _Pattern(NamedTuple):
 
     base: str
     region: str
+
+
+class Place(NamedTuple):
+    """Where a bucket's objects are, and the keys to sign with."""
+
+    base: str
+    region: str
+    keys: Any
 
 
 class UrlSigner:
@@ -67,6 +75,15 @@ class UrlSigner:
             while len(self._urls) > URLS_MAX:
                 self._urls.popitem(last=False)
         return url
+
+    def place(self) -> Place | None:
+        """What a request is signed with; None where URLs are not what is expected of S3."""
+        if self._pattern is None:
+            self._by_sdk("volume.json")  # any name tells
+        pattern = self._pattern
+        if pattern is None:
+            return None
+        return Place(pattern.base, pattern.region, self._sdk.credentials.get_frozen_credentials())
 
     def forget(self, name: str) -> None:
         """It was refused: keys or region may have changed."""

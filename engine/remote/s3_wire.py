@@ -24,7 +24,7 @@ import socket
 import ssl
 import threading
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
@@ -68,6 +68,7 @@ class Head(NamedTuple):
     length: int | None
     total: int | None  # of the whole object
     keep: bool
+    etag: str = ""
 
 
 class Body:
@@ -220,6 +221,31 @@ class Wire:
         )
         return place, request.encode("ascii")
 
+    def put(
+        self, url: str, headers: Iterable[tuple[str, str]], body: bytes, deadline: Deadline
+    ) -> tuple[Head, str] | None:
+        """Sends a signed PUT; its answer's head and S3's error code, or None where this way is of no use."""
+        parts = urlsplit(url)
+        place = (parts.scheme, parts.netloc)
+        if self._behind_proxy(parts.scheme, parts.hostname or ""):
+            return None
+        lines = [f"PUT {parts.path} HTTP/1.1", f"Host: {parts.netloc}", f"Content-Length: {len(body)}"]
+        lines += [f"{name}: {value}" for name, value in headers]
+        try:
+            request = "\r\n".join([*lines, "", ""]).encode("ascii") + body
+            sock, answer = self._ask(place, request, deadline)
+        except (_OtherWayError, UnicodeEncodeError):
+            return None
+        code = ""
+        try:
+            if answer.head.length:
+                code = _error_code(answer)
+        finally:
+            self._put_back(
+                place, sock, reusable=answer.head.keep and answer.head.length is not None and not answer.left
+            )
+        return answer.head, code
+
     async def glance(self, name: str, offset: int, length: int) -> bytes | None:
         """A short range without a thread, over a kept connection; None when there is none, or anything is unusual.
 
@@ -247,12 +273,8 @@ class Wire:
         if status in (200, 206) or status < 400 or status in (400, 401, 403, 411, 501, 505):
             self._signer.forget(name)
             return
-        text = bytearray(min(body.left, ERROR_BYTES_MAX))
-        with contextlib.suppress(OSError):
-            body.read_into(memoryview(text))
-        code = _CODE.search(text)
         said = {
-            "Error": {"Code": code[1].decode() if code else ""},
+            "Error": {"Code": _error_code(body)},
             "ResponseMetadata": {"HTTPStatusCode": status},
         }
         raise sdk.ClientError(said, "GetObject")
@@ -349,6 +371,15 @@ class Wire:
             sock.close()
 
 
+def _error_code(body: Body) -> str:
+    """What S3 calls the error, if its answer says so."""
+    text = bytearray(min(body.left, ERROR_BYTES_MAX))
+    with contextlib.suppress(OSError):
+        body.read_into(memoryview(text))
+    code = _CODE.search(text)
+    return code[1].decode() if code else ""
+
+
 async def _ask_at_once(sock: socket.socket, request: bytes, offset: int, length: int) -> bytes | None:
     """Exactly these bytes of an answer that is as it should be, in one piece with its head."""
     sock.setblocking(False)
@@ -410,4 +441,4 @@ def parse_head(data: bytes) -> Head:
     known = int(length) if length.isdigit() and not encoded else None
     total = int(whole) if whole.isdigit() else (known if status == b"200" else None)
     keep = version == b"HTTP/1.1" and fields.get(b"connection", b"").lower() != b"close"
-    return Head(int(status), known, total, keep)
+    return Head(int(status), known, total, keep, fields.get(b"etag", b"").decode("latin-1"))

