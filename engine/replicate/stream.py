@@ -208,7 +208,9 @@ class StreamUploads:
         bundle_chunks: int = BUNDLE_CHUNKS,
         before_retention: Callable[[], None] | None = None,
         on_put: Callable[[SealedChunk], object] = lambda _: None,
+        is_wanted: Callable[[], bool] = lambda: False,
     ) -> None:
+        """`is_wanted`: whether a waiter wants more of the log to be there; upkeep waits for that."""
         self.env = env
         self.stream_id = stream_id
         self.directory = directory
@@ -218,10 +220,13 @@ class StreamUploads:
         self._catalog = catalog
         self._writer = writer
         self._store = store
+        self._fence = fence
+        self._expected = False
         self._remote = FencedManifestRemote(fence)
         self._bundle_chunks = bundle_chunks
         self._before_retention = before_retention
         self._on_put = on_put
+        self._is_wanted = is_wanted
         self._backlog: deque[SealedChunk] = deque()
         self._told: deque[SealedChunk] = deque()  # sealed, and not in the backlog yet
         self._queued_last = -1  # the highest chunk index that was in the backlog
@@ -247,6 +252,10 @@ class StreamUploads:
             self._told.append(chunk)
             self.local_bytes += chunk.header.committed_len
 
+    def expect(self) -> None:
+        """A chunk is sealed any moment, and a waiter waits for it: the fence is asked meanwhile. Any thread."""
+        self._expected = True
+
     def note_snapshot(self) -> None:
         self._upkeep_due = True
 
@@ -270,13 +279,18 @@ class StreamUploads:
             except BaseException:
                 self._rescan = True
                 raise
+        if self._expected:
+            self._expected = False
+            if not self._backlog:
+                self._fence.check_ahead()
+                return True
         if self._backlog:
             before = self.uploads
             self._upload(self._next_batch())
             if self.uploads // UPKEEP_EVERY > before // UPKEEP_EVERY:
                 self._upkeep()
             return True
-        if self._upkeep_due:
+        if self._upkeep_due and not self._is_wanted():
             self._upkeep_due = False
             try:
                 return self._upkeep()

@@ -310,6 +310,7 @@ class LogReplicator:
             bundle_chunks=self._options.bundle_chunks,
             before_retention=stream.audit.catch_up if stream.audit is not None else None,
             on_put=partial(self._on_put, stream.stream_id),
+            is_wanted=lambda: self.replication.wanted(stream.stream_id) > 0,
         )
         while True:
             stream.wake = trio.Event()
@@ -346,6 +347,8 @@ class LogReplicator:
         wanted = self.replication.wanted(stream.stream_id)
         if wanted > stream.asked_below:
             stream.asked_below = wanted
+            if stream.uploads is not None:
+                stream.uploads.expect()
             with contextlib.suppress(ReadOnlyError):
                 self._writer.seal(stream.stream_id, wanted)
 
