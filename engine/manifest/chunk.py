@@ -99,7 +99,8 @@ class ActiveChunk:
                 raise
         fd = env.files.open_rw(temp)
         try:
-            env.essential(partial(env.files.preallocate, fd, 0, capacity))
+            if os.fstat(fd).st_size < capacity:
+                env.essential(partial(env.files.preallocate, fd, 0, capacity))
             return cls(env, directory, fd, ChunkHeader(index, base_record), named=False)
         except BaseException:
             env.files.close(fd)
