@@ -20,6 +20,7 @@ from aof2.engine.catalog import changes as feed
 from aof2.engine.catalog import ops as o
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.store import View
+from aof2.engine.errors import LimitError, ReadOnlyError
 from aof2.engine.volume import Volume
 from aof2.fs.control.durable import Tell
 from aof2.fs.control.mounted import Mounted
@@ -78,7 +79,16 @@ async def changes(mounted: Mounted, args: Changes, _: Tell) -> Page:
     _check(args.cursor)
     volume = mounted.volume
     tenants = tenants_named(volume, args.tenant)
-    registered = [name for tenant_id, name in tenants.items() if await _ensure(volume, tenant_id, args.cursor)]
+    registered, refused = [], []
+    for tenant_id, name in tenants.items():
+        try:
+            if await _ensure(volume, tenant_id, args.cursor):
+                registered.append(name)
+        except (ReadOnlyError, LimitError):
+            if args.tenant is not None:
+                raise
+            refused.append(tenant_id)  # a damaged tenant is not in the way of the others
+    tenants = {tenant_id: name for tenant_id, name in tenants.items() if tenant_id not in refused}
     with trio.move_on_after(min(args.wait_s, WAIT_S_MAX)):
         while True:
             change = volume.feed_changed.next()

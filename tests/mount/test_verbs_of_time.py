@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from aof2.fs.control.protocol import ControlError
 from tests.support.mount import AOF2, MountedVolume, mounted_volume, until
 
 MIB = 1 << 20
@@ -41,6 +42,16 @@ def volume(shared: MountedVolume) -> Iterator[MountedVolume]:
 
 def lines(volume: MountedVolume, *args: object) -> list[dict[str, object]]:
     return [json.loads(line) for line in volume.done(*args, "--json").splitlines()]
+
+
+def asked(volume: MountedVolume, verb: str, says: str, **args: object) -> None:
+    """The daemon refuses, with this; as `refused`, without a process for it."""
+    with pytest.raises(ControlError, match=says):
+        volume.ask(verb, **args)
+
+
+def named(volume: MountedVolume, path: Path) -> str:
+    return str(path.relative_to(volume.mountpoint))
 
 
 def refused(volume: MountedVolume, *args: object, says: str) -> None:
@@ -78,10 +89,9 @@ def test_a_generation_comes_back(volume: MountedVolume) -> None:
     assert path.read_bytes() == first
     assert path.stat().st_size == len(first)
     assert numbers(volume, path) == [3, 2, 1]
-    volume.done("revert", path, "--generation", 2)  # a revert can be reverted
+    volume.ask("revert", path=named(volume, path), generation=2)  # a revert can be reverted
     assert path.read_bytes() == second
     assert os.getxattr(path, "user.aof2.generation") == b"4"
-    volume.done("wait", path)
     volume.evict(path)
     assert path.read_bytes() == second
 
@@ -103,8 +113,9 @@ def test_beside_the_file(volume: MountedVolume) -> None:
     assert st.st_mtime_ns // 1_000_000 == sealed_ms
     beside.write_bytes(b"its own")
     assert path.read_bytes() == b"new"
-    refused(volume, "revert", path, "--generation", 1, "--to", beside, says="there is something of that name")
-    refused(volume, "revert", path, "--generation", 1, "--to", volume.mountpoint / "other" / "x", says="another tenant")
+    where = named(volume, path)
+    asked(volume, "revert", "there is something of that name", path=where, generation=1, to=named(volume, beside))
+    asked(volume, "revert", "another tenant", path=where, generation=1, to="other/x")
 
 
 def test_what_the_file_is_now_is_kept_first(volume: MountedVolume) -> None:
@@ -112,9 +123,9 @@ def test_what_the_file_is_now_is_kept_first(volume: MountedVolume) -> None:
     path = volume.path / "unsealed"
     written(volume, path, b"one")
     path.write_bytes(b"two, just written")
-    volume.done("revert", path, "--generation", 1)
+    volume.ask("revert", path=named(volume, path), generation=1)
     assert path.read_bytes() == b"one"
-    volume.done("revert", path, "--generation", 2)
+    volume.ask("revert", path=named(volume, path), generation=2)
     assert path.read_bytes() == b"two, just written"
 
 
@@ -122,13 +133,13 @@ def test_what_cannot_be_reverted(volume: MountedVolume) -> None:
     path = volume.path / "open"
     written(volume, path, b"one", b"two")
     refused(volume, "revert", path, "--generation", 9, says="there is no published generation 9; there are 1, 2")
-    refused(volume, "revert", path, "--generation", 2, says="is what it is now")
-    refused(volume, "revert", volume.path, "--generation", 1, says="not a file")
+    asked(volume, "revert", "is what it is now", path=named(volume, path), generation=2)
+    asked(volume, "revert", "not a file", path="default", generation=1)
     refused(volume, "generations", volume.path / "nothing", says="no such file")
     with open(path, "rb") as f:
         assert f.read() == b"two"
-        refused(volume, "revert", path, "--generation", 1, says="it is open")
-        volume.done("revert", path, "--generation", 1, "--to", volume.path / "open.1")
+        asked(volume, "revert", "it is open", path=named(volume, path), generation=1)
+        volume.ask("revert", path=named(volume, path), generation=1, to="default/open.1")
     assert (volume.path / "open.1").read_bytes() == b"one"
 
 
@@ -174,10 +185,10 @@ def test_every_type_can_be_started_and_seen(volume: MountedVolume) -> None:
     path = volume.path / "worked-on"
     written(volume, path, random.Random(2).randbytes(MIB))
     volume.evict(path)
-    for kind, name in (("verify", "VerifyManifest"), ("download", "DownloadCheckpoint"), ("prune", "PruneCheckpoint")):
-        [job] = lines(volume, "jobs", "start", kind, "default", "--wait")
+    for kind, name in (("download", "DownloadCheckpoint"), ("prune", "PruneCheckpoint")):
+        [job] = volume.ask("jobs", action="start", type=kind, tenant="default", wait=True)
         assert (job["type"], job["state"]) == (name, "done")
-        assert job["job"] in {one["job"] for one in lines(volume, "jobs", "list")}
+        assert job["job"] in {one["job"] for one in volume.ask("jobs")}
     assert os.getxattr(path, "user.aof2.residency") == b"1.000"
     ran = volume.aof2("jobs", "start", "truncate", "default", "--wait", "--json")
     assert ran.returncode == 1
@@ -187,9 +198,9 @@ def test_every_type_can_be_started_and_seen(volume: MountedVolume) -> None:
     assert "TruncateAppendOnly" in shown and "refused" in shown
     assert [one["job"] for one in lines(volume, "jobs", "list", "--state", "failed")] == [failed["job"]]
     volume.done("jobs", "cancel", failed["job"])
-    assert not lines(volume, "jobs", "list", "--state", "failed")
-    refused(volume, "jobs", "cancel", failed["job"], says="nothing to cancel")
-    refused(volume, "jobs", "retry", failed["job"], says="nothing to retry")
+    assert not [one for one in volume.ask("jobs") if one["state"] == "failed"]
+    asked(volume, "jobs", "nothing to cancel", action="cancel", job=failed["job"])
+    asked(volume, "jobs", "nothing to retry", action="retry", job=failed["job"])
     refused(volume, "jobs", "show", "default/99999", says="there is no such job")
     report = lines(volume, "jobs", "start", "verify", "default", "--wait")[0]["report"]
     assert isinstance(report, dict) and report["good"] == report["blobs"] > 0
@@ -245,7 +256,7 @@ def test_a_cursor_sees_each_change_once(volume: MountedVolume) -> None:
     assert sequences == sorted(sequences)
     assert lines(volume, "changes", "default", "--cursor", "one") == peeked
     assert lines(volume, "changes", "default", "--cursor", "one") == []
-    [cursor] = [one for one in lines(volume, "changes", "default", "--cursors") if one["cursor"] == "one"]
+    [cursor] = [one for one in volume.ask("cursors", tenant="default") if one["cursor"] == "one"]
     assert cursor["acknowledged"] == sequences[-1]
     volume.done("changes", "default", "--cursor", "one", "--forget")
     assert not [
@@ -254,7 +265,7 @@ def test_a_cursor_sees_each_change_once(volume: MountedVolume) -> None:
 
 
 def test_acknowledged_apart_from_showing(volume: MountedVolume) -> None:
-    volume.done("changes", "--cursor", "two")
+    volume.ask("changes", cursor="two")
     for name in ("a", "b"):
         written(volume, volume.path / name, name.encode() * 10)
     shown = lines(volume, "changes", "default", "--cursor", "two", "--peek")
@@ -264,12 +275,12 @@ def test_acknowledged_apart_from_showing(volume: MountedVolume) -> None:
     assert rest == [one for one in shown if int(str(one["sequence"])) > middle]
     assert volume.aof2("changes", "--cursor", "two", "--ack", 5).returncode == 2
     refused(volume, "changes", "--cursor", "not a name", says="a cursor's name is")
-    refused(volume, "changes", "default", "--cursor", "three", "--forget", says="no such cursor")
-    volume.done("changes", "--cursor", "two", "--forget")
+    asked(volume, "cursors", "no such cursor", forget="three")
+    volume.ask("cursors", forget="two")
 
 
 def test_following(volume: MountedVolume) -> None:
-    volume.done("changes", "default", "--cursor", "tail")
+    volume.ask("changes", cursor="tail", tenant="default")
     command = [AOF2, "changes", "default", "--cursor", "tail", "--follow", "--json", "--conf", str(volume.conf)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as follower:
         assert follower.stdout is not None
@@ -282,7 +293,7 @@ def test_following(volume: MountedVolume) -> None:
             assert follower.wait(20) == 130
         finally:
             follower.kill()
-    volume.done("changes", "--cursor", "tail", "--forget")
+    volume.ask("cursors", forget="tail")
 
 
 # -- snapshots -------------------------------------------------------------------------------------------------------
@@ -308,7 +319,7 @@ def test_a_snapshot_keeps_what_there_was(volume: MountedVolume) -> None:
     written(volume, often, *(b"later %d" % i for i in range(6)))
     dropped.unlink()
     until(lambda: numbers(volume, often) == [8, 7, 6, 2] or not volume.ask("gc"), "it does not keep what it is of")
-    volume.done("revert", often, "--generation", 2, "--to", folder / "back")
+    volume.ask("revert", path=named(volume, often), generation=2, to="default/snapped/back")
     assert (folder / "back").read_bytes() == b"as it was"
     volume.done("undelete", dropped)
     assert dropped.read_bytes() == b"dropped later"
@@ -316,5 +327,5 @@ def test_a_snapshot_keeps_what_there_was(volume: MountedVolume) -> None:
     assert lines(volume, "snapshot", "list") == []
     assert not (volume.remote / str(taken["key"])).exists()
     until(lambda: numbers(volume, often) == [8, 7, 6] or not volume.ask("gc"), "what only it kept stays")
-    refused(volume, "snapshot", "delete", taken["snapshot"], says="no such snapshot")
-    refused(volume, "snapshot", "delete", "7", says="TENANT/NUMBER")
+    asked(volume, "snapshot", "no such snapshot", action="delete", snapshot=taken["snapshot"])
+    asked(volume, "snapshot", "TENANT/NUMBER", action="delete", snapshot="7")
