@@ -24,7 +24,7 @@ from aof2.engine.env import Env
 from aof2.engine.inspect.paths import Place, files_below
 from aof2.engine.inspect.rows import MANIFEST_DIR, VOLUME_STREAM
 from aof2.engine.manifest.snapshot import list_snapshots, snapshot_name
-from aof2.engine.objects import HOT_BYTES, WARM_BYTES, chunk_bytes_here
+from aof2.engine.objects import HOT_BYTES, WARM_BYTES, chunk_bytes_here, full_mask
 from aof2.engine.replicate.position import Replication, StreamReplication
 from aof2.engine.replicate.tail import positions_of
 from aof2.engine.settings import Settings
@@ -245,7 +245,8 @@ def object_status(view: View, settings: Settings, place: Place, replication: Rep
                 key=chunk.key,
             )
         )
-        remote_bytes += chunk.length if chunk.key else 0
+        whole = full_mask(chunk.length, settings.engine.block_bytes)
+        remote_bytes += chunk_bytes_here(whole, chunk, settings.engine.block_bytes) if chunk.key else 0
     dirty = row is not None and row.state in (ObjectState.DIRTY, ObjectState.SEALED)
     damaged = segments.needs_repair(view, place.tenant_id, (c.chunk_id for c in chunks))
     there = not dirty and not damaged and all(c.key for c in chunks)
