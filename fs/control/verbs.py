@@ -6,6 +6,7 @@ Owner: the trio thread; a task a request. A crash leaves what the engine leaves.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -26,6 +27,8 @@ from aof2.fs.control.durable import Tell, Uploaded
 from aof2.fs.control.mounted import Mounted
 from aof2.fs.control.protocol import ControlError
 from aof2.fs.control.requests import Args
+
+SEAL_NO_WAIT_MAX_S: Final = 10.0
 
 
 class Paths(Args, kw_only=True):
@@ -108,7 +111,8 @@ async def flush(mounted: Mounted, args: Flush, tell: Tell) -> Uploaded:
     target = mounted.volume.target
     if target.read_only_reason or not target.enabled:
         return Uploaded(0, 0)
-    await mounted.files.seal_closed(None)
+    with trio.move_on_after(math.inf if args.wait else SEAL_NO_WAIT_MAX_S):  # it goes on until the mount is gone
+        await mounted.files.seal_closed(None)
     return await _upload(mounted, set(mounted.volume.tenant_names()), tell, wait=args.wait, hint=", or use --no-wait")
 
 
