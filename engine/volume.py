@@ -104,6 +104,7 @@ log = logging.getLogger(__name__)
 # Chunks uploaded at once. Each holds several parts in memory; two keep a link busy.
 UPLOADS_MAX = 2
 PARTS = ("replicator", "jobs", "scrubber")
+LOG_WANTED_EVERY_S = 0.1
 # What a stop waits for the remote with the log's last chunks; they are uploaded at the next start otherwise.
 DRAIN_MAX_S = 10.0
 
@@ -297,6 +298,7 @@ class Volume:
             None  # ends writing in its own order; without one it ends at once
         )
         self.replicating = False
+        self._log_wanted_s = float("-inf")  # when room last asked for the log to be uploaded
         self.unborn_from: dict[int, int] = {}  # by stream: from this inode on, files may be there before their rows
         self.dirty_inos: list[int] = []  # files that were being written when the volume was last closed
         self._tenants: dict[int, TenantRow] = {}
@@ -522,6 +524,17 @@ class Volume:
                 tail = read_tail(view, self.manifest_dir / str(stream_id), stream_id)
                 self.replication.opened(stream_id, tail)
 
+    def _is_restorable(self, stream_id: int, ino: int, generation: int) -> bool:
+        """Whether the remote's log has the object's publication. Where it has not, room waits for it: it goes up now,
+        not by its timer, though not for each object."""
+        if self.replication.has_published(stream_id, ino, generation):
+            return True
+        now_s = trio.current_time()
+        if now_s - self._log_wanted_s >= LOG_WANTED_EVERY_S:
+            self._log_wanted_s = now_s
+            self.replication.want(self.replication.ends([stream_id]))
+        return False
+
     def log_ends(self, tenant_ids: Collection[int]) -> dict[int, int]:
         """Where the logs of these tenants, and the volume's own, end now: what is durable when the remote has that."""
         return self.replication.ends({VOLUME_STREAM, *tenant_ids})
@@ -625,7 +638,7 @@ class Volume:
             await nursery.start(self.shadows.run)
         self.replicating = "replicator" in parts
         if self.replicating:
-            self.evictor.restorable = self.replication.has_published
+            self.evictor.restorable = self._is_restorable
         if parts:
             nursery.start_soon(self.janitor.run)
 

@@ -25,6 +25,7 @@ DATA: Final = "data"
 DATA_SEED: Final = 7
 RANGE_BYTES: Final = 64 << 10
 QUIET_S: Final = 1.0
+WAITS: Final = 50
 # Creating small files: the least ratio against those that take part only where they are on PATH.
 MAKER_TARGETS: Final = {"geesefs": 2.5, "passthrough_hp": 1.0}
 
@@ -288,6 +289,23 @@ def _with_counts(row: Measurement, made: dict[str, int], wanted: int) -> Measure
     return msgspec.structs.replace(row, what=what, baseline=baseline)
 
 
+def durable(f: Field) -> list[Measurement]:
+    """A small file, and the wait until the remote alone restores it: blob and log, against one put of its bytes."""
+    server = f.bare.setup.server
+
+    def attempt(c: Contestant, n: int) -> float:
+        if isinstance(c, subject.Aof2):
+            answer = f.race.work("durable", c.directory, c.control, subject.TENANT, WAITS, n)
+        else:
+            answer = f.race.work("puts", server.endpoint_url, c.name, WAITS, n, env=server.environ())
+        return 1 / answer["seconds"]
+
+    who = [*([f.aof2] if f.aof2 else []), f.bare]
+    outcome = f.race.turns(attempt, who)
+    what = "4 KiB file written and waited for"
+    return judge(what, "files/s", outcome, subject=subject.NAME)
+
+
 ROWS: Final[dict[str, Callable[[Field], list[Measurement]]]] = {
     "resident": resident,
     "daemon": daemon,
@@ -295,4 +313,5 @@ ROWS: Final[dict[str, Callable[[Field], list[Measurement]]]] = {
     "cold": cold,
     "ranges": ranges,
     "files": small_files,
+    "durable": durable,
 }

@@ -54,6 +54,10 @@ class Aof2(Contestant):
     def directory(self) -> Path:
         return self.mountpoint / TENANT
 
+    @property
+    def control(self) -> Path:
+        return self.folder / "state" / "control.sock"
+
     def start(self) -> None:
         self.mountpoint.mkdir(exist_ok=True)
         options = ["-o", ",".join(self.options)] if self.options else []

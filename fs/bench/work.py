@@ -10,6 +10,8 @@ import json
 import mmap
 import os
 import random
+import socket
+import statistics
 import sys
 import time
 import zlib
@@ -134,8 +136,51 @@ def upload(endpoint_url: str, bucket: str, key: str, source: str) -> dict[str, f
     return {}
 
 
+def puts(endpoint_url: str, bucket: str, count: int, seed: int) -> dict[str, float]:
+    """Small objects one after the other; the median time of one."""
+    client, times = _client(endpoint_url), []
+    for n, data in enumerate(_small(count, seed)):
+        start = time.perf_counter()
+        client.put_object(Bucket=bucket, Key=f"put{seed}-{n}", Body=data)
+        times.append(time.perf_counter() - start)
+    return {"seconds": statistics.median(times)}
+
+
+def durable(directory: str, control: str, tenant: str, count: int, seed: int) -> dict[str, float]:
+    """Small files one after the other, each waited for until the remote alone restores it; the median time of one."""
+    times = []
+    for n, data in enumerate(_small(count, seed)):
+        name = f"durable{seed}-{n}"
+        start = time.perf_counter()
+        with open(os.path.join(directory, name), "xb") as f:  # noqa: PTH118
+            f.write(data)
+        _wait(control, f"{tenant}/{name}")
+        times.append(time.perf_counter() - start)
+    return {"seconds": statistics.median(times)}
+
+
+def _small(count: int, seed: int) -> list[bytes]:
+    rng = random.Random(seed)  # noqa: S311
+    return [rng.randbytes(SMALL_BYTES) for _ in range(count)]
+
+
+def _wait(control: str, path: str) -> None:
+    """What `aof2 wait` asks the daemon, without the start of a command."""
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(control)
+        client.sendall(json.dumps({"verb": "wait", "paths": [path]}).encode() + b"\n")
+        with client.makefile("rb") as answers:
+            for line in answers:
+                answer = json.loads(line)
+                if "result" in answer:
+                    return
+                if "error" in answer:
+                    raise RuntimeError(answer["error"])
+    raise RuntimeError("the daemon hung up")
+
+
 TASKS: dict[str, Callable[..., dict[str, float]]] = {
-    f.__name__: f for f in (write, read, checksum, ranges, create, stat, listing, download, upload)
+    f.__name__: f for f in (write, read, checksum, ranges, create, stat, listing, download, upload, puts, durable)
 }
 
 

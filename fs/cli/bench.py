@@ -58,7 +58,7 @@ def engine(ctx: click.Context, quick: bool, check: bool, as_json: bool) -> None:
 @click.option("--files", metavar="N", type=click.IntRange(1), help="Small files. Default: 10000, with --quick 500.")
 @click.option("--rounds", metavar="N", type=click.IntRange(1), help="Turns of each. Default: 3, with --quick 1.")
 @click.option("--peers", metavar="NAMES", default="rclone,s3fs,weed", show_default=True, help="Or `none`.")
-@click.option("--only", metavar="ROWS", help="Of resident, daemon, write, cold, ranges, files. Default: all.")
+@click.option("--only", metavar="ROWS", help="Of resident, daemon, write, cold, ranges, files, durable. Default: all.")
 @click.option("--without-aof2", is_flag=True, help="The others alone: what there is to beat.")
 @click.option("--quick", is_flag=True, help="Smaller sizes and fewer rounds, and less to rely on.")
 @click.option("--check", is_flag=True, help="Exit with 1 when a target is missed.")
