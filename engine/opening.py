@@ -27,15 +27,18 @@ from aof2.engine.catalog.rows import (
     TenantRow,
 )
 from aof2.engine.env import Env
-from aof2.engine.errors import LimitError, ReadOnlyError, TransientError
+from aof2.engine.errors import Aof2Error, LimitError, ReadOnlyError, TransientError
 from aof2.engine.local.disk import METADATA_BYTES
 from aof2.engine.local.reserve import FOLDER as RESERVE_FOLDER
 from aof2.engine.local.reserve import Reserve
+from aof2.engine.manifest.quarantine import read_quarantine
 from aof2.engine.manifest.writer import LogSettings
 from aof2.engine.quota import DiskSpace
 from aof2.engine.remote.fence import Fence, read_volume
 from aof2.engine.remote.settings import RemoteSettings
 from aof2.engine.remote.store import RemoteStore
+from aof2.engine.replicate.claim import look
+from aof2.engine.replicate.mend import RemoteMender
 from aof2.engine.replicate.stale import take_checked_claim
 from aof2.engine.settings import Settings
 
@@ -57,13 +60,41 @@ def log_settings(settings: Settings) -> LogSettings:
 
 
 def ensure_volume_stream(env: Env, opened: Opened, settings: Settings) -> None:
+    """The volume's own stream. Damaged, it does for a volume whose tenants are known: no new ones can be made."""
     if VOLUME_STREAM in opened.quarantined:
+        with opened.catalog.view() as view:
+            if next(view.scan(VOLUME_STREAM, t.TENANTS), None) is not None:
+                return
         error = opened.quarantined[VOLUME_STREAM]
-        raise ReadOnlyError(f"the volume's own log is damaged ({error}); restore it from the remote")
+        raise ReadOnlyError(
+            f"the volume's own log is damaged and names no tenant ({error}); mount again when the remote answers, "
+            "or use `aof2 restore --from URL` with a fresh state_dir"
+        )
     if VOLUME_STREAM not in opened.streams:
         opened.streams[VOLUME_STREAM] = open_stream(
             env, opened.catalog, settings.volume.state_dir / "manifest", log_settings(settings), VOLUME_STREAM
         )
+
+
+def find_mender(env: Env, settings: Settings, remote: RemoteStore) -> RemoteMender | None:
+    """What mends damaged logs while the volume opens; None where the remote is away, or is not ours to learn from."""
+    state_dir = settings.volume.state_dir
+    try:
+        standing = look(remote, state_dir, timeout_s=min(LOOK_MAX_S, settings.remote.timeout_s))
+    except Aof2Error:
+        return None  # the claim says what there is to say
+    if standing.known is None:
+        return None
+    return RemoteMender(env, remote, state_dir)
+
+
+def damage_of(opened: Opened, manifest_dir: Path) -> dict[int, str]:
+    """Streams that take no writes, and what is wrong with each."""
+    found: dict[int, str] = {}
+    for stream_id, error in opened.quarantined.items():
+        mark = read_quarantine(manifest_dir / str(stream_id))
+        found[stream_id] = f"its log is damaged: {mark.text if mark is not None else error}"
+    return found
 
 
 def claim_now(env: Env, settings: Settings, remote: RemoteStore, opened: Opened) -> Fence | None:

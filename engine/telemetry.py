@@ -61,7 +61,14 @@ def connect(volume: Volume, metrics: StorageMetrics) -> None:
     metrics.log_lag_seconds.set_callback(lambda: _lags(volume, lambda one: one.lag_s))
     metrics.log_stands.set_callback(lambda: _lags(volume, lambda one: one.stands_since_ms is not None))
     metrics.manifest_replay_seconds.set(volume.opened.replay_s)
-    metrics.manifest_crc_error_count.set(len(volume.opened.quarantined))
+    metrics.fenced.set_callback(lambda: float(bool(volume.fenced)))
+    metrics.log_files_mended.set_callback(lambda: _mended(volume))
+    metrics.log_events_unknown.set(volume.opened.unknown_events)
+    metrics.manifest_crc_error_count.set_callback(lambda: len(volume.opened.quarantined) + _mended(volume))
+
+
+def _mended(volume: Volume) -> float:
+    return sum(map(len, volume.opened.mended.values())) + volume.replicator.mended_files
 
 
 def _retries(volume: Volume, op: str) -> float:

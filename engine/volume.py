@@ -64,8 +64,10 @@ from aof2.engine.opening import (
     check_geometry,
     claim_now,
     close_unused,
+    damage_of,
     disk_space,
     ensure_volume_stream,
+    find_mender,
     ignore_lease_breaks,
     keep_reserve,
     kind_of,
@@ -83,6 +85,7 @@ from aof2.engine.remote.limiter import ReadLimiters
 from aof2.engine.remote.metered import GuardedStore, MeteredStore
 from aof2.engine.remote.open import open_remote
 from aof2.engine.remote.store import RemoteStore
+from aof2.engine.replicate.mend import record_mended
 from aof2.engine.replicate.position import Replication
 from aof2.engine.replicate.stream import worth_a_snapshot
 from aof2.engine.replicate.tail import read_tail
@@ -163,6 +166,7 @@ class Volume:
             env, opened.catalog, self.manifest_dir / str(stream_id), stream_id
         )
         self.disk = Disk(state_dir, cache.min_free)
+        self.target.read_only_streams = damage_of(opened, self.manifest_dir)
         self.writer = CatalogWriter(self.target, commit_period_ms=settings.manifest.commit_period_ms)
         self.hot = HotCache(env, state_dir / "hot_cache")
         self.pages = PageCache(cache.page_cache_bytes)
@@ -330,6 +334,10 @@ class Volume:
     def tenant_names(self) -> dict[int, str]:
         return {tenant_id: row.name for tenant_id, row in self._tenants.items()}
 
+    def writable_tenants(self) -> dict[int, str]:
+        """Those whose log is whole."""
+        return {s: name for s, name in self.tenant_names().items() if s not in self.target.read_only_streams}
+
     def tenant(self, name: str) -> TenantRow:
         for row in self._tenants.values():
             if row.name == name:
@@ -348,6 +356,11 @@ class Volume:
         self.load_tenants()
         if not self.settings.manifest.enabled:
             return  # read-only: what there is is served, nothing is made
+        for stream_id, mended in self.opened.mended.items():
+            if stream_id in self.target.streams:
+                self.writer.call(stream_id, partial(record_mended, mended=mended), sync=True)
+        if VOLUME_STREAM not in self.target.streams:
+            return  # damaged: no tenant can be made
         self.writer.call(VOLUME_STREAM, partial(check_geometry, settings=self.settings))
         known = {row.name for row in self._tenants.values()}
         for name, wanted in self.settings.tenants.items():
@@ -657,14 +670,12 @@ async def open_volume(
     env.reserve = open_reserve(env, settings)
     try:
         events = _Events(trio.lowlevel.current_trio_token())
-        opened = await trio.to_thread.run_sync(
-            open_catalog,
-            env,
-            settings.volume.state_dir / "catalog",
-            settings.volume.state_dir / "manifest",
-            log_settings(settings),
-        )
         remote = open_remote(env, remote_settings(settings))
+        try:
+            opened = await trio.to_thread.run_sync(_open_catalog, env, settings, remote, claims)
+        except BaseException:
+            remote.close()
+            raise
         try:
             ensure_volume_stream(env, opened, settings)
             fence = await trio.to_thread.run_sync(claim_now, env, settings, remote, opened) if claims else None
@@ -699,6 +710,17 @@ async def open_volume(
                 await _close(volume)
     finally:
         os.close(lock_fd)
+
+
+def _open_catalog(env: Env, settings: Settings, remote: RemoteStore, mends: bool) -> Opened:
+    state_dir = settings.volume.state_dir
+    return open_catalog(
+        env,
+        state_dir / "catalog",
+        state_dir / "manifest",
+        log_settings(settings),
+        mender=find_mender(env, settings, remote) if mends else None,
+    )
 
 
 @contextlib.contextmanager

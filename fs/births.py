@@ -104,7 +104,7 @@ class Births:
         self._channel.births_wanted = self._wake
         self._channel.birth_page(fd)
         os.close(fd)
-        kinds = ((s, volume.tenant_kind(s)) for s in volume.tenant_names())
+        kinds = ((s, volume.tenant_kind(s)) for s in volume.writable_tenants())
         for slot, stream_id in enumerate(s for s, kind in kinds if kind == TenantKind.FILES):
             if slot < STREAMS_MAX:
                 await self._open_log(stream_id, slot)

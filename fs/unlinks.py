@@ -74,7 +74,7 @@ class Unlinks:
     async def start(self) -> None:
         volume = self._files.volume
         volume.env.make_dirs(volume.state_dir / "births")
-        for stream_id in volume.tenant_names():
+        for stream_id in volume.writable_tenants():
             if volume.tenant_kind(stream_id) == TenantKind.FILES:
                 self._logs[stream_id] = _Log(stream_id)
                 await self._open_log(self._logs[stream_id])

@@ -20,12 +20,12 @@ from aof2.engine.catalog.rows import ChangeRow
 from aof2.engine.catalog.store import View
 from aof2.engine.catalog.tables import Table
 from aof2.engine.manifest import payloads
-from aof2.engine.manifest.batch import RecordBatch
+from aof2.engine.manifest.batch import COMMIT_OF_ROWS, RecordBatch
 
 R = TypeVar("R")
 K = TypeVar("K")
 
-EVENT_SCHEMA_ID: Final = 16  # written to disk: a commit's row changes
+EVENT_SCHEMA_ID: Final = COMMIT_OF_ROWS
 Mutation = tuple[int, bytes, bytes | None]  # database number, key without its stream, row or None: deleted
 _mutations: Final = msgspec.msgpack.Decoder(list[Mutation])
 

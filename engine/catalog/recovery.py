@@ -5,7 +5,9 @@ lost, other boot, damaged, deleted) are rebuilt from each stream's newest snapsh
 result is the same rows. Start-up time depends on the length of the tails, not on the number of rows, when they are
 trusted.
 
-A stream whose log is damaged is quarantined and left without a writer; the others open.
+A damaged log is one stream's trouble. In this order: its files are fetched from the remote (the `Mender` given); where
+the rows are trusted and know what the damaged place held, the log goes on behind it; else the stream is quarantined,
+its rows are what replays, and it gets no writer. The others open.
 
 Owner: the thread that opens the volume, before any other exists. A crash while opening is a crash before opening: the
 rows are applied chunk by chunk with their position.
@@ -13,30 +15,51 @@ rows are applied chunk by chunk with their position.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from aof2.engine.catalog import snapshots
 from aof2.engine.catalog.batch import EVENT_SCHEMA_ID, decode_event
+from aof2.engine.catalog.behind import start_behind
 from aof2.engine.catalog.fold import StreamFold
-from aof2.engine.catalog.store import MAP_BYTES, Catalog, discard, trusted
+from aof2.engine.catalog.store import MAP_BYTES, Catalog, closed_cleanly, discard, trusted
+from aof2.engine.catalog.touched import touched_files
 from aof2.engine.catalog.writer import StreamState, apply_mutations, put_positions, putter
 from aof2.engine.env import Env
-from aof2.engine.errors import CorruptError
+from aof2.engine.errors import Aof2Error, CorruptError
 from aof2.engine.manifest.batch import Event
-from aof2.engine.manifest.format import CHUNK_HEADER_LEN, LogPosition, ManifestGapError, ManifestIntegrityError
-from aof2.engine.manifest.quarantine import quarantine
-from aof2.engine.manifest.reader import Chunk, Stream
+from aof2.engine.manifest.examine import Survey, survey
+from aof2.engine.manifest.format import (
+    CHUNK_HEADER_LEN,
+    LogPosition,
+    ManifestGapError,
+    ManifestIntegrityError,
+    unpack_chunk_header,
+)
+from aof2.engine.manifest.gone import committed_part, find_gone, set_aside
+from aof2.engine.manifest.quarantine import lift, quarantine, read_quarantine
+from aof2.engine.manifest.reader import Chunk, ChunkFile, Stream, parse_chunk, read_file
 from aof2.engine.manifest.replay import newest_snapshot
 from aof2.engine.manifest.writer import LogSettings, ManifestLogWriter
 
 log = logging.getLogger(__name__)
 
+_SNAPSHOT_KEY: Final = re.compile(r"snapshot_(\d+)\.bin$")
 CRASH_POINTS: Final = ("catalog.recover.loaded", "catalog.recover.replayed")
+
+
+class Mender(Protocol):
+    """Makes a stream's folder whole again from another copy."""
+
+    def mend(self, directory: Path, stream_id: int) -> Sequence[object]:
+        """What was mended; nothing where no other copy can be had."""
 
 
 @dataclass
@@ -49,6 +72,9 @@ class Opened:
     replayed_records: int = 0
     replay_s: float = 0.0
     quarantined: dict[int, ManifestIntegrityError] = field(default_factory=dict)
+    mended: dict[int, list[object]] = field(default_factory=dict)
+    unknown_events: int = 0
+    _clean: bool = False
 
 
 def stream_ids(manifest_dir: Path) -> list[int]:
@@ -65,18 +91,20 @@ def open_catalog(
     settings: LogSettings,
     *,
     map_bytes: int = MAP_BYTES,
+    mender: Mender | None = None,
 ) -> Opened:
     """The catalog, up to date with every stream's log, and a writer for each."""
     started_s = env.monotonic_s()
     opened = _open_rows(env, catalog_dir, map_bytes)
     try:
-        if not _catch_up(env, opened, manifest_dir):
+        if not _catch_up(env, opened, manifest_dir, mender):
             # Rows that do not fit the logs are no better than none.
             log.warning("catalog does not fit its logs and is rebuilt", extra={"directory": str(catalog_dir)})
             opened.catalog.abandon()
             discard(catalog_dir)
-            opened = Opened(Catalog.open(env, catalog_dir, map_bytes=map_bytes), rebuilt=True)
-            _catch_up(env, opened, manifest_dir)
+            mended = opened.mended
+            opened = Opened(Catalog.open(env, catalog_dir, map_bytes=map_bytes), rebuilt=True, mended=mended)
+            _catch_up(env, opened, manifest_dir, mender)
         for stream_id in stream_ids(manifest_dir):
             if stream_id not in opened.quarantined:
                 opened.streams[stream_id] = open_stream(env, opened.catalog, manifest_dir, settings, stream_id)
@@ -100,32 +128,160 @@ def open_stream(env: Env, catalog: Catalog, manifest_dir: Path, settings: LogSet
 
 
 def _open_rows(env: Env, directory: Path, map_bytes: int) -> Opened:
-    rebuilt = not trusted(directory)
+    rebuilt, clean = not trusted(directory), closed_cleanly(directory)
     if rebuilt:
         discard(directory)
     try:
-        return Opened(Catalog.open(env, directory, map_bytes=map_bytes), rebuilt=rebuilt)
+        return Opened(Catalog.open(env, directory, map_bytes=map_bytes), rebuilt=rebuilt, _clean=clean)
     except CorruptError as e:
         log.warning("catalog is rebuilt", extra={"error": str(e)})
         discard(directory)
         return Opened(Catalog.open(env, directory, map_bytes=map_bytes), rebuilt=True)
 
 
-def _catch_up(env: Env, opened: Opened, manifest_dir: Path) -> bool:
+def _catch_up(env: Env, opened: Opened, manifest_dir: Path, mender: Mender | None) -> bool:
     """Replays every stream; False when trusted rows turn out not to fit."""
     for stream_id in stream_ids(manifest_dir):
         directory = manifest_dir / str(stream_id)
-        try:
-            opened.replayed_records += replay_stream(env, opened.catalog, directory, stream_id)
-        except ManifestIntegrityError as e:
-            # Rows that do not fit a sound log are rebuilt from it. Where it is the log that is damaged, the rows may
-            # be all there is: they stay, and the stream takes no more.
-            if not opened.rebuilt and _is_sound(directory):
-                return False
-            log.error("stream quarantined", extra={"stream_id": stream_id, "error": str(e)})  # noqa: TRY400
-            quarantine(env, directory, e)
-            opened.quarantined[stream_id] = e
+        error = _replay_mending(env, opened, directory, stream_id, mender)
+        if error is None:
+            if read_quarantine(directory) is not None:
+                log.warning("quarantine lifted: the log replays again", extra={"stream_id": stream_id})
+                lift(env, directory)
+            continue
+        if not opened.rebuilt and _go_on_behind(env, opened, directory, stream_id):
+            continue
+        # Rows that do not fit a sound log are rebuilt from it. Where it is the log that is damaged, the rows may
+        # be all there is: they stay, and the stream takes no more.
+        if not opened.rebuilt and _is_sound(directory):
+            return False
+        _set_apart(env, opened, directory, stream_id, error)
     return True
+
+
+def _replay_mending(
+    env: Env, opened: Opened, directory: Path, stream_id: int, mender: Mender | None
+) -> ManifestIntegrityError | None:
+    """Replays the stream, after mending it if it takes that; what is still wrong then."""
+    error = _replay(env, opened, directory, stream_id)
+    if mender is None or (error is None and not _ends_empty(directory)):
+        return error
+    mended = mender.mend(directory, stream_id)
+    if not mended:
+        return error
+    opened.mended.setdefault(stream_id, []).extend(mended)
+    if opened.rebuilt:
+        # They may be of an older snapshot than the one that came back.
+        with opened.catalog.writing() as txn:
+            snapshots.clear(txn, opened.catalog, stream_id)
+    return _replay(env, opened, directory, stream_id)
+
+
+def _replay(env: Env, opened: Opened, directory: Path, stream_id: int) -> ManifestIntegrityError | None:
+    try:
+        opened.replayed_records += replay_stream(env, opened.catalog, directory, stream_id, counts=opened)
+    except ManifestIntegrityError as e:
+        return e
+    return None
+
+
+def _ends_empty(directory: Path) -> bool:
+    """Whether the last chunk has its name and holds no commit: no crash of the process leaves that."""
+    chunks = Stream(directory).chunks
+    return bool(chunks) and not any(read_file(chunks[-1].path, length=CHUNK_HEADER_LEN))
+
+
+def _go_on_behind(env: Env, opened: Opened, directory: Path, stream_id: int) -> bool:
+    """The rows know everything the damaged place held: a snapshot of them takes its place. Whether they do."""
+    with opened.catalog.view() as view:
+        position = view.position(stream_id)
+        fold = StreamFold(stream_id)
+        fold.reload(view)
+    found = survey(directory)
+    last = max((chunk.index for chunk in found.chunks), default=-1)
+    if position is None or last > position.chunk_index or not _rows_are_ahead(opened, found, position):
+        return False
+    if any(where.index == position.chunk_index and _is_whole(where) for where in found.chunks):
+        return False  # a sound log that ends earlier: it is the log that counts
+    state_dir = directory.parent.parent
+    snapshot_last = max((int(match[1]) for key in fold.log_objects if (match := _SNAPSHOT_KEY.search(key))), default=0)
+    start_behind(
+        env,
+        opened.catalog,
+        directory,
+        stream_id,
+        chunk_index=max(last, position.chunk_index) + 1,
+        ordinal=position.ordinal,
+        snapshot_last=snapshot_last,
+        away=partial(set_aside, env, state_dir, directory.name),
+    )
+    if read_quarantine(directory) is not None:
+        lift(env, directory)
+    log.warning(
+        "the end of a log was damaged; the catalog had all of it, and the log goes on behind a snapshot",
+        extra={"stream_id": stream_id, "chunk_index": position.chunk_index, "ordinal": position.ordinal},
+    )
+    return True
+
+
+def _is_whole(where: ChunkFile) -> bool:
+    try:
+        return parse_chunk(where.read(), path=str(where.path), last=True, expect_index=where.index) is not None
+    except (Aof2Error, OSError):
+        return False
+
+
+def _rows_are_ahead(opened: Opened, found: Survey, position: LogPosition) -> bool:
+    """Whether nothing was committed to the damaged last chunk that the rows do not have.
+
+    After a clean stop they have everything. After the end of the process they may lack the last group, but for what
+    the chunk's own header says was committed.
+    """
+    if opened._clean:
+        return True
+    for where in found.chunks:
+        if where.index == position.chunk_index:
+            try:
+                head = unpack_chunk_header(read_file(where.path, length=CHUNK_HEADER_LEN), path=str(where.path))
+            except (Aof2Error, OSError):
+                return False
+            return head.chunk_index == where.index and head.committed_len <= position.chunk_offset
+    return True  # its file is gone: the rows are what is left of it
+
+
+def _set_apart(env: Env, opened: Opened, directory: Path, stream_id: int, error: ManifestIntegrityError) -> None:
+    """The stream stays as far as it replays, without a writer; what is gone is written down with its mark."""
+    with opened.catalog.view() as view:
+        position = view.position(stream_id)
+    _apply_committed_part(opened, directory, stream_id, position)
+    with opened.catalog.view() as view:
+        position = view.position(stream_id)
+        gone = find_gone(directory, position)
+        files = touched_files(view, directory, stream_id, position)
+    log.error(
+        "a damaged log makes its tenant read-only",
+        extra={"stream_id": stream_id, "error": str(error), "gone": gone.text, "files": files[:10]},
+    )
+    quarantine(env, directory, error, gone=gone.text, files=files)
+    opened.quarantined[stream_id] = error
+
+
+def _apply_committed_part(opened: Opened, directory: Path, stream_id: int, position: LogPosition | None) -> None:
+    """The whole commits of the damaged chunk that are before the damage."""
+    for where in survey(directory).chunks:
+        starts = position is None and where.index == 0
+        follows = position is not None and where.index in (position.chunk_index, position.chunk_index + 1)
+        part = committed_part(where) if starts or follows else None
+        if part is None:
+            continue
+        at_start = position is not None and part.index == position.chunk_index
+        if (position.ordinal if position else 0) >= part.end_position.ordinal:
+            continue
+        if not at_start and part.header.base_record != (position.ordinal if position else 0):
+            continue
+        with contextlib.suppress(ManifestIntegrityError):
+            _apply_chunk(opened.catalog, stream_id, part, position)
+            return
 
 
 def _is_sound(directory: Path) -> bool:
@@ -139,7 +295,7 @@ def _is_sound(directory: Path) -> bool:
     return True
 
 
-def replay_stream(env: Env, catalog: Catalog, directory: Path, stream_id: int) -> int:
+def replay_stream(env: Env, catalog: Catalog, directory: Path, stream_id: int, *, counts: Opened | None = None) -> int:
     """Brings one stream's rows up to the end of its log; how many records that took."""
     with catalog.view() as view:
         position = view.position(stream_id)
@@ -147,9 +303,14 @@ def replay_stream(env: Env, catalog: Catalog, directory: Path, stream_id: int) -
         position = _load_snapshot(catalog, directory, stream_id)
         env.failpoint("catalog.recover.loaded")
     replayed = 0
+    reached = position is None or position.chunk_offset == CHUNK_HEADER_LEN
     for chunk in _chunks(directory, position):
-        replayed += _apply_chunk(catalog, stream_id, chunk, position)
+        reached = True
+        replayed += _apply_chunk(catalog, stream_id, chunk, position, counts)
         env.failpoint("catalog.recover.replayed")
+    if not reached and position is not None:
+        what = f"it holds no commit, though the catalog knows {position.ordinal} records"
+        raise ManifestGapError(what, path=str(directory), chunk_index=position.chunk_index)
     return replayed
 
 
@@ -172,7 +333,9 @@ def _chunks(directory: Path, position: LogPosition | None) -> Iterator[Chunk]:
         yield chunk
 
 
-def _apply_chunk(catalog: Catalog, stream_id: int, chunk: Chunk, position: LogPosition | None) -> int:
+def _apply_chunk(
+    catalog: Catalog, stream_id: int, chunk: Chunk, position: LogPosition | None, counts: Opened | None = None
+) -> int:
     """One chunk's records and row changes in one transaction, with the position after them."""
     at_start = position is not None and chunk.index == position.chunk_index
     from_offset = position.chunk_offset if position and at_start else CHUNK_HEADER_LEN
@@ -188,6 +351,8 @@ def _apply_chunk(catalog: Catalog, stream_id: int, chunk: Chunk, position: LogPo
 
         fold.on_event = on_event
         fold.apply_chunk(chunk, from_offset)
+        if counts is not None:
+            counts.unknown_events += sum(fold.unknown_schemas.values())
         fold.flush(putter(txn, catalog.db("segments")))
         put_positions(txn, catalog, {stream_id: chunk.end_position})
     before = position.ordinal if position and at_start else chunk.header.base_record

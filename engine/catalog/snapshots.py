@@ -103,6 +103,17 @@ def load(txn: Any, catalog: Catalog, stream_id: int, snapshot: Snapshot) -> None
     put_positions(txn, catalog, {stream_id: snapshot.position})
 
 
+def clear(txn: Any, catalog: Catalog, stream_id: int) -> None:
+    """Deletes every row of the stream, and where they were; the next replay starts with a snapshot, or the log."""
+    prefix = t.STREAM.pack(stream_id)
+    for name in t.DATABASES:
+        with txn.cursor(db=catalog.db(name)) as cursor:
+            more = cursor.set_range(prefix)
+            while more and cursor.key().startswith(prefix):
+                more = cursor.delete()
+    txn.delete(t.POSITION_PREFIX + prefix, db=catalog.db("meta"))
+
+
 class SnapshotInfo(NamedTuple):
     snapshot_id: int
     position: LogPosition

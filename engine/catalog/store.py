@@ -237,6 +237,14 @@ def trusted(directory: Path) -> bool:
     return trust.format_version == FORMAT_VERSION and (trust.clean or trust.boot_id == current_boot_id())
 
 
+def closed_cleanly(directory: Path) -> bool:
+    """Whether the last to have the rows open closed them: nothing was logged after what they hold."""
+    try:
+        return msgspec.json.decode((directory / TRUST_NAME).read_bytes(), type=Trust).clean
+    except (FileNotFoundError, msgspec.DecodeError):
+        return False
+
+
 def discard(directory: Path) -> None:
     """Throws the rows away; the logs are the truth."""
     if directory.exists():

@@ -150,7 +150,7 @@ def recover_births(volume: Volume) -> int:
     folder = volume.state_dir / "births"
     found = 0
     done: list[Path] = []
-    for stream_id in volume.tenant_names():
+    for stream_id in volume.writable_tenants():
         for number, path in _logs(folder, stream_id):
             found += _recover_one(volume, stream_id, number, path)
             done.append(path)

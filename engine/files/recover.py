@@ -34,7 +34,7 @@ def recover(volume: Volume) -> list[int]:
     """Brings every dirty file to where it can be opened and sealed; their inodes."""
     found: list[int] = []
     gone: list[Path] = []
-    for stream_id, tenant in volume.tenant_names().items():
+    for stream_id, tenant in volume.writable_tenants().items():
         with volume.catalog.view() as view:
             dirty = marks.dirty_rows(view, stream_id)
             nameless = set(namespace.orphans(view, stream_id))

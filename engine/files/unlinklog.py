@@ -100,7 +100,7 @@ def recover_unlinks(volume: Volume) -> int:
     done: list[Path] = []
     found = 0
     for number, stream_id, path in _logs(volume.state_dir / "births"):
-        if stream_id in volume.tenant_names():
+        if stream_id in volume.writable_tenants():
             found += _recover_one(volume, stream_id, number, path)
             done.append(path)
     if done:

@@ -23,6 +23,7 @@ from aof2.engine.catalog.store import View
 from aof2.engine.env import Env
 from aof2.engine.inspect.paths import Place, files_below
 from aof2.engine.inspect.rows import MANIFEST_DIR, VOLUME_STREAM
+from aof2.engine.manifest.quarantine import read_quarantine
 from aof2.engine.manifest.snapshot import list_snapshots, snapshot_name
 from aof2.engine.objects import HOT_BYTES, WARM_BYTES, chunk_bytes_here, full_mask
 from aof2.engine.replicate.position import Replication, StreamReplication
@@ -48,6 +49,8 @@ class TenantStatus(msgspec.Struct, frozen=True, kw_only=True):
     needs_repair: int
     log_bytes: int
     snapshot_age_s: float | None
+    damage: str = ""
+    """What is wrong with its log: the tenant is read-only."""
 
 
 class VolumeStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,6 +69,8 @@ class VolumeStatus(msgspec.Struct, frozen=True, kw_only=True):
     needs_repair: int
     replication: list[StreamReplication] = []
     rebuilt: bool = False
+    damage: str = ""
+    """What is wrong with the volume's own log: no tenant can be made."""
 
 
 class ChunkStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,6 +152,7 @@ def volume_status(
         needs_repair=sum(tenant.needs_repair for tenant in tenants),
         replication=(replication or _from_logs(view, settings)).lags({one.tenant_id: one.tenant for one in tenants}),
         rebuilt=rebuilt,
+        damage=log_damage(manifest_dir / str(VOLUME_STREAM)),
     )
 
 
@@ -182,7 +188,14 @@ def _tenant(view: View, manifest_dir: Path, tenant_id: int, name: str, kind: str
         needs_repair=sum(1 for _ in needs_repair(view, tenant_id)),
         log_bytes=folder_bytes(folder),
         snapshot_age_s=snapshot_age_s(folder, now_ms),
+        damage=log_damage(folder),
     )
+
+
+def log_damage(folder: Path) -> str:
+    """Why the stream takes no more, "" while it does."""
+    mark = read_quarantine(folder)
+    return mark.text if mark is not None else ""
 
 
 def dirty_size(state_dir: Path, tenant: str, row: ObjectRow) -> int:

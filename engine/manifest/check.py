@@ -64,6 +64,7 @@ class CheckReport(msgspec.Struct, kw_only=True):
     torn_bytes: int = 0
     types: dict[str, int] = {}
     unknown_types: dict[int, int] = {}
+    unknown_schemas: dict[int, int] = {}
     incomplete_events: int = 0
     replay_ok: bool = False
     replayed_snapshot_id: int | None = None
@@ -126,7 +127,9 @@ class _Checker:
     def __init__(self, directory: Path, on_progress: Progress | None) -> None:
         self.directory = directory
         self.found = survey(directory)
-        self.report = CheckReport(directory=str(directory), types={}, unknown_types={}, damage=[], notes=[])
+        self.report = CheckReport(
+            directory=str(directory), types={}, unknown_types={}, unknown_schemas={}, damage=[], notes=[]
+        )
         self._on_progress = on_progress
         self._types: Counter[int] = Counter()
         self._headers: list[ChunkHeader] = []
@@ -269,7 +272,8 @@ class _Checker:
         for i, mark in enumerate(self._marks):
             position = mark.position
             next_chunk = self._end is not None and position == (self._end.chunk_index + 1, 64, self._end.ordinal)
-            if next_chunk or position == (0, CHUNK_HEADER_LEN, 0):
+            starts_there = not self._headers and position.chunk_offset == CHUNK_HEADER_LEN  # as behind a hole
+            if next_chunk or starts_there or position == (0, CHUNK_HEADER_LEN, 0):
                 continue
             unreached = first is not None and position.chunk_index < first
             if unreached and i > 0:
@@ -299,6 +303,7 @@ class _Checker:
             report.needs_repair = len(index.needs_repair)
         longest = self._full or best
         report.incomplete_events = longest.index.incomplete_events if longest else 0
+        report.unknown_schemas = dict(longest.index.unknown_schemas) if longest else {}
         if self._headers:
             report.first_chunk, report.last_chunk = self._headers[0].chunk_index, self._headers[-1].chunk_index
         report.next_ordinal = self._end.ordinal if self._end else 0
@@ -334,8 +339,10 @@ class _Checker:
             notes.append((Kind.EMPTY, "no manifest chunks here; a stream's folder holds files such as 0.mlog"))
         for kind, count in report.unknown_types.items():
             notes.append((Kind.UNKNOWN_TYPE, f"{count} record(s) of type {kind}, which this version skips"))
+        for schema, count in report.unknown_schemas.items():
+            notes.append((Kind.UNKNOWN_EVENT, f"{count} event(s) of schema {schema}, which this version skips"))
         if report.incomplete_events:
             notes.append((Kind.INCOMPLETE_EVENT, f"{report.incomplete_events} event(s) without their last part"))
         if report.quarantine:
-            notes.append((Kind.QUARANTINE, f"quarantined: {report.quarantine.what}"))
+            notes.append((Kind.QUARANTINE, f"quarantined: {report.quarantine.text}"))
         report.notes += [Finding(kind=kind, message=f"{directory}: {what}") for kind, what in notes]

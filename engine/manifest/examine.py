@@ -58,6 +58,7 @@ class Kind(StrEnum):
     EMPTY = "empty"
     QUARANTINE = "quarantine"
     UNKNOWN_TYPE = "unknown_type"
+    UNKNOWN_EVENT = "unknown_event"
     INCOMPLETE_EVENT = "incomplete_event"
 
 

@@ -18,7 +18,7 @@ from typing import Final
 import msgspec
 
 from aof2.engine.manifest import payloads as p
-from aof2.engine.manifest.batch import EVENT_SCHEMA_MIN, Event, EventAssembler
+from aof2.engine.manifest.batch import EVENT_SCHEMA_MIN, KNOWN_SCHEMAS, Event, EventAssembler
 from aof2.engine.manifest.format import (
     CHUNK_HEADER_LEN,
     LOG_SEGMENT_ID,
@@ -94,8 +94,10 @@ class ManifestIndex:
         self.position = LogPosition(0, CHUNK_HEADER_LEN, 0)
         self.unknown_types: dict[int, int] = {}
         self.unknown_flags: dict[int, int] = {}
+        self.unknown_schemas: dict[int, int] = {}
         self.on_event: EventHandler | None = None
         self._events = EventAssembler()
+        self._foreign = EventAssembler()
 
     @property
     def reconciliation(self) -> list[int]:
@@ -108,7 +110,7 @@ class ManifestIndex:
 
     @property
     def incomplete_events(self) -> int:
-        return self._events.incomplete
+        return self._events.incomplete + self._foreign.incomplete
 
     def apply_chunk(self, chunk: Chunk, from_offset: int = CHUNK_HEADER_LEN) -> None:
         """Folds a verified chunk in, from a record boundary on."""
@@ -294,7 +296,20 @@ class ManifestIndex:
             elif r.schema_id == SEGMENT_RETIRED:
                 self._segment_retired(segment_id)
             return
+        if r.schema_id not in KNOWN_SCHEMAS:
+            self._foreign_event(r)
+            return
         event = self._events.feed(r.schema_id, r.blob)
+        if event is not None and self.on_event is not None:
+            self.on_event(event, LogPosition(self._at[0], self._at[1], 0))
+
+    def _foreign_event(self, r: p.CustomEvent) -> None:
+        """An event of a schema that this version does not know: counted, and nothing depends on it being understood."""
+        self.unknown_schemas[r.schema_id] = self.unknown_schemas.get(r.schema_id, 0) + 1
+        try:
+            event = self._foreign.feed(r.schema_id, r.blob)
+        except ManifestIntegrityError:
+            return
         if event is not None and self.on_event is not None:
             self.on_event(event, LogPosition(self._at[0], self._at[1], 0))
 

@@ -8,6 +8,7 @@ Owner: the thread that replays the stream. A crash leaves the mark or not, whole
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -26,12 +27,23 @@ class Quarantine(msgspec.Struct, frozen=True, kw_only=True):
     segment_id: int | None
     offset: int | None
     since_ms: int
+    gone: str = ""
+    files: list[str] = []
+    """Files that the records which cannot be replayed speak of, as far as that can be told."""
+
+    @property
+    def text(self) -> str:
+        more = f"; they speak of {', '.join(self.files[:10])}" if self.files else ""
+        rest = f" and {len(self.files) - 10} more" if len(self.files) > 10 else ""
+        return self.what + (f"; {self.gone}" if self.gone else "") + more + rest
 
 
-def quarantine(env: Env, directory: Path, error: ManifestIntegrityError) -> Quarantine:
+def quarantine(
+    env: Env, directory: Path, error: ManifestIntegrityError, *, gone: str = "", files: Sequence[str] = ()
+) -> Quarantine:
     """Sets the stream aside. A mark already there stays: the first damage found is the one to look at."""
     existing = read_quarantine(directory)
-    if existing is not None:
+    if existing is not None and (existing.gone or not gone):
         return existing
     mark = Quarantine(
         what=error.what,
@@ -39,6 +51,8 @@ def quarantine(env: Env, directory: Path, error: ManifestIntegrityError) -> Quar
         segment_id=error.segment_id,
         offset=error.offset,
         since_ms=env.now_ms(),
+        gone=gone,
+        files=list(files),
     )
     env.replace_file(
         directory / NAME, msgspec.json.format(msgspec.json.encode(mark)) + b"\n", point="manifest.quarantine"
@@ -62,7 +76,7 @@ def read_quarantine(directory: Path) -> Quarantine | None:
 def refuse_if_quarantined(directory: Path) -> None:
     mark = read_quarantine(directory)
     if mark is not None:
-        raise ReadOnlyError(f"{directory}: quarantined: {mark.what}; repair it, then remove {NAME}")
+        raise ReadOnlyError(f"{directory}: quarantined: {mark.what}; `aof2 verify --repair` mends it, or mount again")
 
 
 def lift(env: Env, directory: Path) -> None:

@@ -265,6 +265,9 @@ class StorageMetrics(Collector):
         self.disk_free_bytes = Gauge()
         self.jobs = GaugeTable(("state",))
         self.read_only = Gauge()
+        self.fenced = Gauge()
+        self.log_files_mended = Gauge()
+        self.log_events_unknown = Gauge()
         self.scrape_errors_total = Counter()
         self._names(
             {
@@ -274,6 +277,9 @@ class StorageMetrics(Collector):
                 "aof2_disk_free_bytes": "Free bytes of the disk under state_dir.",
                 "aof2_jobs": "Jobs, by state.",
                 "aof2_read_only": "1 when the volume takes no writes.",
+                "aof2_fenced": "1 when another machine has taken the volume over.",
+                "aof2_log_files_mended": "Damaged or missing files of the log that were fetched since the start.",
+                "aof2_log_events_unknown": "Events of the log, replayed at the start, of schemas this version skips.",
                 "aof2_scrape_errors_total": "Metrics that could not be read when they were asked for.",
             }
         )

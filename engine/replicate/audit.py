@@ -65,6 +65,7 @@ from aof2.engine.manifest.snapshot import list_snapshots
 from aof2.engine.remote import keys
 from aof2.engine.remote.fence import Fence
 from aof2.engine.remote.store import RemoteStore
+from aof2.engine.replicate.auditmend import joined_ranges, rebuild_audit
 from aof2.engine.replicate.stream import chunk_headers
 
 log = logging.getLogger(__name__)
@@ -192,6 +193,7 @@ class TenantAudit:
         self.path = state_dir / "audit" / f"{tenant_id}.asl"
         self.tenant_id = tenant_id
         self.broken = ""
+        self._mended = False
         self._directory = state_dir / "manifest" / str(tenant_id)
         self._catalog = catalog
         self._writer = writer
@@ -228,12 +230,27 @@ class TenantAudit:
                 self._anchor_due = False
                 self._anchor(derived)
         except CorruptError as e:
+            self.close()
+            if not self._mended and self._mend(e):
+                self.catch_up()
+                return
             self.broken = str(e)
             log.error("audit log stopped", extra={"tenant_id": self.tenant_id, "error": str(e)})  # noqa: TRY400
             self.close()
         except BaseException:
             self.close()  # what is in memory may be ahead of the file: the next call reads it again
             raise
+
+    def _mend(self, error: CorruptError) -> bool:
+        """A log that is damaged here, from its ranges on the remote, once; whether there is anything to go on with."""
+        self._mended = True
+        with self._catalog.view() as view:
+            acknowledged = view.get(self.tenant_id, t.COUNTERS, AUDIT_LOGSEQ) or 0
+        if joined_ranges(self._store, self.tenant_id)[1] < acknowledged:
+            return False  # not all of it is there: repair decides
+        log.warning("audit log is damaged", extra={"tenant_id": self.tenant_id, "error": str(error)})
+        rebuild_audit(self.env, self._store, self.path.parent.parent, self.tenant_id)
+        return True
 
     def close(self) -> None:
         if self._log is not None:

@@ -25,7 +25,7 @@ import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -226,7 +226,7 @@ class Follower:
             snapshot_id = snapshot.snapshot_id
             self._place_snapshot(directory, snapshot_id, data)
             with self.catalog.writing() as txn:
-                clear_rows(txn, self.catalog, stream_id)
+                snapshots.clear(txn, self.catalog, stream_id)
                 snapshots.load(txn, self.catalog, stream_id, snapshot)
             self._reset_due.add(stream_id)
             self.env.failpoint("replicate.follow.jumped")
@@ -322,16 +322,6 @@ def reset_residency(catalog: Catalog, stream_id: int) -> int:
                 mutations.append((t.COUNTERS.number, t.COUNTERS.key(counter), t.encode(0)))
         apply_mutations(txn, catalog, stream_id, mutations)
     return len(mutations)
-
-
-def clear_rows(txn: Any, catalog: Catalog, stream_id: int) -> None:
-    """Deletes every row of the stream; its position follows with what is loaded next."""
-    prefix = t.STREAM.pack(stream_id)
-    for name in t.DATABASES:
-        with txn.cursor(db=catalog.db(name)) as cursor:
-            more = cursor.set_range(prefix)
-            while more and cursor.key().startswith(prefix):
-                more = cursor.delete()
 
 
 def _unlink_chunks(env: Env, directory: Path, *, before: int) -> None:

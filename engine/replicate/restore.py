@@ -24,17 +24,15 @@ from typing import Final
 import msgspec
 
 from aof2.engine.audit.ranges import replay_ranges
-from aof2.engine.catalog import snapshots
 from aof2.engine.catalog import tables as t
-from aof2.engine.catalog.fold import load_index
+from aof2.engine.catalog.behind import start_behind
 from aof2.engine.catalog.recovery import Opened, open_catalog
 from aof2.engine.catalog.store import MAP_BYTES, Catalog
-from aof2.engine.catalog.writer import CatalogTarget, CatalogWriter, put_positions
+from aof2.engine.catalog.writer import CatalogTarget, CatalogWriter
 from aof2.engine.env import Env
 from aof2.engine.errors import Aof2Error, CorruptError
 from aof2.engine.manifest.format import CHUNK_HEADER_LEN, LogPosition
 from aof2.engine.manifest.reader import Stream, parse_chunk
-from aof2.engine.manifest.snapshot import encode_snapshot, list_snapshots, snapshot_name, store_snapshot
 from aof2.engine.manifest.writer import LogSettings
 from aof2.engine.remote import keys
 from aof2.engine.remote.errors import RemoteMissingError
@@ -254,23 +252,16 @@ def _start_behind(env: Env, catalog: Catalog, staging: Path, followed: StreamFol
 
     A snapshot at that place stands for everything before it, so neither replay nor a follower misses the hole.
     """
-    directory = staging / "manifest" / str(followed.stream_id)
-    ordinal = followed.position.ordinal if followed.position else 0
-    position = LogPosition(followed.remote_chunk_last + 1, CHUNK_HEADER_LEN, ordinal)
-    with catalog.view() as view:
-        index = load_index(view, followed.stream_id)
-        sections = snapshots.dump(view, followed.stream_id)
-    here = list_snapshots(directory)
-    snapshot_id = max(followed.remote_snapshot_last, *here, 0) + 1
-    data = encode_snapshot(
-        index, snapshot_id=snapshot_id, position=position, created_ms=env.now_ms(), sections=sections
+    start_behind(
+        env,
+        catalog,
+        staging / "manifest" / str(followed.stream_id),
+        followed.stream_id,
+        chunk_index=followed.remote_chunk_last + 1,
+        ordinal=followed.position.ordinal if followed.position else 0,
+        snapshot_last=followed.remote_snapshot_last,
+        away=env.files.unlink,
     )
-    store_snapshot(env, directory, data, snapshot_id)
-    with catalog.writing() as txn:
-        put_positions(txn, catalog, {followed.stream_id: position})
-    for name in [*directory.glob("*.mlog"), *(directory / snapshot_name(i) for i in here)]:
-        env.files.unlink(name)
-    env.files.fsync_dir(directory)
 
 
 def _require_root(streams: list[StreamFollowed]) -> None:

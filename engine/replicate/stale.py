@@ -157,7 +157,8 @@ def _next_index(here: dict[int, ChunkFile], position: LogPosition | None) -> int
 
 def _is_sealed(chunk: ChunkFile) -> bool:
     try:
-        return unpack_chunk_header(read_file(chunk.path, length=CHUNK_HEADER_LEN), path=str(chunk.path)).sealed
+        head = read_file(chunk.path, length=CHUNK_HEADER_LEN)
+        return any(head) and unpack_chunk_header(head, path=str(chunk.path)).sealed
     except Aof2Error:
         return True  # damaged: as far as anybody knows it was complete
 

@@ -46,6 +46,7 @@ from aof2.engine.manifest.format import (
     ChunkFlag,
     ChunkHeader,
     LogPosition,
+    ManifestIntegrityError,
     chunk_key,
     chunk_name,
     unpack_chunk_header,
@@ -188,8 +189,11 @@ def as_downloaded(data: bytes) -> bytes:
 def worth_a_snapshot(directory: Path) -> bool:
     """Whether anything but the log's own bookkeeping came after the newest snapshot."""
     taken = local_snapshots(directory)
-    records = Stream(directory).records(taken[-1].position if taken else None)
-    return any(not is_bookkeeping(r.type_id, r.segment_id, r.payload) for r in records)
+    try:
+        records = Stream(directory).records(taken[-1].position if taken else None)
+        return any(not is_bookkeeping(r.type_id, r.segment_id, r.payload) for r in records)
+    except ManifestIntegrityError:
+        return True  # of a damaged log more than of any other
 
 
 class StreamUploads:

@@ -54,6 +54,7 @@ from aof2.engine.remote.errors import FencedError, RemoteMissingError, RemoteRef
 from aof2.engine.remote.fence import Fence
 from aof2.engine.remote.store import RemoteStore
 from aof2.engine.replicate.audit import TenantAudit
+from aof2.engine.replicate.mend import mend_running
 from aof2.engine.replicate.position import Replication
 from aof2.engine.replicate.reconcile import Status, StreamReport, examine_stream, repair_stream
 from aof2.engine.replicate.stale import take_checked_claim
@@ -123,6 +124,7 @@ class LogReplicator:
         self.reports: dict[int, StreamReport] = {}
         self.failures = 0
         self.log_retries = 0  # of failures, those of the log's own uploads
+        self.mended_files = 0
         self._store = store
         self._catalog = catalog
         self._writer = writer
@@ -243,7 +245,8 @@ class LogReplicator:
                 self.fence = await self._attempts(self._claim, CLAIM)
             with self._catalog.view() as view:
                 for stream_id in view.streams():
-                    self._stream(stream_id)
+                    if stream_id not in self._writer.target.read_only_streams:
+                        self._stream(stream_id)
             self._tell_moved()
             async with open_nursery() as nursery:
                 self._nursery = nursery
@@ -358,6 +361,8 @@ class LogReplicator:
 
     def _reconcile(self, uploads: StreamUploads) -> StreamReport:
         """Once a start: the log against the listing; what is missing there and still here goes up again."""
+        mended = mend_running(self.env, self._store, self._catalog, self._writer, self._state_dir, uploads.stream_id)
+        self.mended_files += len(mended)
         report = examine_stream(self._store, self._catalog, uploads.directory, uploads.stream_id)
         report = repair_stream(report, uploads)
         for finding in report.of(Status.NEEDS_REPAIR, Status.DIVERGENT):

@@ -26,9 +26,10 @@ from aof2.engine.manifest.format import LogPosition, ManifestIntegrityError
 from aof2.engine.manifest.index import ManifestIndex
 from aof2.engine.manifest.reader import Stream
 from aof2.engine.verify.context import Context
-from aof2.engine.verify.findings import Finding, Kind, Severity, finding
+from aof2.engine.verify.findings import Finding, Kind, RebuildAudit, Severity, finding
 
 AUDIT_CHUNK = "audit_chunk"
+AUDIT_LOGSEQ = "audit_logseq"
 _OBJECTS = (t.OBJECTS.number, t.OBJECTS.tag)
 
 
@@ -40,14 +41,24 @@ def check_audit(ctx: Context, view: View, stream_id: int) -> Iterator[Finding]:
     def say(severity: Severity, message: str) -> Finding:
         return finding(Kind.AUDIT, severity, f"{path}: {message}", tenant=tenant, path=str(path))
 
+    rebuild = RebuildAudit(stream_id=stream_id) if ctx.safe(stream_id) else None
+    acknowledged = view.get(stream_id, t.COUNTERS, AUDIT_LOGSEQ) or 0
     if not path.exists():
-        yield say(Severity.NOTE, "no audit log yet")
+        if acknowledged:
+            message = f"{path}: missing; {acknowledged} record(s) were written"
+            yield finding(Kind.AUDIT, Severity.ERROR, message, tenant=tenant, path=str(path), fix=rebuild)
+        else:
+            yield say(Severity.NOTE, "no audit log yet")
         return
     replay = Replay(path)
     try:
         state = VisibleState.of(replay)
     except (CorruptError, UnsupportedError) as e:
-        yield finding(Kind.AUDIT, Severity.ERROR, str(e), tenant=tenant, path=str(path))
+        yield finding(Kind.AUDIT, Severity.ERROR, str(e), tenant=tenant, path=str(path), fix=rebuild)
+        return
+    if replay.outcome.position.logseq <= acknowledged:
+        message = f"{path}: ends at record {replay.outcome.position.logseq - 1}, {acknowledged} were written"
+        yield finding(Kind.AUDIT, Severity.ERROR, message, tenant=tenant, path=str(path), fix=rebuild)
         return
     if replay.outcome.tail is not Tail.CLEAN:
         yield say(Severity.NOTE, f"ends in an append that was not finished ({replay.outcome.tail.value})")

@@ -103,11 +103,51 @@ class Refold(_Fix, frozen=True, kw_only=True, tag="refold"):
     chunk_id: int
 
 
+class PutLog(_Fix, frozen=True, kw_only=True, tag="put_log_again"):
+    """A manifest object that is missing or damaged in the remote, from the whole one here."""
+
+    stream_id: int
+    key: str
+
+
+class DropLog(_Fix, frozen=True, kw_only=True, tag="drop_log_object"):
+    """A manifest object that no copy has any more, and that a snapshot covers: taken off the books."""
+
+    stream_id: int
+    key: str
+
+
+class PutAudit(_Fix, frozen=True, kw_only=True, tag="put_audit_again"):
+    """A range of the audit log, from the file here."""
+
+    stream_id: int
+    first_logseq: int
+
+
+class RebuildAudit(_Fix, frozen=True, kw_only=True, tag="rebuild_audit"):
+    """The audit log here, from its ranges in the remote or from what of it chains."""
+
+    stream_id: int
+
+
 class RebuildCatalog(_Fix, frozen=True, kw_only=True, tag="rebuild_catalog"):
     pass
 
 
-Fix = Remove | Clear | Cool | Upload | SetRefs | SetCounter | Refold | RebuildCatalog
+Fix = (
+    Remove
+    | Clear
+    | Cool
+    | Upload
+    | SetRefs
+    | SetCounter
+    | Refold
+    | RebuildCatalog
+    | PutLog
+    | DropLog
+    | PutAudit
+    | RebuildAudit
+)
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -38,6 +38,7 @@ from aof2.engine.tiering.hashing import block_crc
 from aof2.engine.verify.context import Context
 from aof2.engine.verify.findings import Finding, Kind, Severity, Upload, finding
 from aof2.engine.verify.index import Expected, Index
+from aof2.engine.verify.logcopies import log_fix
 
 PIECE_BYTES: Final = 8 << 20
 BLOB_PREFIX: Final = "checkpoints/"
@@ -105,7 +106,8 @@ def _missing(ctx: Context, index: Index, expected: Expected) -> Finding:
     if expected.key.startswith(LOG_PREFIX):
         message = f"{expected.key}: missing in the remote, the log says it was uploaded"
         tenant = ctx.tenants.get(expected.stream_id, "")
-        return finding(Kind.REMOTE_LOG, Severity.ERROR, message, tenant=tenant, key=expected.key)
+        fix = log_fix(ctx, expected.stream_id, expected.key)
+        return finding(Kind.REMOTE_LOG, Severity.ERROR, message, tenant=tenant, key=expected.key, fix=fix)
     return _blob_finding(ctx, Kind.REMOTE_MISSING, f"{expected.key}: missing in the remote", index, expected)
 
 
@@ -185,7 +187,8 @@ def check_log_copies(ctx: Context, remote: RemoteStore, view: View, stream_id: i
         except (CorruptError, UnsupportedError) as e:
             wrong = str(e)
         if wrong:
-            yield finding(Kind.REMOTE_LOG, Severity.ERROR, wrong, tenant=tenant, key=key)
+            fix = log_fix(ctx, stream_id, key)
+            yield finding(Kind.REMOTE_LOG, Severity.ERROR, wrong, tenant=tenant, key=key, fix=fix)
 
 
 def _log_copy(ctx: Context, remote: RemoteStore, stream_id: int, key: str) -> str:

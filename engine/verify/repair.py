@@ -4,6 +4,8 @@
 - blocks that are damaged or gone are said to be gone: the remote has them, the next read fetches them
 - a blob that is missing or damaged is put again, from a chunk on this disk that passed every checksum before the old
   one is deleted
+- a manifest object or a range of an audit log that is missing or damaged in the remote is put again from the one here,
+  an audit log that is damaged here is made again from its ranges (`logcopies`); logs here were mended (`mendlogs`)
 - counters and reference counts are set to what the rows add up to
 - a catalog that is not what the logs say is thrown away; opening rebuilds it
 
@@ -56,8 +58,12 @@ from aof2.engine.tiering.hashing import block_crc
 from aof2.engine.verify.findings import (
     Clear,
     Cool,
+    DropLog,
     Finding,
     Fix,
+    PutAudit,
+    PutLog,
+    RebuildAudit,
     RebuildCatalog,
     Refold,
     Remove,
@@ -66,13 +72,17 @@ from aof2.engine.verify.findings import (
     Severity,
     Upload,
 )
+from aof2.engine.verify.logcopies import CopyMender
 from aof2.engine.verify.rows import counted
 
 log = logging.getLogger(__name__)
 
 SCRATCH_NAME = "verify"
 # Bytes first, accounts last: what is given up changes what the accounts must say.
-_ORDER = (RebuildCatalog, Upload, Clear, Cool, Remove, SetRefs, SetCounter, Refold)
+_ORDER = (
+    *(RebuildCatalog, RebuildAudit, PutAudit, PutLog, DropLog),
+    *(Upload, Clear, Cool, Remove, SetRefs, SetCounter, Refold),
+)
 
 
 @contextlib.contextmanager
@@ -123,6 +133,7 @@ class _Mender:
         self._writer: CatalogWriter | None = None
         self._discarded = False
         self._claimed: Fence | None = None
+        self._copies = CopyMender(env, self._state_dir, remote, self._open, self._own)
 
     def __enter__(self) -> _Mender:
         return self
@@ -156,6 +167,14 @@ class _Mender:
                 self._hot.unlink(Path(fix.path))
             case Upload():
                 self._upload(fix)
+            case PutLog():
+                self._copies.put_log(fix)
+            case DropLog():
+                self._copies.drop_log(fix)
+            case PutAudit():
+                self._copies.put_audit(fix)
+            case RebuildAudit():
+                self._copies.rebuild_audit(fix)
             case SetRefs():
                 self._commit(fix.stream_id, partial(_set_refs, sha256=bytes.fromhex(fix.sha256), refs=fix.refs))
             case SetCounter():
@@ -226,6 +245,11 @@ class _Mender:
         if self._claimed is None:
             self._claimed = take_checked_claim(self._env, remote, self._open()[0], self._state_dir)
         return self._claimed
+
+    def _own(self) -> Fence:
+        if self._remote is None:
+            raise ReadOnlyError("the remote is not reachable")
+        return self._fence(self._remote)
 
     def _upload(self, fix: Upload) -> None:
         if self._remote is None:

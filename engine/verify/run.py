@@ -38,6 +38,8 @@ from aof2.engine.verify import audit, local, log, remote, rows, tiers
 from aof2.engine.verify.context import Context
 from aof2.engine.verify.findings import Collector, Finding, Kind, Report, Severity, finding
 from aof2.engine.verify.index import Index
+from aof2.engine.verify.logcopies import check_audit_copies
+from aof2.engine.verify.mendlogs import mend_logs
 from aof2.engine.verify.repair import exclusive, repair_findings
 from aof2.engine.verify.truth import open_truth
 
@@ -69,6 +71,7 @@ def verify(
         store, unreachable = _open_remote(env, settings)
         if store is not None:
             stack.callback(store.close)
+        mended = mend_logs(env, settings, store) if repair and store is not None else []
         look = partial(_Look, env, settings, store, deep_remote, jobs or default_jobs(), paths, on_progress)
         live = not repair and is_live(state_dir)
         report = look(live, unreachable).run()
@@ -78,7 +81,7 @@ def verify(
             again.findings = [f for f in again.findings if f.severity is Severity.NOTE or f.identity in seen]
             report = again
         if repair:
-            report.findings = repair_findings(env, settings, store, report.findings)
+            report.findings = [*mended, *repair_findings(env, settings, store, report.findings)]
     report.conclude()
     return report
 
@@ -191,6 +194,8 @@ class _Look:
             for stream_id in streams:
                 remote.expect(ctx, view, stream_id, index)
             self._add(remote.check_listing(ctx, self._store, index, deep=self._deep))
+            for stream_id in tenants:
+                self._add(check_audit_copies(ctx, self._store, stream_id, deep=self._deep))
             if self._deep:
                 self._spread(self._remote_work(ctx, view, self._store, index, tenants))
                 for stream_id in streams:

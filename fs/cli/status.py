@@ -31,7 +31,7 @@ from aof2.fs.cli.client import ask, in_mount, placed, served
 from aof2.fs.cli.conf import conf_option, load_conf
 from aof2.fs.cli.errors import complain
 from aof2.fs.cli.records import iso_time, style
-from aof2.fs.cli.top import replication_line, summary
+from aof2.fs.cli.top import damaged_logs, replication_line, summary
 from aof2.fs.control.client import NotMountedError
 from aof2.fs.control.protocol import ProtocolError
 
@@ -114,6 +114,7 @@ def _print_volume(v: VolumeStatus, daemon: dict[str, Any]) -> None:
             ("log", f"{format_size(v.log_bytes)}, oldest snapshot {age}"),
             ("replication", replication_line(v.replication)),
             ("needs repair", str(v.needs_repair)),
+            *damaged_logs(v),
             *(summary(daemon["mount"]) if "mount" in daemon else ()),
         ]
     )

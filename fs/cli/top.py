@@ -119,6 +119,7 @@ def _facts(now: Frame, last: Frame | None) -> list[tuple[str, str]]:
         ("replication", replication_line(v.replication)),
         ("jobs", jobs),
         ("needs repair", str(v.needs_repair)),
+        *damaged_logs(v),
     ]
 
 
@@ -141,6 +142,12 @@ def _lag(one: StreamReplication) -> str:
         return text
     verb = "refused" if one.refused else "stands"
     return f"{text}; {verb} since {iso_time(one.stands_since_ms)} UTC: {one.stands_because}"
+
+
+def damaged_logs(v: VolumeStatus) -> list[tuple[str, str]]:
+    """Tenants that are read-only because of their log, and the volume's own."""
+    found = [("damaged log", f"{one.tenant} is read-only: {one.damage}") for one in v.tenants if one.damage]
+    return found + ([("damaged log", f"the volume's own: {v.damage}")] if v.damage else [])
 
 
 def _remote(m: MountStatus) -> str:
@@ -181,7 +188,7 @@ def _drawn(now: Frame, last: Frame | None) -> RenderableType:
     for name, value in _facts(now, last):
         bad = name == "needs repair" and value != "0"
         bad |= name in ("remote", "replication") and any(w in value for w in ("away", "refuse", "stands since"))
-        bad |= name in ("fenced", "read-only")
+        bad |= name in ("fenced", "read-only", "damaged log")
         head.add_row(Text(name, style="bold"), Text(value, style="red" if bad else ""))
     tenants = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("tenant", "kind", "objects", "bytes", "hot", "warm", "remote", "dirty"):

@@ -69,6 +69,8 @@ class MountStatus(msgspec.Struct, frozen=True, kw_only=True):
     remote_refused: int = 0
     refused_since_ms: int | None = None
     refused_why: str = ""
+    mended_log_files: int = 0
+    unknown_events: int = 0
 
 
 class VolumeFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -164,6 +166,8 @@ def mount_status(mounted: Mounted) -> MountStatus:
         remote_refused=remote.refused,
         refused_since_ms=remote.refusal.since_ms if remote.refusal is not None else None,
         refused_why=remote.refusal.why if remote.refusal is not None else "",
+        mended_log_files=sum(map(len, volume.opened.mended.values())) + volume.replicator.mended_files,
+        unknown_events=volume.opened.unknown_events,
     )
 
 

@@ -161,7 +161,7 @@ def test_a_crash_while_the_catalog_is_rebuilt(tmp_path: Path, point: str) -> Non
         async def second(_: Volume) -> None:
             pass
 
-        run_volume(settings, first)
+        run_volume(settings, first, parts=("jobs",))  # uploads would make more or fewer chunks each time
         shutil.rmtree(root / "state" / "catalog")
         acks.tell({"published": 2})
         run_volume(settings, second, env=env)

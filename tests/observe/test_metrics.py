@@ -56,6 +56,9 @@ OURS = {
     "aof2_disk_free_bytes": "gauge",
     "aof2_jobs": "gauge",
     "aof2_read_only": "gauge",
+    "aof2_fenced": "gauge",
+    "aof2_log_files_mended": "gauge",
+    "aof2_log_events_unknown": "gauge",
     "aof2_scrape_errors_total": "counter",
 }
 LOG_TABLES = {"aof2_log_lag_records", "aof2_log_lag_bytes", "aof2_log_lag_seconds", "aof2_log_stands"}

@@ -1,0 +1,83 @@
+"""Which files the records behind a damaged place speak of.
+
+The records that are gone cannot tell; those around them can: a commit that could not be applied names the inodes and
+directory entries it was about. Paths are those of the rows as far as they replayed.
+
+Owner: the calling thread; reads only. A crash leaves nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from aof2.engine.catalog import tables as t
+from aof2.engine.catalog.batch import EVENT_SCHEMA_ID, Mutation, decode_event
+from aof2.engine.catalog.store import View
+from aof2.engine.manifest import payloads as p
+from aof2.engine.manifest.batch import EventAssembler
+from aof2.engine.manifest.examine import examine, survey
+from aof2.engine.manifest.format import LogPosition, ManifestIntegrityError, RecordType
+from aof2.engine.manifest.gone import behind_damage
+
+FILES_MAX: Final = 100
+_INODES: Final = (t.INODES.number, t.INODES.tag)
+_OBJECTS: Final = (t.OBJECTS.number, t.OBJECTS.tag)
+_DENTRIES: Final = (t.DENTRIES.number, t.DENTRIES.tag)
+
+
+def touched_files(view: View, directory: Path, stream_id: int, position: LogPosition | None) -> list[str]:
+    """Paths within the tenant, at most FILES_MAX, that commits from `position` on speak of."""
+    inos: dict[int, None] = {}
+    names: dict[tuple[int, bytes], None] = {}
+    for number, key, _ in _mutations(directory, position):
+        match (number, key[:1]):
+            case table if table == _INODES:
+                inos[t.INODES.unpack_key(key[1:])] = None
+            case table if table == _OBJECTS:
+                inos[t.OBJECTS.unpack_key(key[1:])[0]] = None
+            case table if table == _DENTRIES:
+                names[t.DENTRIES.unpack_key(key[1:])] = None
+        if len(inos) + len(names) > 10 * FILES_MAX:
+            break
+    found = {path_of(view, stream_id, parent, name) for parent, name in names}
+    for ino in inos:
+        row = view.get(stream_id, t.INODES, ino)
+        if row is not None and row.last_name:
+            found.add(path_of(view, stream_id, row.parent, row.last_name))
+    return sorted(found)[:FILES_MAX]
+
+
+def path_of(view: View, stream_id: int, parent: int, name: bytes) -> str:
+    parts = [name]
+    while len(parts) < 4096:
+        row = view.get(stream_id, t.INODES, parent)
+        if row is None or not row.last_name:
+            break
+        parts.append(row.last_name)
+        parent = row.parent
+    return b"/".join(reversed(parts)).decode(errors="backslashreplace")
+
+
+def _mutations(directory: Path, position: LogPosition | None) -> Iterator[Mutation]:
+    for examined in examine(survey(directory), position.chunk_index if position else 0):
+        records = (
+            ((r.type_id, r.payload) for r in examined.chunk.records())
+            if examined.chunk is not None and examined.whole
+            else behind_damage(examined)
+        )
+        events = EventAssembler()
+        for kind, payload in records:
+            if kind != RecordType.CUSTOM_EVENT:
+                continue
+            try:
+                record = p.decode(kind, payload)
+                if not isinstance(record, p.CustomEvent) or record.schema_id != EVENT_SCHEMA_ID:
+                    continue
+                event = events.feed(record.schema_id, record.blob)
+                yield from decode_event(event.body) if event is not None else ()
+            except (ManifestIntegrityError, msgspec.MsgspecError):
+                continue  # its first part is what is gone
