@@ -26,7 +26,7 @@ from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.rows import ObjectState
 from aof2.engine.replicate.audit import AUDIT_CHUNK, AUDIT_LOGSEQ, Derivation
 
-from .helpers import TENANT, Rig, content_of, in_state, keys_of, make_file, purged, run_rig, sealed, sha
+from .helpers import TENANT, Rig, content_of, in_state, keys_of, make_file, open_directory, purged, run_rig, sealed, sha
 
 PUBLISHED, TOMBSTONED = ObjectState.PUBLISHED, ObjectState.TOMBSTONED
 
@@ -180,6 +180,8 @@ def test_a_shorter_file_than_remembered_stops_the_audit_not_the_log(tmp_path: Pa
     path = tmp_path / "state" / "audit" / f"{TENANT}.asl"
     kept = path.read_bytes()
     path.unlink()
+    store = open_directory(tmp_path)
+    store.delete(keys_of(store, f"audit/{TENANT}/"))
 
     async def again(r: Rig) -> None:
         before = len(keys_of(r.store, f"manifest/{TENANT}/"))
@@ -190,6 +192,29 @@ def test_a_shorter_file_than_remembered_stops_the_audit_not_the_log(tmp_path: Pa
         r.replicator.kick()
         await r.write(sealed(6))
         assert r.replicator.audit_problems == {}
+        assert payloads(tmp_path)[-1] == SegmentSeal(6, sha(6))
+
+    run_rig(tmp_path, again)
+
+
+@pytest.mark.expects_warnings
+@pytest.mark.parametrize("harm", ["missing", "damaged"])
+def test_a_damaged_file_is_made_again_from_its_ranges(tmp_path: Path, harm: str) -> None:
+    async def body(r: Rig) -> None:
+        await r.write(sealed(1), in_state(1, PUBLISHED))
+        await r.snapshot()
+
+    run_rig(tmp_path, body)
+    path = tmp_path / "state" / "audit" / f"{TENANT}.asl"
+    kept = path.read_bytes()
+    path.unlink()
+    if harm == "damaged":
+        path.write_bytes(kept[:60] + bytes([kept[60] ^ 1]) + kept[61:])
+
+    async def again(r: Rig) -> None:
+        await r.write(sealed(6))
+        assert r.replicator.audit_problems == {}
+        assert path.read_bytes().startswith(kept)
         assert payloads(tmp_path)[-1] == SegmentSeal(6, sha(6))
 
     run_rig(tmp_path, again)
