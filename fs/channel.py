@@ -225,6 +225,10 @@ class Channel:
         """Those of the tenant that are held for want of room fail with this errno."""
         self._tell(Kind.DENY, wire.CAPS.pack(stream_id, code))
 
+    def stop_silent(self, stream_id: int) -> None:
+        """Those of the tenant that write without a report (splice, sendfile) are stopped: there is no room."""
+        self._tell(Kind.DENY, wire.CAPS.pack(stream_id, errno.ENOSPC), flags=wire.SILENT)
+
     async def claim(self, nodeid: int, first: int, count: int) -> bool:
         """From here on each write into these blocks of a passthrough file is `touched` first. False, and nothing
         changed: a write of the file may be on its way."""
@@ -449,9 +453,11 @@ class Channel:
             for line in lines:
                 log.warning("%s", line.decode(errors="replace"))
 
-    def _tell(self, kind: Kind, body: bytes, fd: int | None = None, *, now: bool = False, seq: int = 0) -> None:
+    def _tell(
+        self, kind: Kind, body: bytes, fd: int | None = None, *, now: bool = False, seq: int = 0, flags: int = 0
+    ) -> None:
         if not self._closed:
-            self._control.send(wire.HEADER.pack(kind, 0, seq) + body, fd, now=now)
+            self._control.send(wire.HEADER.pack(kind, flags, seq) + body, fd, now=now)
 
     async def _ask(self, kind: Kind, body: bytes, fd: int | None = None, *, flags: int = 0) -> list[tuple[int, bytes]]:
         if self._ended or self._closed:

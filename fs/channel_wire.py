@@ -46,6 +46,7 @@ MORE: Final = 1  # flags
 AGAIN: Final = 2
 UNTRACKED: Final = 4
 TAKE: Final = 1
+SILENT: Final = 1
 WATCH_APPEND: Final = 1
 
 

@@ -162,13 +162,12 @@ class Brake:
         left = await self._settle(window)
         least = max(0, short.need_bytes + SLACK_BYTES - max(0, left)) if short.waiting else 0
         wanted = max(least, self._next_bytes(window) - max(0, left))
-        if short.waiting:
-            writing = Writing(window.tenant, short.ino, short.offset)
-            got: Reservation | None = await self._seeker.take(writing, least, wanted)
-        else:
-            got = await self._seeker.take_now(window.tenant, 0, wanted)
+        got = await self._seeker.take_now(window.tenant, max(least, 1), wanted)
         if got is None:
-            return
+            self._files.kernel.stop_silent(window.stream_id)
+            if not short.waiting:
+                return
+            got = await self._seeker.take(Writing(window.tenant, short.ino, short.offset), least, wanted)
         async with window.lock:
             more = got.remaining_bytes
             if window.reserved is None:

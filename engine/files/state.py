@@ -136,7 +136,7 @@ class Kernel(Protocol):
         """What was written without asking."""
 
     def watch(self, nodeid: int, *, append: bool) -> None:
-        """A passthrough node is about to be opened for writing. Only where there is a brake, as the next seven."""
+        """A passthrough node is about to be opened for writing. Only where there is a brake, as the next eight."""
 
     def room(self, stream_id: int, more_bytes: int) -> None:
         """A tenant's passthrough writers may take so much more."""
@@ -149,6 +149,9 @@ class Kernel(Protocol):
 
     def deny(self, stream_id: int, code: int) -> None:
         """Those of the tenant that are held for want of room fail with this errno."""
+
+    def stop_silent(self, stream_id: int) -> None:
+        """Those of the tenant that write without a report are stopped: there is no room."""
 
     async def claim(self, nodeid: int, first: int, count: int) -> bool:
         """Each write into these blocks of a passthrough file is told first; False: not now."""

@@ -35,6 +35,7 @@
 #define QUIET_MS 500        /* and of one reported for so long without a write, none is on its way */
 #define ALIVE_MS 1000
 #define RETRY_MS 5
+#define QUIET_LOOKS 512     /* files that seem idle are looked at by so many a time */
 #define SLACK 65536         /* bytes: a file also takes blocks for its map, which no range tells */
 #define CLAIM_BITS_MAX (UINT64_C(1) << 24)
 #define GROWN_A_MESSAGE 2048
@@ -44,6 +45,7 @@ typedef struct {
   int64_t left, high; /* room that no writer took yet; what it was after the last ROOM */
   uint32_t active, waiting;
   bool free, told_low, told_held;
+  bool stops; /* the daemon has no room either: who reports nothing is stopped */
   int64_t alert_ms; /* when it ceased to be free, or a file grew that reported nothing */
 } pool;
 
@@ -75,7 +77,7 @@ static uint32_t watches_fresh, watches_free = INDEX_NONE, first_active = INDEX_N
 static index_entry id_entries[2 * WATCHES_MAX], fd_entries[2 * WATCHES_MAX];
 static index_table by_id = {id_entries, 2 * WATCHES_MAX - 1}, by_fd = {fd_entries, 2 * WATCHES_MAX - 1};
 static held waiting[HELD_MAX]; /* in the order they came */
-static uint32_t held_count;
+static uint32_t held_count, by_fd_count;
 static uint64_t next_number, block_bytes = 1;
 static int64_t margin, rate;
 static pid_t daemon_pid;
@@ -140,7 +142,7 @@ static void set_stopped(watch *w, bool on) {
 
 /* splice and sendfile write past the report. They cannot be held: the file becomes immutable, and they get EPERM. */
 static void stop_silent(watch *w) {
-  if (w->pool->left < -SLACK) set_stopped(w, true);
+  if (w->pool->stops && w->pool->left < -SLACK) set_stopped(w, true);
 }
 
 /* What is left of `wanted` when `from` gave what it has. */
@@ -176,8 +178,6 @@ static void update(pool *p, int64_t now) {
       if (watches[i].pool == p) set_ignored(&watches[i], false, now);
   } else if (!p->free && p->left >= 2 * margin && !p->waiting) {
     p->free = true;
-    for (uint32_t i = first_active; i != INDEX_NONE; i = watches[i].next)
-      if (watches[i].pool == p) set_stopped(&watches[i], false);
   }
 }
 
@@ -297,6 +297,15 @@ static void take_event(const fan_event *e, uint64_t nodeid) {
 }
 
 /* -- the thread --------------------------------------------------------------------------------------------------- */
+/* Of those that are not looked at, a few each time: splice and sendfile do not report that they begin. */
+static void look_at_quiet(void) {
+  static uint32_t next;
+  for (uint32_t n = watches_fresh < QUIET_LOOKS ? watches_fresh : QUIET_LOOKS; n; n--) {
+    watch *w = &watches[next = (next + 1) % watches_fresh];
+    if (w->pool && !w->active && fan_disk_bytes(w->fd) > w->seen) activate(w);
+  }
+}
+
 static void look(int64_t now) {
   for (uint32_t i = first_active, next; i != INDEX_NONE; i = next) {
     watch *w = &watches[i];
@@ -311,7 +320,7 @@ static void look(int64_t now) {
 }
 
 static int64_t next_look_ms(int64_t now) {
-  int64_t soonest = held_count ? ALIVE_MS : -1;
+  int64_t soonest = held_count || by_fd_count ? ALIVE_MS : -1;
   if (tell_again) soonest = RETRY_MS;
   for (uint32_t i = 0; i < pools_used; i++) {
     const pool *p = &pools[i];
@@ -355,6 +364,7 @@ void *brake_thread(void *unused) {
     pthread_mutex_lock(&brake_lock);
     now = now_ms();
     if (now >= due) {
+      look_at_quiet();
       look(now);
       if (held_count && now >= alive_due) {
         end_held(is_dead, 0, 0);
@@ -392,8 +402,10 @@ void brake_watch(uint64_t nodeid, int fd, uint32_t flags) {
     if (old) w->ignored = old->ignored, old->ignored = false; /* one inode has one mark, whatever descriptor it came by */
     index_put(&by_id, nodeid, 0, slot);
     index_put(&by_fd, (uint64_t)fd, 0, slot);
+    by_fd_count++;
     set_ignored(w, p->free, now);
-    if (p->free) activate(w);
+    if (!p->free) p->alert_ms = now; /* should it report nothing, that shows soon */
+    activate(w);
   }
   asleep = asleep && first_active != INDEX_NONE;
   pthread_mutex_unlock(&brake_lock);
@@ -410,6 +422,7 @@ void brake_closing(int fd) {
     set_stopped(w, false);
     deactivate(w);
     index_remove(&by_fd, (uint64_t)fd, 0);
+    by_fd_count--;
     if (watch_of(w->id) == w) { /* else it is open again by another descriptor, and watched by that */
       fan_unmark(fd);
       index_remove(&by_id, w->id, 0);
@@ -446,7 +459,9 @@ void brake_room(const control_message *m) {
   if (p) {
     p->left += (int64_t)m->grant_bytes; /* also less: the two sides counted differently */
     p->high = p->left;
-    p->told_low = p->told_held = false;
+    p->told_low = p->told_held = p->stops = false;
+    for (uint32_t i = first_active; i != INDEX_NONE && p->left >= 0; i = watches[i].next)
+      if (watches[i].pool == p) set_stopped(&watches[i], false);
     let_go(now_ms());
   }
   pthread_mutex_unlock(&brake_lock);
@@ -509,7 +524,9 @@ void brake_expect(const control_message *m) {
 
 void brake_deny(const control_message *m) {
   pthread_mutex_lock(&brake_lock);
-  end_held(waits_in, m->nodeid, (int)m->caps_on);
+  pool *p = m->flags & PROTO_SILENT ? pool_of(m->nodeid) : NULL;
+  if (p) p->stops = true;
+  else end_held(waits_in, m->nodeid, (int)m->caps_on);
   let_go(now_ms());
   pthread_mutex_unlock(&brake_lock);
 }

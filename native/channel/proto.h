@@ -72,6 +72,7 @@ enum proto_event { /* channel to daemon */
 #define PROTO_SLOTS 256 /* [0, this), in turn */
 #define PROTO_MORE 1u   /* EV_WRITTEN: another message of the same seq follows */
 #define PROTO_AGAIN 2u  /* EV_CLEARED, EV_CLAIMED: not now, ask again; EV_WRITTEN: ranges were left, collect again */
+#define PROTO_SILENT 1u /* DENY: those that grow without a report, and no others */
 #define PROTO_TAKE 1u   /* GROWN: what is left is the daemon's again */
 #define PROTO_UNTRACKED 4u /* EV_WRITTEN: something was written that no range tells */
 

@@ -225,3 +225,46 @@ def test_fallocate_and_copies_draw_on_the_room(tmp_path: Path, source: Path) -> 
                 pass
         assert seen.most <= HOT
         assert sha256(volume.path / "c") == sha256(small)
+
+
+@pytest.mark.expects_warnings
+def test_what_the_kernel_does_not_report_stays_within_the_room(tmp_path: Path, source: Path) -> None:
+    """sendfile: where there is room it is as fast as ever; past its end it is stopped, and others go on."""
+    small = random_file(tmp_path / "small", 40 * MIB)
+    with volume_of(tmp_path) as volume:
+        run_all([command("sendfile", small, volume.path / "small")], 60)
+        assert sha256(volume.path / "small") == sha256(small)
+        with watching(hot(volume)) as seen:
+            done = subprocess.run(command("sendfile", source, volume.path / "a"), capture_output=True, text=True)
+        assert "PermissionError" in done.stderr
+        assert seen.most <= HOT + 32 * MIB, "it is stopped within a few looks"
+        (volume.path / "a").unlink()
+        run_all([command("cp", source, volume.path / "b")], 60)
+        assert sha256(volume.path / "b") == sha256(source)
+
+
+def test_the_disk_keeps_its_free_space(tmp_path: Path) -> None:
+    """hot_bytes would allow more than `min_free` of a small disk does."""
+    image, disk = tmp_path / "image", tmp_path / "state"
+    disk.mkdir()
+    with image.open("wb") as f:
+        f.truncate(400 * MIB)
+    subprocess.run(["mkfs.ext4", "-q", "-m", "0", image], check=True)
+    if subprocess.run(["mount", "-o", "loop", image, disk], capture_output=True, check=False).returncode:
+        pytest.skip("no loop devices here")
+    least = 1 << 62
+    try:
+        with mounted_volume(tmp_path, cache={"hot_bytes": "1GiB", "min_free": "200MiB"}) as volume:
+            free_bytes = lambda: os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize  # noqa: E731
+            process = writer(volume.path / "a", ENDLESS, LARGE)
+            while process.poll() is None:
+                least = min(least, free_bytes())
+                time.sleep(0.005)
+                space = os.statvfs(volume.path)
+                assert space.f_bavail * space.f_frsize <= 400 * MIB
+            assert acknowledged(process) == LARGE and process.returncode == 0
+            is_what_was_written(volume.path / "a", LARGE)
+            volume.umount()
+    finally:
+        subprocess.run(["umount", "-l", disk], check=False)
+    assert least > 195 * MIB, "the log and the catalog also live there"
