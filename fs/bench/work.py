@@ -166,8 +166,13 @@ def _small(count: int, seed: int) -> list[bytes]:
 
 def _wait(control: str, path: str) -> None:
     """What `aof2 wait` asks the daemon, without the start of a command."""
+    folder, name = os.path.split(control)
     with socket.socket(socket.AF_UNIX) as client:
-        client.connect(control)
+        fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            client.connect(f"/proc/self/fd/{fd}/{name}")  # an address holds 107 bytes, a path more
+        finally:
+            os.close(fd)
         client.sendall(json.dumps({"verb": "wait", "paths": [path]}).encode() + b"\n")
         with client.makefile("rb") as answers:
             for line in answers:
