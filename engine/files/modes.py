@@ -78,7 +78,7 @@ class Modes:
             file.open_base()
             self._volume.hydrator.ensure_backing(file.base)
             self.register(file, row, file.base.fd)
-            if file.mode is Mode.PASSTHROUGH and not file.dirty and file.base.holds_data and not file.base.added:
+            if file.mode is Mode.PASSTHROUGH and not file.dirty and self._is_only_ours(file.base):
                 file.base.close_file()  # the channel has its own: one descriptor less for each of thousands
             return
         fd = os.open(file.path, os.O_RDWR | os.O_CLOEXEC)
@@ -86,6 +86,11 @@ class Modes:
             self.register(file, row, fd)
         finally:
             os.close(fd)
+
+    @staticmethod
+    def _is_only_ours(base: ObjectHandle) -> bool:
+        """Whether nothing else needs its descriptor: what came in is recorded, and not just being synced."""
+        return base.holds_data and not base.added and base.users == 1
 
     def register(self, file: OpenFile, row: InodeRow, fd: int) -> None:
         """The channel serves the file from this descriptor, which stays the caller's."""
