@@ -37,7 +37,7 @@ _LSEEK_IN: Final = struct.Struct("<QQII")
 _COPY_IN: Final = struct.Struct("<QQQQQQQ")
 _STATFS_OUT: Final = struct.Struct("=QQQQQIIII6I")
 _STATFS_BLOCK: Final = 4096
-_STATFS_FILES: Final = 1 << 32
+_STATFS_FILES: Final = 1 << 32  # where the disk does not count them
 
 
 class Upcalls:
@@ -92,8 +92,10 @@ class Upcalls:
         tenant = self._files.volume.tenant_names().get(stream_of(call.nodeid))
         total, free = self._files.room.space(tenant)
         blocks, avail = total // _STATFS_BLOCK, free // _STATFS_BLOCK
+        inodes = self._files.volume.disk.inodes()
+        files = (_STATFS_FILES, _STATFS_FILES) if inodes is None else (inodes.total, inodes.room)
         sizes = (_STATFS_BLOCK, NAME_MAX, _STATFS_BLOCK, 0)
-        return _STATFS_OUT.pack(blocks, avail, avail, _STATFS_FILES, _STATFS_FILES, *sizes, *([0] * 6))
+        return _STATFS_OUT.pack(blocks, avail, avail, *files, *sizes, *([0] * 6))
 
     async def _copy(self, call: Upcall) -> bytes:
         fh_in, offset_in, _, fh_out, offset_out, length, _ = _COPY_IN.unpack_from(call.body)

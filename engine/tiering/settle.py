@@ -1,7 +1,7 @@
 """Recording what came in: a little later, for many blocks at once.
 
 Invariants
-- A residency bit is recorded only after fdatasync of its bytes.
+- A residency bit is recorded only after fdatasync of its bytes, and not where a writer has taken the file over.
 - What is still coming in is left alone for a while: an fsync under its writes would stall them.
 
 Owner: the trio thread; syncs on worker threads. A crash before the commit loses bits, and what they spoke of is fetched
@@ -20,6 +20,7 @@ import trio
 
 from aof2.engine import objects
 from aof2.engine.aio import result_of
+from aof2.engine.catalog.batch import Batch
 from aof2.engine.catalog.writer import CatalogWriter
 from aof2.engine.errors import FatalIOError, ReadOnlyError
 from aof2.engine.local.handles import HandleTable, Key, ObjectHandle
@@ -96,7 +97,12 @@ class Settler:
 
     async def _record(self, handle: ObjectHandle) -> None:
         added, handle.added = handle.added, {}
-        identity = await trio.to_thread.run_sync(self._sync_file, handle.fd)
+        try:
+            identity = await trio.to_thread.run_sync(self._sync_file, handle.fd)
+        except (OSError, FatalIOError):
+            if handle.written_to:
+                return  # a writer has the file now, and may have closed this descriptor of it
+            raise
         masks = {handle.chunks[c].chunk_id: bits for c, bits in added.items() if bits}
         # Blocks that landed while we synced make the identity stale: the next settle records it.
         backing = None if handle.added else identity
@@ -109,8 +115,15 @@ class Settler:
             backing=backing,
             block_bytes=self._block_bytes,
         )
+
+        def record(b: Batch) -> None:
+            # Looked at where commits are in order: a writer may have taken the file over while it was synced, and then
+            # its blocks are the next generation's.
+            if not handle.written_to:
+                work(b)
+
         try:
-            await result_of(self._writer.submit(stream_id, work))
+            await result_of(self._writer.submit(stream_id, record))
         except OSError:  # the log has no room: the next settle tries again
             for chunk, bits in added.items():
                 handle.added[chunk] = handle.added.get(chunk, 0) | bits & handle.masks[chunk]

@@ -53,6 +53,16 @@ def fill_with_files(volume: MountedVolume, most: int = 10_000, prefix: str = "f"
     return made
 
 
+@contextlib.contextmanager
+def nothing_becomes_clean(tmp_path: Path) -> Iterator[None]:
+    """The remote is away: what is here cannot make way."""
+    (tmp_path / "remote").rename(tmp_path / "elsewhere")
+    try:
+        yield
+    finally:
+        (tmp_path / "elsewhere").rename(tmp_path / "remote")
+
+
 def some_files(volume: MountedVolume, count: int = 60) -> dict[str, bytes]:
     made = fill_with_files(volume, count)
     assert len(made) == count
@@ -64,7 +74,7 @@ def names(volume: MountedVolume) -> set[str]:
 
 
 def is_full_for_new(volume: MountedVolume, files: dict[str, bytes]) -> None:
-    """ENOSPC, once what was made ahead is used."""
+    """ENOSPC, once what was made ahead is used, and every clean file has made way."""
     for n in range(1100):
         path = volume.path / f"more{n}"
         try:
@@ -116,9 +126,10 @@ def is_clean(volume: MountedVolume) -> None:
 def test_inodes_filled_by_files(tmp_path: Path, mode: str) -> None:
     with on_small_disk(tmp_path, mode, inodes=INODES) as (volume, disk):
         disk.take_inodes(leave=400)
-        files = fill_with_files(volume)
-        assert len(files) > 200
-        assert os.statvfs(volume.path).f_favail == 0
+        with nothing_becomes_clean(tmp_path):
+            files = fill_with_files(volume)
+            assert len(files) > 200
+            assert os.statvfs(volume.path).f_favail == 0
         put_through(volume, files)
         disk.give_back()
         until(lambda: os.statvfs(volume.path).f_favail > 1000)
@@ -130,9 +141,13 @@ def test_inodes_filled_by_files(tmp_path: Path, mode: str) -> None:
 def test_inodes_taken_by_others(tmp_path: Path, mode: str) -> None:
     with on_small_disk(tmp_path, mode, inodes=INODES) as (volume, disk):
         files = some_files(volume)
-        disk.take_inodes()
-        assert disk.free_inodes() == 0
-        is_full_for_new(volume, files)
+        volume.done("wait", volume.path)
+        with nothing_becomes_clean(tmp_path):
+            (volume.path / "pinned").write_bytes(b"not in the remote")
+            files["pinned"] = b"not in the remote"
+            disk.take_inodes()
+            assert disk.free_inodes() == 0
+            is_full_for_new(volume, files)
         put_through(volume, files, killed=True)
         is_clean(volume)
 
@@ -175,17 +190,14 @@ def test_filled_by_the_log(tmp_path: Path) -> None:
     with on_small_disk(tmp_path, "passthrough") as (volume, disk):
         files = some_files(volume, 20)
         volume.done("wait", volume.path)
-        away = tmp_path / "remote"
-        away.rename(tmp_path / "elsewhere")
         disk.take_bytes(leave=30 << 20)
         long = "n" * 200
-        with pytest.raises(OSError) as e:
+        with nothing_becomes_clean(tmp_path), pytest.raises(OSError) as e:
             for n in range(1_000_000):
                 os.rename(volume.path / "f0", volume.path / f"{long}{n % 7}")
                 os.rename(volume.path / f"{long}{n % 7}", volume.path / "f0")
         assert e.value.errno == errno.ENOSPC
         for name in names(volume) - set(files):
             files[name] = files.pop("f0")
-        (tmp_path / "elsewhere").rename(away)
         put_through(volume, files, killed=True)
         is_clean(volume)
