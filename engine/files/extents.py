@@ -18,6 +18,7 @@ from aof2.engine import objects
 from aof2.engine.env import Env
 from aof2.engine.local.handles import ObjectHandle
 from aof2.engine.local.hot import FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, fallocate
+from aof2.engine.local.sparse import data_ranges
 
 
 def can_punch(folder: Path, block_bytes: int) -> bool:
@@ -41,7 +42,7 @@ def punch_absent(env: Env, base: ObjectHandle, block_bytes: int) -> None:
     must not be taken for written.
     """
     punched = False
-    for first, count in runs_of(block for block in range(base.block_count) if not base.is_resident(block)):
+    for first, count in base.absent_runs():
         start = first * block_bytes
         with contextlib.suppress(OSError):
             if os.lseek(base.fd, start, os.SEEK_DATA) >= start + count * block_bytes:
@@ -52,20 +53,23 @@ def punch_absent(env: Env, base: ObjectHandle, block_bytes: int) -> None:
         env.files.fsync(base.fd)
 
 
-def found_blocks(path: Path, first: int, count: int, block_bytes: int) -> int:
-    """A mask of the blocks that were written, or fetched, since they were a hole: those without one."""
-    mask = 0
+def whole_blocks(path: Path, per_chunk: int, block_bytes: int) -> dict[int, int]:
+    """By chunk, a mask of the blocks that were written, or fetched, since they were a hole: those without one."""
+    masks: dict[int, int] = {}
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         size = os.fstat(fd).st_size
-        for i in range(count):
-            start = (first + i) * block_bytes
-            stop = min(start + block_bytes, size)
-            if start < stop and _is_data(fd, start, stop):
-                mask |= 1 << i
+        for start, stop in data_ranges(fd, size):
+            first = -(-start // block_bytes)
+            end = -(-size // block_bytes) if stop >= size else stop // block_bytes
+            while first < end:
+                chunk, bit = divmod(first, per_chunk)
+                count = min(end - first, per_chunk - bit)
+                masks[chunk] = masks.get(chunk, 0) | ((1 << count) - 1) << bit
+                first += count
     finally:
         os.close(fd)
-    return mask
+    return masks
 
 
 def wait_for_direct_writes(path: Path, offset: int) -> None:

@@ -440,14 +440,14 @@ class Parts:
             rows = [view.get(file.key[0], t.CHUNKS, chunk_id) for chunk_id in obj.chunks]
         row = ObjectRow(file.ino, file.key[2], ObjectState.DIRTY, dirty.base_len, self._chunk_bytes)
         handle = ObjectHandle(file.key, file.tenant, file.path, row, [], [], self._block_bytes)
+        found = extents.whole_blocks(file.path, self._per_chunk, self._block_bytes) if self.can_punch else {}
         for index, mask in enumerate(dirty.present):
             part = rows[index] if index < len(rows) else None
             of_base = base.chunks[index] if base is not None and index < len(base.chunks) else None
             empty = ChunkRow(0, file.ino, file.key[2], index, self._chunk_bytes)
             self._append(handle, part or of_base or empty)
             mask |= self._behind(handle.chunks[index])
-            if self.can_punch:
-                mask |= extents.found_blocks(file.path, index * self._per_chunk, self._per_chunk, self._block_bytes)
+            mask |= found.get(index, 0)
             handle.masks[index] = handle.trusted[index] = mask
         return handle
 

@@ -123,6 +123,11 @@ class ObjectHandle:
         if stop > start:
             yield start, stop - start
 
+    def absent_runs(self) -> Iterator[tuple[int, int]]:
+        """(first, count) of the blocks that are not here, chunk by chunk."""
+        pairs = zip(self.chunks, self.masks, strict=True)
+        return _runs_of((full_mask(c.length, self.block_bytes) & ~mask for c, mask in pairs), self.blocks_per_chunk)
+
     def suspects(self) -> list[int]:
         """Blocks that are here and not trusted."""
         runs = _runs_of((mask & ~ok for mask, ok in self._masks()), self.blocks_per_chunk)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from aof2 import native
 from aof2.engine.catalog.rows import HashKind
+from aof2.engine.files.extents import whole_blocks
 from aof2.engine.local.sparse import counted_bytes, map_data
 from aof2.engine.objects import digest_disk_bytes
 from aof2.engine.tiering import hashing
@@ -98,3 +99,26 @@ def test_hashing_ends_when_it_is_told_to(tmp_path: Path) -> None:
         assert next(asked, None) is None
     finally:
         os.close(fd)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(0, 6 * CHUNK + 100),
+    st.lists(st.tuples(st.integers(0, 6 * CHUNK), st.integers(1, 3 * BLOCK)), max_size=5),
+)
+def test_a_block_is_whole_when_all_of_it_is_there(
+    tmp_path_factory: pytest.TempPathFactory, size: int, writes: list[tuple[int, int]]
+) -> None:
+    """As the disk gives room by pages of 4 KiB."""
+    path = tmp_path_factory.getbasetemp() / "whole"
+    pages = set()
+    for offset, length in writes:
+        if offset < size:
+            pages |= set(range(offset // 4096, (min(offset + length, size) - 1) // 4096 + 1))
+    sparse_file(path, size, writes)
+    found = whole_blocks(path, CHUNK // BLOCK, BLOCK)
+    for block in range(-(-size // BLOCK)):
+        stop = min((block + 1) * BLOCK, size)
+        whole = all(page in pages for page in range(block * BLOCK // 4096, -(-stop // 4096)))
+        chunk, bit = divmod(block, CHUNK // BLOCK)
+        assert bool(found.get(chunk, 0) >> bit & 1) is whole
