@@ -230,6 +230,21 @@ def test_an_abandoned_upload_is_never_called_done(tmp_path: Path) -> None:
     run_volume(no_retention(small_settings(tmp_path)), body)
 
 
+def test_the_only_copy_is_not_evicted(tmp_path: Path) -> None:
+    async def body(v: Volume) -> None:
+        key = await v.put("default", b"a", dull(1))
+        await v.checkpoint("default")
+        chunk_id = v.object_row(key).chunks[0]
+        v.writer.call(TENANT, lambda b: objects.hydration_failed(b, chunk_id, 4))
+        await v.evictor.make_room(v.settings.cache.hot_bytes)
+        assert entry(v, chunk_id).residency == HOT | REMOTE and v.backing_path(key).exists()
+        v.writer.call(TENANT, lambda b: b.record(p.UploadDone(f"k{chunk_id}", ""), segment_id=chunk_id))  # put again
+        await v.evictor.make_room(v.settings.cache.hot_bytes)
+        assert not v.backing_path(key).exists()
+
+    run_volume(small_settings(tmp_path), body)
+
+
 def test_verify_compares_the_fold_and_mends_it(tmp_path: Path) -> None:
     settings = small_settings(tmp_path)
     chunk_ids: list[int] = []

@@ -17,15 +17,20 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from aof2.engine.bench.seaweed import REGION
+from aof2.engine.manifest import payloads as p
+from aof2.engine.manifest.batch import PART_HEADER
+from aof2.engine.manifest.reader import Record, Stream
+from aof2.engine.settings.loader import load_settings
+from tests.mount.test_machines import machine, restore
 from tests.mount.world import World, world
 from tests.support.mount import MountedVolume, conf_text, mounted_volume, until
 from tests.support.seaweed import Fault, FaultProxy, of, running_seaweed
+from tests.verify.build import commit
 
 MIB = 1 << 20
 PATIENCE_S = 60.0
@@ -273,6 +278,9 @@ TABLE: dict[str, Step | str] = {
     'aof2_jobs{state="done"}': written,
     "aof2_read_only": "test_read_only_mounts_say_so",
     "aof2_scrape_errors_total": unreadable,
+    "aof2_fenced": "test_a_writer_that_lost_the_volume_says_so",
+    "aof2_log_files_mended": "test_damage_in_the_log_is_counted",
+    "aof2_log_events_unknown": "test_damage_in_the_log_is_counted",
 }
 
 
@@ -371,14 +379,16 @@ def _moved(before: dict[str, float], now: dict[str, float], series: str) -> bool
     return now.get(series, 0.0) != before.get(series, 0.0)
 
 
-@pytest.mark.skipif(find_spec("aof2.engine.verify.mendlogs") is None, reason="a damaged log does not mount")
 def test_damage_in_the_log_is_counted(tmp_path: Path) -> None:
-    """A byte of the log is flipped while the volume is not mounted, and the rows must be rebuilt from it."""
+    """A byte of the log is flipped while the volume is not mounted, a newer version has written an event to it, and the
+    rows must be rebuilt from it."""
     with mounted_volume(tmp_path, tenants=TENANTS) as v:
         assert metrics(v.mountpoint)["manifest_crc_error_count"] == 0
         (v.path / "file").write_bytes(b"x" * 1000)
         v.done("wait", v.path / "file")
         v.umount()
+        event = p.CustomEvent(400, PART_HEADER.pack(1, 0, 1) + b"of a later version")
+        commit(load_settings(v.conf), lambda b: b.record(event, segment_id=0))
         chunk = min((v.state_dir / "manifest" / "1").glob("*.mlog"), key=lambda path: int(path.stem))
         data = bytearray(chunk.read_bytes())
         data[200] ^= 1
@@ -387,7 +397,22 @@ def test_damage_in_the_log_is_counted(tmp_path: Path) -> None:
             snapshot.unlink()
         shutil.rmtree(v.state_dir / "catalog")
         v.remount()
-        assert metrics(v.mountpoint)["manifest_crc_error_count"] > 0
+        for name in ("manifest_crc_error_count", "aof2_log_files_mended", "aof2_log_events_unknown"):
+            assert metrics(v.mountpoint)[name] > 0, name
+
+
+def test_a_writer_that_lost_the_volume_says_so(tmp_path: Path) -> None:
+    with machine(tmp_path, "a") as a, machine(tmp_path, "b") as b:
+        a.mount()
+        (a.files / "file").write_bytes(b"x")
+        a.ok("wait", a.files)
+        assert metrics(a.mnt)["aof2_fenced"] == 0
+        restore(b, tmp_path)
+        b.mount()
+        with contextlib.suppress(OSError):
+            (a.files / "late").write_bytes(b"x")
+        until(lambda: metrics(a.mnt)["aof2_fenced"] == 1, "the old writer does not notice", PATIENCE_S)
+        assert metrics(a.mnt)["aof2_read_only"] == 1
 
 
 def test_a_file_whose_blob_is_lost_is_not_durable(tmp_path: Path) -> None:
@@ -440,6 +465,35 @@ def test_checkpoints_and_transitions_are_in_the_log(tmp_path: Path) -> None:
         failed = next(x for x in v.log() if x.get("event") == "checkpoint.failed")
         assert (failed["stage"], failed["retryable"]) == ("upload", True)
         v.done("wait", v.path / "late")
+
+
+def test_a_segment_is_opened_with_its_file(tmp_path: Path) -> None:
+    """Not when it is closed: a new file, and one that was in the remote and is written again."""
+    with mounted_volume(tmp_path, tenants=TENANTS) as v:
+        path = v.path / "file"
+        for generation in (1, 2):
+            with path.open("ab") as f:
+                until(lambda: _opened(v, generation) == 1, "no SegmentOpened while it is open")  # noqa: B023
+                assert _sealed(v) == generation - 1
+                f.write(b"x")
+            v.done("wait", path)
+            assert _sealed(v) == generation
+        chunk_id = v.json("status", path)["chunks"][0]["chunk_id"]
+        opened = [r for r in _records(v) if r.segment_id == chunk_id and r.type == "SegmentOpened"]
+        assert len(opened) == 1  # the id it was opened with
+
+
+def _records(v: MountedVolume) -> list[Record]:
+    return list(Stream(v.state_dir / "manifest" / "1").records())
+
+
+def _opened(v: MountedVolume, generation: int) -> int:
+    opened = (r.decoded() for r in _records(v) if r.type == "SegmentOpened")
+    return sum(isinstance(r, p.SegmentOpened) and r.epoch == generation for r in opened)
+
+
+def _sealed(v: MountedVolume) -> int:
+    return sum(r.type == "SealSegment" for r in _records(v))
 
 
 def _actions(v: MountedVolume, segment_id: int) -> list[str]:
