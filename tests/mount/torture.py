@@ -15,7 +15,9 @@ from pathlib import Path
 import click
 
 from aof2.engine.bench.seaweed import REGION
+from tests.mount import damage as damaged
 from tests.mount.durable import Copier, DirectoryCopier, DurableRounds, S3Copier, after_umount, in_every_order
+from tests.mount.machines import Machines
 from tests.mount.outage import BlinkingLoad, everything_is_there, s3_world
 from tests.mount.recency import Trace
 from tests.mount.room import MIB, TOOLS, command, content_hash, random_file, run_all, sha256, watching
@@ -231,6 +233,36 @@ def _fill(w: World, tools: tuple[str, ...], source: Path, expected: str, limit: 
     assert seen.most <= limit, f"{seen.most - limit} bytes over the limit"
     for line in w.complaints():
         click.echo(f"log: {line[:400]}")
+
+
+@main.command()
+@click.option("--steps", default=200, show_default=True)
+@click.option("--seed", default=None, type=int, help="Of the run before, to do the same again.")
+def machines(steps: int, seed: int | None) -> None:
+    """Two machines on one remote, killed, restored, coming back late: the healthy one goes on, the stale refuses."""
+    seed = int(time.time()) if seed is None else seed
+    root = Path(tempfile.mkdtemp(prefix="aof2-torture-"))
+    click.echo(f"seed {seed}, in {root}")
+    run = Machines(root / "w", seed, click.echo)
+    try:
+        run.run(steps)
+    finally:
+        run.close()
+    click.echo(f"{steps} steps: {run.taken} taken over, {run.refused} refused, {len(run.durable)} files, all there")
+    shutil.rmtree(root)
+
+
+@main.command()
+@click.option("--every", default=1, show_default=True, help="Only each so many-th case.")
+def damage(every: int) -> None:
+    """Damage each chunk, bundle, snapshot and audit range, here and there, one at a time; mount, repair, verify."""
+    root = Path(tempfile.mkdtemp(prefix="aof2-torture-"))
+    click.echo(f"in {root}")
+    count, wrong = damaged.run_all(root, click.echo, every=every)
+    if wrong:
+        raise click.ClickException(f"{len(wrong)} of {count} cases went wrong; see {root}")
+    click.echo(f"{count} cases: all mounted, mended and clean")
+    shutil.rmtree(root)
 
 
 if __name__ == "__main__":
