@@ -104,8 +104,15 @@ class Recent:
             if policy is self.hot:
                 self.complete = found.closed
             if found.closed and self._writes:
-                saved.take_back_closed(self._env, path)
+                self._reopen(path)
         self._saved_changes = [file.policy.changes for file in self._files]
+
+    def _reopen(self, path: Path) -> None:
+        try:
+            saved.take_back_closed(self._env, path)
+        except (OSError, FatalIOError) as e:
+            # After a crash what came since is found when an eviction has nothing else left (WALK_AGAIN_S).
+            log.info("the order of eviction counts as closed", extra={"path": str(path), "error": str(e)})
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Finds what the file did not know, then saves now and then."""

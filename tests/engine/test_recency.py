@@ -41,7 +41,8 @@ async def fill(v: Volume, count: int = COUNT) -> dict[int, Key]:
 async def leave(v: Volume, files: int) -> None:
     """Evicts until so many files of SIZE are left."""
     v.evictor._low_water = 1.0
-    await v.evictor.make_room(v.settings.cache.hot_bytes - files * SIZE)
+    assert v.quota.usage.limit_bytes is not None
+    await v.evictor.make_room(v.quota.usage.limit_bytes - files * SIZE)
 
 
 def test_the_oldest_write_goes_first(tmp_path: Path) -> None:
@@ -232,7 +233,20 @@ def test_a_full_disk_costs_the_order_alone(tmp_path: Path, monkeypatch: pytest.M
         await fill(v, 2)
         monkeypatch.setattr(saved, "write", no_room)
 
-    run_volume(small_settings(tmp_path, compression="none"), body, env=Env(), parts=PARTS)
+    settings = small_settings(tmp_path, compression="none")
+    run_volume(settings, body, env=Env(), parts=PARTS)
+    monkeypatch.undo()
+    run_volume(settings, fill_one, parts=PARTS)
+    monkeypatch.setattr(saved, "take_back_closed", no_room)
+    run_volume(settings, look, parts=PARTS)
+
+
+async def fill_one(v: Volume) -> None:
+    await v.put("default", b"one", content(1))
+
+
+async def look(v: Volume) -> None:
+    assert len(v.recent.hot) == 3
 
 
 def test_a_lowered_limit_holds_without_a_further_request(tmp_path: Path) -> None:
