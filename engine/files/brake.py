@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 WINDOW_BYTES_MIN: Final = 64 << 20
 WINDOW_BYTES_MAX: Final = 1 << 30
 WINDOW_SHARE: Final = 4  # of a limit, for one window
+FIRST_SHARE: Final = 32
 IDLE_LOOKS: Final = 4
 SLACK_BYTES: Final = 64 << 10  # what the channel keeps back of a window
 
@@ -182,7 +183,9 @@ class Brake:
         usage = self._volume.quota.tenant_usage(window.tenant)
         limit = min(self._volume.settings.cache.hot_bytes, usage.limit_bytes or 1 << 62)
         most = min(limit // WINDOW_SHARE, WINDOW_BYTES_MAX)
-        window.next_bytes = min(max(2 * window.next_bytes, WINDOW_BYTES_MIN), most)
+        # The smaller the window, the more often the channel looks.
+        least = max(WINDOW_BYTES_MIN, limit // FIRST_SHARE)
+        window.next_bytes = min(max(2 * window.next_bytes, least), most)
         return window.next_bytes
 
     async def _settle(self, window: _Window, *, take: bool = False) -> int:

@@ -392,6 +392,9 @@ void brake_watch(uint64_t nodeid, int fd, uint32_t flags) {
   watch *old = watch_of(nodeid);
   if (old && old->fd == fd) {
     old->append |= flags & WATCH_APPEND;
+    old->moved_ms = now;
+    set_ignored(old, p->free && !old->claimed, now);
+    activate(old);
   } else if (p && (watches_free != INDEX_NONE || watches_fresh < WATCHES_MAX)) {
     uint32_t slot = watches_free != INDEX_NONE ? watches_free : watches_fresh++;
     if (slot == watches_free) watches_free = watches[slot].next_free;
@@ -404,9 +407,9 @@ void brake_watch(uint64_t nodeid, int fd, uint32_t flags) {
     index_put(&by_fd, (uint64_t)fd, 0, slot);
     by_fd_count++;
     set_ignored(w, p->free, now);
-    if (!p->free) p->alert_ms = now; /* should it report nothing, that shows soon */
-    activate(w);
+    if (!(flags & WATCH_AHEAD)) activate(w);
   }
+  if (p && !p->free && !(flags & WATCH_AHEAD)) p->alert_ms = now; /* should it report nothing, that shows soon */
   asleep = asleep && first_active != INDEX_NONE;
   pthread_mutex_unlock(&brake_lock);
   if (asleep) wake_thread();

@@ -33,7 +33,7 @@
 void brake_open(const control_message *m, int fd); /* BRAKE, answered by EV_BRAKED */
 /* A file that will be opened for writing, passed through. The descriptor stays the caller's. */
 void brake_watch(uint64_t nodeid, int fd, uint32_t flags);
-enum { WATCH_APPEND = 1u };
+enum { WATCH_APPEND = 1u, WATCH_AHEAD = 2u }; /* AHEAD: no descriptor is open yet, and it is told again before one is */
 /* Before a descriptor is closed that may be watched. */
 void brake_closing(int fd);
 

@@ -82,7 +82,7 @@ static bool make_one(void) {
   backing_name(c.ino, name);
   c.fd = openat(dir_fd, name, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
   bool made = c.fd >= 0 && !device_backing_open(c.fd, &c.backing_id);
-  if (made) brake_watch(c.ino, c.fd, 0);
+  if (made) brake_watch(c.ino, c.fd, WATCH_AHEAD);
   if (births_made(&c, made)) return true;
   if (made) device_backing_close(c.backing_id);
   if (c.fd >= 0) {
