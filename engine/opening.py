@@ -47,6 +47,9 @@ log = logging.getLogger(__name__)
 VOLUME_STREAM = 0
 RESERVE_LOOK_S = 2.0
 RESERVE_INODES_KEPT = 32
+# What a start makes for itself: a socket, a probe, logs of births and unlinks.
+START_INODES = 8
+START_BYTES = 1 << 20
 # How long opening waits for a remote to say whose volume it is; past it the claim is made when the remote answers.
 LOOK_MAX_S = 5.0
 KINDS = {"files": TenantKind.FILES, "append": TenantKind.APPEND, "paged": TenantKind.PAGED}
@@ -153,6 +156,7 @@ def open_reserve(env: Env, settings: Settings) -> Reserve | None:
     reserve = Reserve(env.files, folder, settings.manifest.chunk_capacity_bytes)
     reserve.open()
     reserve.fill(keep_bytes=METADATA_BYTES, keep_inodes=RESERVE_INODES_KEPT)
+    reserve.loosen(inodes=START_INODES, size_bytes=START_BYTES)
     return reserve
 
 

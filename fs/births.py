@@ -374,10 +374,11 @@ class Births:
             await self._files.born_released(release.fh, dropped=release.dropped)
             del one.releases[fh]
         self._hold_ahead(one)
-        if not self._may_pass():
-            self._stop()
-        elif last_ino + one.granted // 4 > one.inos_end:
-            await self._grant(one)
+        with contextlib.suppress(ChannelError):  # the mount is gone: what was born is folded all the same
+            if not self._may_pass():
+                self._stop()
+            elif last_ino + one.granted // 4 > one.inos_end:
+                await self._grant(one)
 
     def _adopt(self, birth: Birth, row: InodeRow | None, release: Release | None) -> None:
         if row is None:

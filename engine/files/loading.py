@@ -138,6 +138,7 @@ class Loader:
         """The backing file under the name of the generation it is now. Recovery does the same after a crash."""
         path = self._volume.hot.path(file.tenant, file.ino, generation)
         if path != file.path:
-            self._volume.env.files.rename(file.path, path)
+            # The folder may need another block for the name, and the row is there already.
+            self._volume.env.essential(partial(self._volume.env.files.rename, file.path, path))
             file.new_name = True
         file.key, file.path = (file.key[0], file.ino, generation), path

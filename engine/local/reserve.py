@@ -146,6 +146,15 @@ class Reserve:
                 return True
         return False
 
+    def loosen(self, *, inodes: int, size_bytes: int) -> None:
+        """Gives until so much is free, half of it at most: a start makes small files that cannot ask one by one."""
+        while (space := _space(self._folder.parent)) is not None:
+            enough = not space.f_files or space.f_favail >= inodes
+            if enough and space.f_bavail * space.f_frsize >= size_bytes:
+                return
+            if not self.give(keep=self.units_wanted // 2):
+                return
+
     def _note_given(self) -> None:
         self.given += 1
         if len(self._units) == self.units_wanted - 1 or not self._units:

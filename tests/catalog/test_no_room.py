@@ -157,6 +157,10 @@ def test_a_reserve_is_found_again_and_what_was_cut_short_is_not(tmp_path: Path) 
     assert again.units == 3
     assert sorted(os.listdir(tmp_path / "reserve")) == ["0", "1", "2"]
     assert not again.fill(keep_bytes=1 << 60, keep_inodes=0)  # never the last room
+    again.loosen(inodes=0, size_bytes=0)  # there is enough
+    assert again.units == 3
+    again.loosen(inodes=1 << 62, size_bytes=0)
+    assert again.units == 3  # it is less than half of what there should be
     taken = tmp_path / "taken"
     assert again.take(taken)
     assert taken.read_bytes() == bytes(UNIT)

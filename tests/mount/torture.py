@@ -16,6 +16,7 @@ import click
 
 from aof2.engine.bench.seaweed import REGION
 from tests.mount import damage as damaged
+from tests.mount import test_full_disk as full_disk
 from tests.mount.durable import Copier, DirectoryCopier, DurableRounds, S3Copier, after_umount, in_every_order
 from tests.mount.machines import Machines
 from tests.mount.outage import BlinkingLoad, everything_is_there, s3_world
@@ -262,6 +263,33 @@ def damage(every: int) -> None:
     if wrong:
         raise click.ClickException(f"{len(wrong)} of {count} cases went wrong; see {root}")
     click.echo(f"{count} cases: all mounted, mended and clean")
+    shutil.rmtree(root)
+
+
+@main.command()
+@click.option("--rounds", default=3, show_default=True)
+def full(rounds: int) -> None:
+    """Fill a disk of 4,000 inodes, and one of 400 MiB, to the last; then remove, evict, kill, unmount, mount and
+    compare. Root only: the disks are loop filesystems."""
+    for n in range(rounds):
+        for mode in full_disk.MODES:
+            for inodes in (full_disk.INODES, 0):
+                click.echo(f"round {n}, {mode}, {f'{inodes} inodes' if inodes else '400 MiB'}")
+                _fill_and_check(mode, inodes)
+
+
+def _fill_and_check(mode: str, inodes: int) -> None:
+    root = Path(tempfile.mkdtemp(prefix="aof2-torture-"))
+    with full_disk.on_small_disk(root, mode, inodes=inodes) as (volume, disk):
+        if inodes:
+            files = full_disk.fill_with_files(volume)
+        else:
+            files = full_disk.some_files(volume, 500)
+            disk.take_bytes()
+        click.echo(f"  {len(files)} files, {disk.free_inodes()} inodes and {disk.free_bytes()} bytes free")
+        full_disk.put_through(volume, files, killed=True)
+        disk.give_back()
+        full_disk.is_clean(volume)
     shutil.rmtree(root)
 
 

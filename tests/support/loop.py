@@ -74,7 +74,7 @@ class LoopDisk:
         return False
 
     def give_back(self) -> None:
-        shutil.rmtree(self._folder())
+        shutil.rmtree(self._folder(), ignore_errors=True)
 
     def _folder(self) -> Path:
         folder = self.path / "somebody"
