@@ -312,7 +312,6 @@ def test_the_log_takes_what_the_conf_allows(tmp_path: Path, capacity: str) -> No
         chunk_capacity=manifest.chunk_capacity_bytes,
         rotation_period_ms=manifest.rotation_period_ms,
         durable=manifest.durable,
-        enabled=manifest.enabled,
     )
 
 
