@@ -19,6 +19,7 @@ from aof2.engine import volume
 from aof2.engine.catalog.rows import JobState, ObjectState
 from aof2.engine.env import Env, Files
 from aof2.engine.errors import Aof2Error, ReadOnlyError
+from aof2.engine.local import reserve
 from aof2.engine.local.handles import Key
 from aof2.engine.volume import Volume, open_volume
 
@@ -166,7 +167,7 @@ def test_disk_full_while_hydrating(tmp_path: Path, kind: type[SmallDisk]) -> Non
 
 
 @pytest.mark.expects_warnings
-def test_disk_full_at_the_log(tmp_path: Path) -> None:
+def test_disk_full_at_the_log(tmp_path: Path, small_reserve: None) -> None:
     settings = small_settings(tmp_path)
     disk = SmallDisk()
     data: dict[Key, bytes] = {}
@@ -175,7 +176,7 @@ def test_disk_full_at_the_log(tmp_path: Path) -> None:
         data.update(await put_some(v, 3))
         await v.checkpoint("default")
         await v.evict(list(data)[:1])
-        disk.full = (v.manifest_dir,)
+        disk.full = _of_the_log(v)
         data.update(await _fill(v))
         used_bytes = v.quota.usage.used_bytes
         with pytest.raises(OSError, match="No space left"):
@@ -198,14 +199,14 @@ def test_disk_full_at_the_log(tmp_path: Path) -> None:
 
 
 @pytest.mark.expects_warnings
-def test_disk_full_at_the_log_while_a_checkpoint_runs(tmp_path: Path) -> None:
+def test_disk_full_at_the_log_while_a_checkpoint_runs(tmp_path: Path, small_reserve: None) -> None:
     settings = small_settings(tmp_path)
     disk = SmallDisk()
     data: dict[Key, bytes] = {}
 
     async def body(v: Volume) -> None:
         data.update(await put_some(v, 3))
-        disk.full = (v.manifest_dir,)
+        disk.full = _of_the_log(v)
         data.update(await _fill(v))
         await trio.sleep(1)
         assert any(v.object_row(key).state == ObjectState.SEALED for key in data)
@@ -218,7 +219,7 @@ def test_disk_full_at_the_log_while_a_checkpoint_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.expects_warnings
-def test_disk_full_at_the_log_when_a_job_is_due(tmp_path: Path) -> None:
+def test_disk_full_at_the_log_when_a_job_is_due(tmp_path: Path, small_reserve: None) -> None:
     settings = small_settings(tmp_path)
     disk = SmallDisk()
 
@@ -226,7 +227,7 @@ def test_disk_full_at_the_log_when_a_job_is_due(tmp_path: Path) -> None:
         data = await put_some(v, 3)
         tenant_id = next(iter(data))[0]
         assert await v.jobs.plan(tenant_id)
-        disk.full = (v.manifest_dir,)
+        disk.full = _of_the_log(v)
         await _fill(v)
         refused = disk.refused
         async with trio.open_nursery() as nursery:
@@ -242,10 +243,22 @@ def test_disk_full_at_the_log_when_a_job_is_due(tmp_path: Path) -> None:
     is_clean(settings)
 
 
+@pytest.fixture
+def small_reserve(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two chunks of log, where a volume keeps sixteen at least: they are used up sooner."""
+    monkeypatch.setattr(reserve, "UNITS_MIN", 2)
+    monkeypatch.setattr(reserve, "UNITS_MAX", 2)
+
+
+def _of_the_log(v: Volume) -> tuple[Path, ...]:
+    """Where the log gets its room from: its folder, and the reserve, which must not grow again meanwhile."""
+    return (v.manifest_dir, v.state_dir / "reserve")
+
+
 async def _fill(v: Volume) -> dict[Key, bytes]:
-    """Puts until the log's chunk is full and there is no room for the next one."""
+    """Puts until the log's chunk and the reserve are full and there is no room for the next one."""
     data: dict[Key, bytes] = {}
-    for i in range(200):
+    for i in range(1000):
         try:
             data[await v.put("default", b"some%d" % i, b"%d" % i)] = b"%d" % i
         except OSError as e:

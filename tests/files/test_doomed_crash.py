@@ -126,7 +126,7 @@ def test_what_waits_to_be_deleted_makes_room_at_once(tmp_path: Path) -> None:
         evictor, quota = files.volume.evictor, files.volume.quota
         await sealed(files, unlinks, b"a")
         assert files.volume.hot.path("default", ino, 1).exists() and quota.usage.used_bytes
-        room = await evictor.take("default", settings_in(tmp_path).cache.hot_bytes)
+        room = await evictor.take("default", quota.tenant_usage("default").limit_bytes or quota.usage.limit_bytes or 0)
         assert room is not None and not files.volume.hot.path("default", ino, 1).exists()
         room.release()
         unlinks.close()
