@@ -20,6 +20,7 @@ from aof2.engine.files.parts import Parts
 from aof2.engine.files.room import WriteRoom
 from aof2.engine.files.state import Kernel, Mode, NodeFlags, OpenFile, stream_of
 from aof2.engine.local.handles import ObjectHandle
+from aof2.engine.local.reserve import is_no_room
 
 if TYPE_CHECKING:
     from aof2.engine.volume import Volume
@@ -76,7 +77,12 @@ class Modes:
             return
         if file.base is not None:
             file.open_base()
-            self._volume.hydrator.ensure_backing(file.base)
+            try:
+                self._volume.hydrator.ensure_backing(file.base)
+            except OSError as e:
+                if file.dirty or not is_no_room(e):
+                    raise
+                return  # a read needs no room on the disk: each one is answered here, from memory
             self.register(file, row, file.base.fd)
             if file.mode is Mode.PASSTHROUGH and not file.dirty and self._is_only_ours(file.base):
                 file.base.close_file()  # the channel has its own: one descriptor less for each of thousands
