@@ -94,15 +94,18 @@ def test_a_fenced_mount(tmp_path: Path) -> None:
     """Another machine took the volume: this one can be unmounted, and says what only it has."""
     with mounted_volume(tmp_path, remote=AWAY) as own:
         (own.path / "before").write_bytes(b"before")
-        own.done("wait", own.path)
         other = own.root / "other.conf"
         other.write_text(
             own.conf.read_text().replace(str(own.state_dir), str(own.root / "other")).replace("/mnt", "/mnt2")
         )
-        own.done("restore", "--conf", other, "--from", f"file://{own.remote}")
-        own.done("mount", "--conf", other)
+        with open(own.path / "mine", "wb") as mine:  # it may notice at any moment, and takes nothing new from then on
+            mine.write(b"m" * 5000)
+            mine.flush()
+            own.done("wait", own.path / "before")
+            restored = own.aof2("restore", "--conf", other, "--from", f"file://{own.remote}")
+            assert "default/mine" in restored.stderr
+            own.done("mount", "--conf", other)
         try:
-            (own.path / "mine").write_bytes(b"m" * 5000)
             until(lambda: bool(own.ask("status")["mount"]["read_only"]), "it does not notice")
             code, said = umount(own)
             assert (code, not own.pids()) == (1, True)
