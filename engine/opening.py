@@ -21,11 +21,7 @@ import trio
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.batch import Batch
 from aof2.engine.catalog.recovery import Opened, open_stream
-from aof2.engine.catalog.rows import (
-    InodeRow,
-    TenantKind,
-    TenantRow,
-)
+from aof2.engine.catalog.rows import InodeRow, TenantRow
 from aof2.engine.env import Env
 from aof2.engine.errors import Aof2Error, LimitError, ReadOnlyError, TransientError
 from aof2.engine.local.disk import METADATA_BYTES
@@ -52,7 +48,6 @@ START_INODES = 8
 START_BYTES = 1 << 20
 # How long opening waits for a remote to say whose volume it is; past it the claim is made when the remote answers.
 LOOK_MAX_S = 5.0
-KINDS = {"files": TenantKind.FILES, "append": TenantKind.APPEND, "paged": TenantKind.PAGED}
 
 
 def log_settings(settings: Settings) -> LogSettings:
@@ -180,10 +175,6 @@ def disk_space(path: Path) -> DiskSpace:
     return DiskSpace(usage.total, usage.free)
 
 
-def kind_of(tenant: object) -> str:
-    return type(tenant).__name__.removesuffix("Tenant").lower()
-
-
 def check_geometry(b: Batch, *, settings: Settings) -> None:
     """Masks and chunk lists mean nothing under other sizes: a volume keeps those it was made with."""
     for name, value in (("block_bytes", settings.engine.block_bytes), ("chunk_bytes", settings.engine.chunk_bytes)):
@@ -217,7 +208,7 @@ def adopts(row: InodeRow, owner: Owner) -> bool:
     return row.uid == 0 or os.geteuid() == owner.uid
 
 
-def make_tenant(b: Batch, *, name: str, kind: TenantKind) -> int:
+def make_tenant(b: Batch, *, name: str, kind: int) -> int:
     tenant_id = b.next_id("tenant_id")
     b.put(t.TENANTS, tenant_id, TenantRow(tenant_id, name, kind, b.now_ms))
     return tenant_id

@@ -33,21 +33,18 @@ from aof2.engine.catalog.rows import (
     InodeRow,
     ObjectRow,
     ObjectState,
-    TenantKind,
     TenantRow,
 )
 from aof2.engine.catalog.store import View
 from aof2.engine.catalog.writer import CatalogTarget, CatalogWriter
 from aof2.engine.env import Env
 from aof2.engine.errors import Aof2Error, FatalIOError, ReadOnlyError
-from aof2.engine.files.birthlog import recover_births
-from aof2.engine.files.recover import recover
-from aof2.engine.files.unlinklog import recover_unlinks
 from aof2.engine.foreground import Foreground
 from aof2.engine.janitor import Janitor, prune_every_s
 from aof2.engine.jobs.prune import Retention
 from aof2.engine.jobs.service import Jobs
 from aof2.engine.jobs.worker import Changes
+from aof2.engine.kinds import registry
 from aof2.engine.local.disk import Disk
 from aof2.engine.local.handles import HandleTable, Key, ObjectHandle
 from aof2.engine.local.hot import HotCache
@@ -57,7 +54,6 @@ from aof2.engine.manifest.writer import SealedChunk
 from aof2.engine.observe.http import MetricsServer
 from aof2.engine.observe.metrics import StorageMetrics
 from aof2.engine.opening import (
-    KINDS,
     VOLUME_STREAM,
     Owner,
     adopts,
@@ -70,7 +66,6 @@ from aof2.engine.opening import (
     find_mender,
     ignore_lease_breaks,
     keep_reserve,
-    kind_of,
     lock_state_dir,
     log_settings,
     make_tenant,
@@ -344,8 +339,12 @@ class Volume:
                 return row
         raise objects.ObjectGoneError(f"there is no tenant {name!r}; tenants are made in mount.conf")
 
-    def tenant_kind(self, tenant_id: int) -> TenantKind:
-        return self._tenants[tenant_id].kind
+    def tenants_by_kind(self) -> dict[int, dict[int, str]]:
+        """The names of the tenants of each kind, by stream."""
+        found: dict[int, dict[int, str]] = {}
+        for stream_id, row in self._tenants.items():
+            found.setdefault(row.kind, {})[stream_id] = row.name
+        return found
 
     def load_tenants(self) -> None:
         with self.catalog.view() as view:
@@ -365,8 +364,8 @@ class Volume:
         known = {row.name for row in self._tenants.values()}
         for name, wanted in self.settings.tenants.items():
             if name not in known:
-                kind = KINDS[kind_of(wanted)]
-                self.writer.call(VOLUME_STREAM, partial(make_tenant, name=name, kind=kind), sync=True)
+                number = registry.of_settings(wanted).number
+                self.writer.call(VOLUME_STREAM, partial(make_tenant, name=name, kind=number), sync=True)
         self.load_tenants()
         owner = owner_of(self.state_dir)
         for tenant_id in self._tenants:
@@ -692,9 +691,7 @@ async def open_volume(
                 await trio.to_thread.run_sync(volume.shadows.attach)
             if settings.manifest.enabled:
                 volume.hot.leave_access_times()
-                await trio.to_thread.run_sync(recover_births, volume)
-                await trio.to_thread.run_sync(recover_unlinks, volume)
-                volume.dirty_inos = await trio.to_thread.run_sync(recover, volume)
+                await trio.to_thread.run_sync(_recover_tenants, volume)
             await trio.to_thread.run_sync(volume.recent.load)
             volume.restore_quota()
             connect(volume, volume.metrics)
@@ -721,6 +718,13 @@ def _open_catalog(env: Env, settings: Settings, remote: RemoteStore, mends: bool
         log_settings(settings),
         mender=find_mender(env, settings, remote) if mends else None,
     )
+
+
+def _recover_tenants(volume: Volume) -> None:
+    """Each kind brings its tenants to where they can be served; those whose log is damaged stay as they are."""
+    writable = volume.writable_tenants()
+    for number, tenants in volume.tenants_by_kind().items():
+        registry.by_number(number).recover(volume, {s: name for s, name in tenants.items() if s in writable})
 
 
 @contextlib.contextmanager

@@ -15,15 +15,9 @@ Owner: the trio thread. A crash leaves nothing.
 from __future__ import annotations
 
 import logging
-import stat
 from typing import Final
 
-from aof2.engine import namespace
-from aof2.engine.catalog import tables as t
-from aof2.engine.catalog.rows import InodeRow
-from aof2.engine.files import stream_of
-from aof2.fs import special as s
-from aof2.fs.nodes import Nodes
+from aof2.fs.tree import Tree
 
 log = logging.getLogger(__name__)
 
@@ -65,14 +59,12 @@ class _Walk:
 class Ahead:
     """Of one mount."""
 
-    def __init__(self, nodes: Nodes) -> None:
-        self._nodes = nodes
+    def __init__(self, tree: Tree) -> None:
+        self._tree = tree
         self._walks: dict[int, _Walk] = {}
 
     def after(self, parent: int, body: bytes) -> bytes:
         """A LOOKUP was answered, from the catalog as it is: what is to be told ahead, packed."""
-        if s.is_special(parent):
-            return b""
         name = body.partition(b"\0")[0]
         walk = self._walks.get(parent)
         if walk is None:
@@ -87,23 +79,15 @@ class Ahead:
             return b""
 
     def _next(self, walk: _Walk, parent: int) -> bytes:
-        stream_id, parts, room = stream_of(parent), [], MESSAGE_BYTES
+        parts, room = [], MESSAGE_BYTES
         walk.left = walk.patience
         walk.upto, walk.next = _END, b""
-        with self._nodes.volume.catalog.view() as view:
-            names = namespace.list_dir(view, stream_id, parent, walk.last, walk.count + 1)
-            for i, (name, entry) in enumerate(names):
-                if i == walk.count or room < 0:
-                    walk.upto, walk.next = names[i - 1][0], name
-                    break
-                row = view.get(stream_id, t.INODES, entry.ino)
-                if row is not None and self._may_be_told(parent, name, row):
-                    parts.append(b"%b%c%b" % (self._nodes.entry_out(row), len(name), name))
-                    room -= len(parts[-1])
+        names = self._tree.kinds.of(parent).steady(parent, walk.last, walk.count + 1)
+        for i, (name, row) in enumerate(names):
+            if i == walk.count or room < 0:
+                walk.upto, walk.next = names[i - 1][0], name
+                break
+            if row is not None:
+                parts.append(b"%b%c%b" % (self._tree.entry_out(row), len(name), name))
+                room -= len(parts[-1])
         return b"".join(parts)
-
-    def _may_be_told(self, parent: int, name: bytes, row: InodeRow) -> bool:
-        nodes = self._nodes
-        if stat.S_ISDIR(row.mode) or nodes.files.file(row.ino) is not None or nodes.files.is_open(row.ino):
-            return False
-        return nodes.unlinks is None or not nodes.unlinks.is_gone(parent, name)

@@ -64,16 +64,7 @@ def errno_of(e: BaseException) -> int:
 
 
 def answered(operation: F) -> F:
-    """The operation, on a tree that is as everybody was told, with everything it can raise turned into an answer."""
-    return _answered(operation, knows_unlinks=False)
-
-
-def answered_ahead(operation: F) -> F:
-    """The same for one that minds by itself what was unlinked and is still in the catalog."""
-    return _answered(operation, knows_unlinks=True)
-
-
-def _answered(operation: F, *, knows_unlinks: bool) -> F:
+    """The operation, with everything it can raise turned into an answer."""
     changes = operation.__name__ in CHANGES
     begins = changes and operation.__name__ != "write"  # who has a file open may go on until the log is off
 
@@ -83,11 +74,6 @@ def _answered(operation: F, *, knows_unlinks: bool) -> F:
             self.volume.foreground.asked()
             if (changes and self.volume.fenced) or (begins and self.volume.paused):
                 raise pyfuse3.FUSEError(errno.EROFS)
-            births, unlinks = self.nodes.births, self.nodes.unlinks
-            if births is not None and births.behind():
-                await births.catch_up()
-            if not knows_unlinks and unlinks is not None and unlinks.behind():
-                await unlinks.catch_up()
             return await operation(self, *args, **kwargs)
         except pyfuse3.FUSEError:
             raise

@@ -21,14 +21,15 @@ import struct
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import trio
 
+from aof2.engine.kinds.kernel import Grown, NestAction, Short, Touched, Written
 from aof2.fs import channel_wire as wire
 from aof2.fs.channel_outbox import Outbox, sealed_memory, socket_pair
 from aof2.fs.channel_process import MountOptions, detach, end_process, mounted
-from aof2.fs.channel_wire import ChannelError, Grown, Kind, KnownHandle, NestAction, Short, Touched, Upcall, Written
+from aof2.fs.channel_wire import ChannelError, Kind, KnownHandle, Upcall
 from aof2.native.channel_path import channel_path
 
 __all__ = [
@@ -46,6 +47,20 @@ log = logging.getLogger(__name__)
 
 _END_MAX_S: Final = 5.0
 _EVENTS_A_TURN: Final = 64  # those who answer at once must not keep everybody else waiting
+
+
+class Told(Protocol):
+    """What the channel tells that is no request."""
+
+    def refused(self, ino: int, code: int) -> None:
+        """The node got no passthrough, or no place in the table: its requests are answered by preads, or come here."""
+
+    def changes_waiting(self) -> None:
+        """It acknowledged something by itself."""
+
+    def room_short(self, short: Short) -> None: ...
+
+    def touched(self, touched: Touched) -> None: ...
 
 
 class _Waiter:
@@ -84,13 +99,10 @@ class Channel:
         self.handed_over = 0
         """Long answers that went around the FUSE socket."""
         self._slot = 0
-        self.births_wanted: Callable[[], None] | None = None
-        self.room_short: Callable[[Short], None] | None = None
-        self.touched: Callable[[Touched], None] | None = None
         self._nursery: trio.Nursery | None = None
         self._early: list[tuple[int, int, int, bytes]] = []
         self._upcall: Callable[[Upcall], Awaitable[bytes]] | None = None
-        self._refused: Callable[[int, int], None] | None = None
+        self._told: Told | None = None
         self._at_once: Callable[[int, int, bytes], bytes | None] | None = None
         self._next_names: Callable[[int, bytes], bytes] | None = None
 
@@ -296,20 +308,19 @@ class Channel:
     async def run(
         self,
         upcall: Callable[[Upcall], Awaitable[bytes]],
-        refused: Callable[[int, int], None],
+        told: Told,
         *,
         at_once: Callable[[int, int, bytes], bytes | None] | None = None,
         next_names: Callable[[int, bytes], bytes] | None = None,
     ) -> None:
         """Reads events until the mount is gone.
 
-        `upcall` answers a request with the reply's payload, or raises OSError. `refused(nodeid, errno)`: the node got
-        no passthrough, or no place in the table: its requests are answered by preads, or come here.
+        `upcall` answers a request with the reply's payload, or raises OSError. `told` hears what is no request.
         `at_once(opcode, nodeid, body)` is asked first, and answers the same way, or None: `upcall` is to answer.
         `next_names(directory, body)` is asked after each LOOKUP: entries that will be looked up next, packed.
         """
         async with trio.open_nursery() as nursery:
-            self._nursery, self._upcall, self._refused = nursery, upcall, refused
+            self._nursery, self._upcall, self._told = nursery, upcall, told
             self._at_once, self._next_names = at_once, next_names
             for event in self._early:
                 self._take(*event)
@@ -384,24 +395,19 @@ class Channel:
 
     def _take(self, kind: int, flags: int, seq: int, body: bytes) -> None:
         match kind:
-            case Kind.EV_UPCALL | Kind.EV_REFUSED:
-                if self._nursery is None:
+            case Kind.EV_UPCALL | Kind.EV_REFUSED | Kind.EV_BIRTHS | Kind.EV_SHORT | Kind.EV_TOUCHED:
+                if self._nursery is None or self._told is None:
                     self._early.append((kind, flags, seq, body))
+                elif kind == Kind.EV_UPCALL:
+                    self._nursery.start_soon(self._answer, body)
+                elif kind == Kind.EV_REFUSED:
+                    self._nursery.start_soon(self._tell_refused, self._told, body)
                 else:
-                    self._nursery.start_soon(self._answer if kind == Kind.EV_UPCALL else self._tell_refused, body)
+                    self._tell_of(self._told, kind, body)
             case Kind.EV_INIT:
                 _, _, _, self.max_write, offered = wire.INIT.unpack_from(body)
                 self.passthrough_offered = bool(offered)
                 self._inited.set()
-            case Kind.EV_BIRTHS:
-                if self.births_wanted is not None:
-                    self.births_wanted()
-            case Kind.EV_SHORT:
-                if self.room_short is not None:
-                    self.room_short(Short(*wire.SHORT.unpack_from(body)))
-            case Kind.EV_TOUCHED:
-                if self.touched is not None:
-                    self.touched(Touched(*wire.TOUCHED.unpack_from(body)))
             case Kind.EV_KILL:
                 self._killed.add(wire.NODEID.unpack_from(body)[0])
             case Kind.EV_GONE:
@@ -439,10 +445,18 @@ class Channel:
             error = -errno.EIO
         self._tell(Kind.REPLY, wire.REPLY.pack(call.unique, error) + payload)
 
-    async def _tell_refused(self, body: bytes) -> None:
-        nodeid, code = struct.unpack_from("<QI", body)
-        assert self._refused is not None  # noqa: S101
-        self._refused(nodeid, code)
+    @staticmethod
+    async def _tell_refused(told: Told, body: bytes) -> None:
+        told.refused(*struct.unpack_from("<QI", body))
+
+    @staticmethod
+    def _tell_of(told: Told, kind: int, body: bytes) -> None:
+        if kind == Kind.EV_BIRTHS:
+            told.changes_waiting()
+        elif kind == Kind.EV_SHORT:
+            told.room_short(Short(*wire.SHORT.unpack_from(body)))
+        else:
+            told.touched(Touched(*wire.TOUCHED.unpack_from(body)))
 
     async def _log_lines(self) -> None:
         """What the channel has to say, one line each; none in a normal life."""

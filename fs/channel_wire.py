@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
+from aof2.engine.kinds.kernel import KernelGoneError
+
 MESSAGE_MAX: Final = 64 * 1024 + 64
 COOKIE_LEN: Final = 16
 
@@ -103,15 +105,6 @@ class Kind(IntEnum):
     EV_TOUCHED = 146
 
 
-class NestAction(IntEnum):
-    """Spoken on the socket: never renumber."""
-
-    OPEN = 1
-    SERVE = 2
-    END = 3
-    END_ALL = 4
-
-
 class Notify(IntEnum):
     """The kernel's numbers."""
 
@@ -120,7 +113,7 @@ class Notify(IntEnum):
     DELETE = 6
 
 
-class ChannelError(Exception):
+class ChannelError(KernelGoneError):
     """The channel could not mount, or ended by itself. The message is for the user; there is nothing to retry."""
 
 
@@ -135,51 +128,6 @@ class Upcall:
     gid: int
     pid: int
     body: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """What the channel wrote by itself since it was last asked."""
-
-    bytes_written: int
-    budget_left: int
-    ranges: tuple[tuple[int, int], ...]
-    """(first block, count), ascending."""
-    untracked: bool
-    """Something was written that no range tells: the node has no block size."""
-
-
-@dataclass(frozen=True, slots=True)
-class Grown:
-    """What a tenant's passthrough writers took, and left, of the room they were given."""
-
-    left_bytes: int
-    waiting: int
-    files: tuple[tuple[int, int], ...]
-    """(inode, bytes on the disk), of those that changed since the last time."""
-
-
-@dataclass(frozen=True, slots=True)
-class Short:
-    """A tenant's passthrough writers come to the end of their room, or `waiting` of them are held there."""
-
-    stream_id: int
-    left_bytes: int
-    need_bytes: int
-    """Of the first that is held."""
-    ino: int
-    offset: int
-    waiting: int
-
-
-@dataclass(frozen=True, slots=True)
-class Touched:
-    """A passthrough write that is held: it would go into blocks that are claimed."""
-
-    number: int
-    ino: int
-    offset: int
-    length: int
 
 
 @dataclass(frozen=True, slots=True)

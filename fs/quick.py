@@ -18,55 +18,47 @@ import struct
 from typing import Final
 
 from aof2.engine.errors import os_error
+from aof2.engine.foreground import Foreground
+from aof2.engine.kinds.kind import Asked
 from aof2.fs.answers import code_of
 from aof2.fs.attrs import ABSENT_OUT
 from aof2.fs.channel_wire import GETATTR, LOOKUP, READDIRPLUS
 from aof2.fs.directories import Directories, PackedPage
-from aof2.fs.nodes import Nodes
+from aof2.fs.tree import Tree
 
 ABOUT_NAMES: Final = {LOOKUP: "lookup", GETATTR: "getattr", READDIRPLUS: "readdir"}
+_ASKED: Final = {LOOKUP: Asked.LOOK_UP, GETATTR: Asked.ATTRIBUTES, READDIRPLUS: Asked.LIST}
 _READ_IN: Final = struct.Struct("=QQI")
 
 
 class Quick:
     """Answers them."""
 
-    def __init__(self, nodes: Nodes, directories: Directories) -> None:
-        self._nodes = nodes
+    def __init__(self, tree: Tree, directories: Directories, foreground: Foreground) -> None:
+        self._tree = tree
         self._directories = directories
-        self._foreground = nodes.volume.foreground
+        self._foreground = foreground
 
     def answer(self, opcode: int, nodeid: int, body: bytes) -> bytes | None:
         """The body of the reply; None: not at once, or not here. OSError with what the kernel is told instead."""
-        births = self._nodes.births
-        if opcode not in ABOUT_NAMES or (births is not None and births.behind()) or self._is_behind(opcode, nodeid):
+        asked = _ASKED.get(opcode)
+        if asked is None or not self._tree.kinds.of(nodeid).is_folded(nodeid, asked):
             return None
         return self._look(opcode, nodeid, body)
 
     async def answer_in_time(self, opcode: int, nodeid: int, body: bytes) -> bytes:
         """The same, after waiting for the catalog."""
-        births, unlinks = self._nodes.births, self._nodes.unlinks
-        if births is not None:
-            await births.catch_up()
-        if unlinks is not None and self._is_behind(opcode, nodeid):
-            await unlinks.catch_up()
+        await self._tree.kinds.folded(nodeid, _ASKED[opcode])
         return self._look(opcode, nodeid, body)
-
-    def _is_behind(self, opcode: int, nodeid: int) -> bool:
-        """Whether something was unlinked that an answer from the catalog would show; `Nodes.find` minds it itself."""
-        unlinks = self._nodes.unlinks
-        if unlinks is None or opcode == LOOKUP:
-            return False
-        return unlinks.is_nameless(nodeid) if opcode == GETATTR else unlinks.behind()
 
     def _look(self, opcode: int, nodeid: int, body: bytes) -> bytes:
         try:
             self._foreground.asked()
             if opcode == LOOKUP:
-                row = self._nodes.find(nodeid, body.partition(b"\0")[0])
-                return ABSENT_OUT if row is None else self._nodes.entry_out(row)
+                row = self._tree.find(nodeid, body.partition(b"\0")[0])
+                return ABSENT_OUT if row is None else self._tree.entry_out(row)
             if opcode == GETATTR:
-                return self._nodes.attr_out(self._nodes.get(nodeid))
+                return self._tree.attr_out(self._tree.get(nodeid))
             return self._page(body)
         except Exception as e:  # noqa: BLE001 (the mount must live)
             raise OSError(code_of(ABOUT_NAMES[opcode], e), "") from None
@@ -75,6 +67,6 @@ class Quick:
         if len(body) < _READ_IN.size:
             raise os_error(errno.EINVAL)
         fh, start, room = _READ_IN.unpack_from(body)
-        page = PackedPage(self._nodes, room)
+        page = PackedPage(self._tree, room)
         self._directories.tell(fh, start, page)
         return page.packed()

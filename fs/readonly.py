@@ -15,31 +15,25 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
 
 import trio
 
 from aof2.engine.errors import Aof2Error
-from aof2.engine.files import Files
-from aof2.fs.births import Births
-from aof2.fs.channel import ChannelError
+from aof2.engine.kinds.kernel import KernelGoneError
+from aof2.engine.kinds.mounted import Kinds
+from aof2.engine.volume import Volume
 
 log = logging.getLogger(__name__)
 
 
-async def end_writing(
-    files: Files, births: Births | None, caught_up: Callable[[], Awaitable[None]], reason: str
-) -> None:
-    """The mount is read-only when this returns. `caught_up` folds what the channel was told and the catalog was not."""
+async def end_writing(volume: Volume, kinds: Kinds, reason: str) -> None:
+    """The mount is read-only when this returns."""
     with trio.CancelScope(shield=True):
-        if births is not None:
-            with contextlib.suppress(ChannelError):
-                births.stop_for_good()
-        stopped = files.refuse_writes()
-        with contextlib.suppress(Aof2Error, OSError, ChannelError):  # said where it happened; recovery folds the rest
-            await caught_up()
-        files.volume.target.turn_read_only(reason)
+        stopped = kinds.refuse_writes()
+        with contextlib.suppress(Aof2Error, OSError, KernelGoneError):  # said already; recovery folds the rest
+            await kinds.fold()
+        volume.target.turn_read_only(reason)
     log.error(
         "this mount is fenced: another machine writes the volume; what is here is kept and served, nothing is taken",
-        extra={"reason": reason, "writers_stopped": stopped, "unsealed_files": files.dirty_count()},
+        extra={"reason": reason, "writers_stopped": stopped, "unsealed_files": kinds.unsealed().files},
     )

@@ -13,11 +13,10 @@ import struct
 from typing import Final
 
 from aof2.engine.errors import os_error
-from aof2.engine.files import stream_of
+from aof2.engine.kinds.kind import NAME_MAX, Caller
 from aof2.fs.ahead import Ahead
 from aof2.fs.answers import code_of
 from aof2.fs.channel import Upcall
-from aof2.fs.nodes import NAME_MAX
 from aof2.fs.ops import Operations
 from aof2.fs.quick import ABOUT_NAMES, Quick
 
@@ -29,9 +28,7 @@ COPY_FILE_RANGE: Final = 47
 COPY_FILE_RANGE_64: Final = 53
 STATFS: Final = 17
 _CREATE_IN: Final = struct.Struct("=IIII")
-_ENTRY_OUT: Final = struct.Struct("=QQQQII6Q10I")
 _OPEN_OUT: Final = struct.Struct("=QII")
-_NS: Final = 1_000_000_000
 _FALLOCATE_IN: Final = struct.Struct("<QQQII")
 _LSEEK_IN: Final = struct.Struct("<QQII")
 _COPY_IN: Final = struct.Struct("<QQQQQQQ")
@@ -45,10 +42,11 @@ class Upcalls:
 
     def __init__(self, operations: Operations) -> None:
         self._operations = operations
-        self._files = operations.files
-        self._quick = Quick(operations.nodes, operations.directories)
+        self._tree = operations.tree
+        self._kinds = operations.tree.kinds
+        self._quick = Quick(operations.tree, operations.directories, operations.volume.foreground)
         self.at_once = self._quick.answer
-        self.next_names = Ahead(operations.nodes).after
+        self.next_names = Ahead(operations.tree).after
 
     async def answer(self, call: Upcall) -> bytes:
         """The body of the reply; OSError with what the kernel is told instead."""
@@ -62,11 +60,6 @@ class Upcalls:
     async def _answer(self, call: Upcall) -> bytes:
         if call.opcode in ABOUT_NAMES:
             return await self._quick.answer_in_time(call.opcode, call.nodeid, call.body)
-        nodes = self._operations.nodes
-        if nodes.births is not None:
-            await nodes.births.catch_up()
-        if nodes.unlinks is not None:
-            await nodes.unlinks.catch_up()
         if call.opcode == FALLOCATE:
             return await self._fallocate(call)
         if call.opcode in (COPY_FILE_RANGE, COPY_FILE_RANGE_64):
@@ -76,43 +69,38 @@ class Upcalls:
         if call.opcode == TMPFILE:
             return await self._tmpfile(call)
         if call.opcode == STATFS:
-            return self._statfs(call)
+            return await self._statfs(call)
         if call.opcode == SYNCFS:
-            await self._files.sync_all()
+            await self._kinds.fold()
+            await self._kinds.sync_all()
             return b""
         raise os_error(errno.EOPNOTSUPP)
 
     async def _fallocate(self, call: Upcall) -> bytes:
         fh, offset, length, mode, _ = _FALLOCATE_IN.unpack_from(call.body)
-        await self._files.fallocate(fh, mode, offset, length)
+        await (await self._kinds.handle(fh)).allocate(mode, offset, length)
         return b""
 
-    def _statfs(self, call: Upcall) -> bytes:
-        """What can be written before writers wait for uploads: clean data makes way. A tenant's within its quota."""
-        tenant = self._files.volume.tenant_names().get(stream_of(call.nodeid))
-        total, free = self._files.room.space(tenant)
+    async def _statfs(self, call: Upcall) -> bytes:
+        total, free = (await self._kinds.folded(call.nodeid)).space(call.nodeid)
         blocks, avail = total // _STATFS_BLOCK, free // _STATFS_BLOCK
-        inodes = self._files.volume.disk.inodes()
+        inodes = self._operations.volume.disk.inodes()
         files = (_STATFS_FILES, _STATFS_FILES) if inodes is None else (inodes.total, inodes.room)
         sizes = (_STATFS_BLOCK, NAME_MAX, _STATFS_BLOCK, 0)
         return _STATFS_OUT.pack(blocks, avail, avail, *files, *sizes, *([0] * 6))
 
     async def _copy(self, call: Upcall) -> bytes:
         fh_in, offset_in, _, fh_out, offset_out, length, _ = _COPY_IN.unpack_from(call.body)
-        done = await self._files.copy(fh_in, offset_in, fh_out, offset_out, length)
+        source, target = await self._kinds.handle(fh_in), await self._kinds.handle(fh_out)
+        done = await target.copy_from(source, offset_in, offset_out, length)
         return struct.pack("<Q", done)  # the older reply is {u32 size, u32 padding}: the same bytes
 
     async def _tmpfile(self, call: Upcall) -> bytes:
         flags, mode, _, _ = _CREATE_IN.unpack_from(call.body)
-        row, fh = await self._operations.create_unnamed(call.nodeid, flags, mode, call.uid, call.gid)
-        times = [row.atime_ns, row.mtime_ns, row.ctime_ns]
-        return _ENTRY_OUT.pack(
-            *(row.ino, 0, 0, 0, 0, 0),
-            *(row.ino, row.size, 0, *(ns // _NS for ns in times)),
-            *(ns % _NS for ns in times),
-            *(row.mode, row.nlink, row.uid, row.gid, 0, 4096, 0),
-        ) + _OPEN_OUT.pack(fh, 0, 0)
+        kind = await self._kinds.folded(call.nodeid)
+        row, fh = await kind.create_unnamed(call.nodeid, flags, mode, Caller(call.uid, call.gid))
+        return self._tree.entry_out(row) + _OPEN_OUT.pack(fh, 0, 0)
 
     async def _lseek(self, call: Upcall) -> bytes:
         fh, offset, whence, _ = _LSEEK_IN.unpack_from(call.body)
-        return struct.pack("<Q", await self._files.seek(fh, offset, whence))
+        return struct.pack("<Q", await (await self._kinds.handle(fh)).seek(offset, whence))

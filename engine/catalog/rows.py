@@ -29,18 +29,10 @@ class Row(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown
     """Base of all rows."""
 
 
-class TenantKind(IntEnum):
-    """Written to disk. Never renumber."""
-
-    FILES = 0
-    APPEND = 1
-    PAGED = 2
-
-
 class TenantRow(Row, frozen=True):
     tenant_id: int
     name: str
-    kind: TenantKind
+    kind: int  # `kinds.registry`
     created_ms: int
 
 

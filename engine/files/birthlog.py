@@ -19,7 +19,7 @@ import os
 import stat
 import struct
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -145,12 +145,12 @@ def _fold_one(b: Batch, birth: Birth, touched: dict[int, int], chunk_bytes: int)
     return row
 
 
-def recover_births(volume: Volume) -> int:
-    """Folds what the last mount left in its birth logs, and removes them; how many files. On a worker thread."""
+def recover_births(volume: Volume, stream_ids: Iterable[int]) -> int:
+    """Folds what the last mount left in these tenants' birth logs, and removes them; how many files. Blocks."""
     folder = volume.state_dir / "births"
     found = 0
     done: list[Path] = []
-    for stream_id in volume.writable_tenants():
+    for stream_id in stream_ids:
         for number, path in _logs(folder, stream_id):
             found += _recover_one(volume, stream_id, number, path)
             done.append(path)

@@ -27,7 +27,8 @@ import trio
 
 from aof2.engine.errors import Aof2Error, ReadOnlyError
 from aof2.engine.files.seek import RoomSeeker, Writing
-from aof2.engine.files.state import Mode, OpenFile, Short, Touched
+from aof2.engine.files.state import Mode, OpenFile
+from aof2.engine.kinds.kernel import Short, Touched
 from aof2.engine.quota import Reservation
 
 if TYPE_CHECKING:
@@ -71,7 +72,6 @@ class Brake:
         self._windows: dict[int, _Window] = {}
         self._nursery: trio.Nursery | None = None
         self.on = False
-        self.why = "not asked for"
         self.denied = 0
         """Writers that were told ENOSPC or EDQUOT."""
 

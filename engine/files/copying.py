@@ -16,9 +16,10 @@ from aof2.engine.errors import os_error
 from aof2.engine.files.charges import Charges
 from aof2.engine.files.content import Content
 from aof2.engine.files.room import WriteRoom
-from aof2.engine.files.state import Handle, Mode, OpenFile
+from aof2.engine.files.state import Mode, OpenFile
 
 if TYPE_CHECKING:
+    from aof2.engine.files.handle import Handle
     from aof2.engine.volume import Volume
 
 # Of one request: callers go on from there, and others get a turn.

@@ -246,7 +246,7 @@ class Parts:
                 self._end(file, index)
                 return None
             async with file.io:
-                await self._files.collect(file)
+                await self._files.charges.collect(file)
                 size = file.stat().st_size
                 length = min(self._chunk_bytes, size - index * self._chunk_bytes)
                 passed = file.mode is Mode.PASSTHROUGH
@@ -349,7 +349,7 @@ class Parts:
         if file.mode is Mode.PASSTHROUGH:
             await self._files.room.brake.recount(file)
         else:
-            await self._files.recharge(file)
+            await self._files.charges.recharge(file)
 
     def _prepare(self, file: OpenFile, index: int, length: int) -> None:
         """From here on blocks of the chunk may become absent: whoever opens the file asks for each."""
@@ -395,7 +395,7 @@ class Parts:
             return None
         if not any(self._assembler.is_part(file, index) for index in range(len(file.source.chunks))):
             try:
-                return await self._files.fill(file)
+                return await self._files.content.fill(file)
             except OSError as e:
                 if e.errno not in NO_ROOM or not self.can_punch:
                     raise
@@ -418,7 +418,7 @@ class Parts:
                 return
             blocks = range(index * self._per_chunk, (index + 1) * self._per_chunk)
             absent = [block for block in blocks if file.is_absent(block, self._block_bytes)]
-            pages = await self._files.fetch(file, absent)
+            pages = await self._files.content.fetch(file, absent)
         if pages:  # there is no room for all of it: it goes back as it is now
             async with self._uploads:
                 read = await self._read(file, index)

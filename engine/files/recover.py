@@ -13,6 +13,7 @@ import contextlib
 import fcntl
 import os
 import struct
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -30,11 +31,11 @@ FS_IMMUTABLE_FL: Final = 0x10
 FS_APPEND_FL: Final = 0x20
 
 
-def recover(volume: Volume) -> list[int]:
-    """Brings every dirty file to where it can be opened and sealed; their inodes."""
+def recover_dirty(volume: Volume, tenants: Mapping[int, str]) -> list[int]:
+    """Brings every dirty file of these tenants to where it can be opened and sealed; their inodes."""
     found: list[int] = []
     gone: list[Path] = []
-    for stream_id, tenant in volume.writable_tenants().items():
+    for stream_id, tenant in tenants.items():
         with volume.catalog.view() as view:
             dirty = marks.dirty_rows(view, stream_id)
             nameless = set(namespace.orphans(view, stream_id))

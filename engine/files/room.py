@@ -228,7 +228,7 @@ class WriteRoom:
         if not size:
             return
         async with file.room:
-            await self._files.recharge(file)
+            await self._files.charges.recharge(file)
             window = self._next_window(file)
             wanted = size + max(0, window - file.budget)
             reservation = await self.seeker.take(Writing(file.tenant, file.ino, offset), size, wanted)

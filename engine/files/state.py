@@ -14,172 +14,20 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Callable, Collection, Iterator
-from enum import IntEnum
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 import trio
 
 from aof2.engine.catalog.rows import ObjectState
 from aof2.engine.catalog.rows import stream_of as stream_of
 from aof2.engine.files.ledger import Ledger
+from aof2.engine.kinds.kernel import Kernel as Kernel
+from aof2.engine.kinds.kernel import Mode as Mode
+from aof2.engine.kinds.kernel import NodeFlags as NodeFlags
 from aof2.engine.local.handles import Key, ObjectHandle
 from aof2.engine.objects import ObjectGoneError
-
-
-class Mode(IntEnum):
-    """How the opens of an inode are served. Spoken to the channel: never renumber."""
-
-    PASSTHROUGH = 1
-    RANGED = 2
-
-
-class NodeFlags(IntEnum):
-    """Spoken to the channel: never renumber."""
-
-    NONE = 0
-    ALL_PRESENT = 1
-    """Every block is in the backing file."""
-    SUID = 2
-    """A write by another user comes here, where suid, sgid and capabilities are cleared."""
-    STILL = 4
-    """Nobody writes to it or cuts it, until `Kernel.clear` was awaited: it may be answered from a mapping."""
-
-
-class Written(Protocol):
-    """What the channel wrote by itself since it was last asked."""
-
-    @property
-    def bytes_written(self) -> int: ...
-
-    @property
-    def budget_left(self) -> int: ...
-
-    @property
-    def ranges(self) -> Collection[tuple[int, int]]: ...
-
-
-class Grown(Protocol):
-    """What a tenant's passthrough writers took, and left, of the room they were given."""
-
-    @property
-    def left_bytes(self) -> int: ...
-
-    @property
-    def waiting(self) -> int: ...
-
-    @property
-    def files(self) -> Collection[tuple[int, int]]: ...
-
-
-class Short(Protocol):
-    """A tenant's passthrough writers come to the end of their room, or some are held there."""
-
-    @property
-    def stream_id(self) -> int: ...
-
-    @property
-    def left_bytes(self) -> int: ...
-
-    @property
-    def need_bytes(self) -> int: ...
-
-    @property
-    def ino(self) -> int: ...
-
-    @property
-    def offset(self) -> int: ...
-
-    @property
-    def waiting(self) -> int: ...
-
-
-class Touched(Protocol):
-    """A passthrough write that is held: it would go into blocks that are claimed."""
-
-    @property
-    def number(self) -> int: ...
-
-    @property
-    def ino(self) -> int: ...
-
-    @property
-    def offset(self) -> int: ...
-
-    @property
-    def length(self) -> int: ...
-
-
-class Kernel(Protocol):
-    """The way to the kernel, as far as files need it: the channel, or in tests something that remembers."""
-
-    def node(self, nodeid: int, fd: int, *, mode: int, flags: int, block_bytes: int, block_count: int) -> None:
-        """The backing file of an inode. The descriptor stays the caller's."""
-
-    def handle(self, nodeid: int, fh: int, cookie: bytes) -> None:
-        """An open of it that is about to be answered."""
-
-    def blocks(self, nodeid: int, first: int, count: int) -> None:
-        """These blocks are in the backing file."""
-
-    def coming(self, nodeid: int, first: int, count: int) -> None:
-        """Blocks that are being fetched: reads of them may wait for `blocks` instead of asking."""
-
-    async def clear(self, nodeid: int, first: int, count: int) -> None:
-        """These are no longer to be relied on; returns when nobody does."""
-
-    def grant(self, nodeid: int, budget_bytes: int) -> None:
-        """So much more may be written without asking."""
-
-    async def collect(self, nodeid: int) -> Written:
-        """What was written without asking."""
-
-    def watch(self, nodeid: int, *, append: bool) -> None:
-        """A passthrough node is about to be opened for writing. Only where there is a brake, as the next eight."""
-
-    def room(self, stream_id: int, more_bytes: int) -> None:
-        """A tenant's passthrough writers may take so much more."""
-
-    async def grown(self, stream_id: int, *, take: bool = False) -> Grown:
-        """What they took, and left; with `take`, what is left is ours again."""
-
-    def expect(self, nodeid: int, more_bytes: int) -> None:
-        """We ourselves are about to add so much to a file that is passed through."""
-
-    def deny(self, stream_id: int, code: int) -> None:
-        """Those of the tenant that are held for want of room fail with this errno."""
-
-    def stop_silent(self, stream_id: int) -> None:
-        """Those of the tenant that write without a report are stopped: there is no room."""
-
-    async def claim(self, nodeid: int, first: int, count: int) -> bool:
-        """Each write into these blocks of a passthrough file is told first; False: not now."""
-
-    def unclaim(self, nodeid: int, first: int, count: int) -> None:
-        """These blocks may be written to again."""
-
-    def pass_on(self, number: int, code: int = 0) -> None:
-        """A write that touched claimed blocks goes on, or fails with this errno."""
-
-    def drop(self, nodeid: int) -> None:
-        """Nobody has it open any more."""
-
-    async def settled(self) -> None:
-        """Returns when what was dropped before is let go of: a lease can be asked for."""
-
-    def caps(self, nodeid: int, on: bool) -> None:
-        """Whether the inode has file capabilities: without any, the channel answers for all."""
-
-    def killed(self, nodeid: int) -> bool:
-        """Whether another user's write to this special file is on its way; tells it once."""
-
-    def hand_over(self, fh: int, offset: int, data: bytes) -> int:
-        """The long answer of a READ, past the FUSE socket; the errno to answer it with at once."""
-
-    def invalidate_attr(self, nodeid: int) -> None: ...
-
-    def invalidate_inode(self, nodeid: int, offset: int = 0, length: int = 0) -> None: ...
 
 
 class Stamp(NamedTuple):
@@ -379,18 +227,6 @@ _made_when_used: Final[dict[str, Callable[[], object]]] = {
     "written": set, "wrote": dict, "clearing": set, "taking": set, "running": Running,
     "io": trio.Lock, "room": trio.Lock, "closing": trio.Event,
 }  # fmt: skip
-
-
-class Handle(NamedTuple):
-    """One open of a file."""
-
-    file: OpenFile
-    flags: int
-    keeps_pages: bool = False  # the kernel need not drop what it has of the file (`kept.py`)
-
-    @property
-    def writes(self) -> bool:
-        return wants_write(self.flags)
 
 
 def wants_write(flags: int) -> bool:

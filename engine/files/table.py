@@ -4,7 +4,7 @@
          ▲        ── open to write ─► the same, and dirty: the catalog says so, durably, before the open is answered
          └── sealed in the background after the last close (`seal.py`)
 
-This is the door for everybody outside, and it opens and closes; the rest is done by
+It opens and closes; what is read and written goes through a handle (`handle.py`), and the rest is done by
 
     known.py    which files there are, and who holds one      content.py     reading, writing, fetching
     loading.py  from the catalog to a file, clean to dirty    sizes.py       cutting, extending, holes
@@ -27,7 +27,7 @@ from __future__ import annotations
 import errno
 import os
 import struct
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -44,6 +44,7 @@ from aof2.engine.files.content import Content
 from aof2.engine.files.copying import Copying
 from aof2.engine.files.durability import Durability
 from aof2.engine.files.extents import runs_of
+from aof2.engine.files.handle import Handle
 from aof2.engine.files.kept import KeptPages
 from aof2.engine.files.known import Known
 from aof2.engine.files.loading import Loader
@@ -55,7 +56,8 @@ from aof2.engine.files.removal import Removal
 from aof2.engine.files.room import WriteRoom
 from aof2.engine.files.seal import Sealer
 from aof2.engine.files.sizes import Sizes
-from aof2.engine.files.state import Handle, Kernel, Mode, OpenFile, stream_of, wants_write
+from aof2.engine.files.state import Kernel, Mode, OpenFile, stream_of, wants_write
+from aof2.engine.kinds.opens import Opens
 from aof2.engine.tiering.recent import units_of
 
 if TYPE_CHECKING:
@@ -64,35 +66,45 @@ if TYPE_CHECKING:
 INODES_AT_ONCE: Final = 64  # clean files that make way when the disk runs out of inodes
 
 
+async def _keep_privileges(_: int) -> None:
+    """Of files without any."""
+
+
 class Files:
     """The files that are open or unsealed, and what can be done with them."""
 
-    def __init__(self, volume: Volume, kernel: Kernel) -> None:
+    def __init__(
+        self,
+        volume: Volume,
+        kernel: Kernel,
+        opens: Opens | None = None,
+        kill_privileges: Callable[[int], Awaitable[object]] = _keep_privileges,
+    ) -> None:
         self.volume = volume
         self.kernel = kernel
-        self.passthrough_why = ""
+        self.kill_privileges = kill_privileges  # another user writes to a file with suid, sgid or capabilities
         self.block_bytes = volume.settings.engine.block_bytes
         self._recency = volume.recent.hot
-        self._handles: dict[int, Handle] = {}
-        self._next_fh = 1
+        self._opens = Opens() if opens is None else opens
+        self.open_count = 0
         self._stopped: set[int] = set()  # by `refuse_writes`
         self._known = Known()
         self._kept = KeptPages()
         self.parts = Parts(self)
         self.room = WriteRoom(self)
         self.sealer = Sealer(self)
-        self._charges = Charges(volume, kernel, self.parts)
-        self._loader = Loader(volume, kernel, self._known, self.parts, self._charges)
+        self.charges = Charges(volume, kernel, self.parts)
+        self._loader = Loader(volume, kernel, self._known, self.parts, self.charges)
         self._modes = Modes(volume, kernel, self.parts, self.room)
-        self._content = Content(volume, self._modes, self.parts, self.room)
-        self.cold = ColdFiles(volume, kernel, self._content.patience)
-        self._durability = Durability(volume, self._known, self._charges)
+        self.content = Content(volume, self._modes, self.parts, self.room)
+        self.cold = ColdFiles(volume, kernel, self.content.patience)
+        self.durability = Durability(volume, self._known, self.charges)
         self.sizes = Sizes(
-            self._content, self.parts, self.room, self._charges, self._durability, block_bytes=self.block_bytes
+            self.content, self.parts, self.room, self.charges, self.durability, block_bytes=self.block_bytes
         )
-        self._reading = Reading(volume, self.kernel, self._known, self._content, self.room)
-        self._copying = Copying(volume, self._content, self.room, self._charges)
-        self._removal = Removal(volume, self._known, self.parts, self.sealer)
+        self._reading = Reading(volume, self.kernel, self._known, self.content, self.room)
+        self.copying = Copying(volume, self.content, self.room, self.charges)
+        self.removal = Removal(volume, self._known, self.parts, self.sealer)
         volume.hydrator.on_landed = self._landed
         volume.hydrator.on_lost = self._lost
 
@@ -118,7 +130,7 @@ class Files:
                 self._stopped.add(file.ino)
         return len(self._stopped)
 
-    def _check_writable(self, ino: int) -> None:
+    def check_writable(self, ino: int) -> None:
         self.volume.check_writable(stream_of(ino))
 
     # -- who has what ------------------------------------------------------------------------------------------
@@ -139,9 +151,6 @@ class Files:
     def dirty_files(self) -> list[OpenFile]:
         return [file for file in self._known.all() if file.dirty]
 
-    def open_count(self) -> int:
-        return len(self._handles)
-
     def unsealed_count(self) -> int:
         """Upper bound on dirty files: also counts the clean ones that are open."""
         return len(self._known)
@@ -157,10 +166,14 @@ class Files:
         return self.dirty_bytes() if tenant is None else self._known.ledger.bytes_of[tenant]
 
     def handle(self, fh: int) -> Handle:
-        try:
-            return self._handles[fh]
-        except KeyError:
-            raise os_error(errno.EBADF) from None
+        handle = self._opens.get(fh)
+        if not isinstance(handle, Handle):
+            raise os_error(errno.EBADF)
+        return handle
+
+    def _put(self, handle: Handle) -> None:
+        self._opens.put(handle.fh, handle)
+        self.open_count += 1
 
     def is_held(self, ino: int) -> bool:
         """Whether somebody changes the file's state, or waits to."""
@@ -179,36 +192,39 @@ class Files:
     def passthrough(self, can: bool) -> None:
         self._modes.passthrough = can
 
-    @property
-    def brake(self) -> bool:
-        """Whether passthrough writers are held, not stopped, where room ends."""
-        return self.room.brake.on
-
-    @property
-    def brake_why(self) -> str:
-        return self.room.brake.why
-
     # -- creating ----------------------------------------------------------------------------------------------
 
     async def create(
         self, parent: int, name: bytes, flags: int, *, mode: int, uid: int, gid: int
     ) -> tuple[InodeRow, int]:
         """A new, empty file, open."""
-        work = partial(namespace.create, parent=parent, name=name, mode=mode, uid=uid, gid=gid)
+        work = partial(namespace.create, name=name, mode=mode, uid=uid, gid=gid)
         return await self._create(parent, work, flags)
 
     async def create_unnamed(self, parent: int, flags: int, *, mode: int, uid: int, gid: int) -> tuple[InodeRow, int]:
         """A new, empty file without a name, open: gone with its last close unless it is linked."""
-        work = partial(namespace.create_unnamed, parent=parent, mode=mode, uid=uid, gid=gid)
+        work = partial(namespace.create_unnamed, mode=mode, uid=uid, gid=gid)
         row, fh = await self._create(parent, work, flags)
-        self._handles[fh].file.unlinked = True
+        self.handle(fh).file.unlinked = True
         return row, fh
 
-    async def _create(self, parent: int, work: Callable[..., InodeRow], flags: int) -> tuple[InodeRow, int]:
-        self._check_writable(parent)
+    async def create_closed(self, parent: int, name: bytes, *, mode: int, uid: int, gid: int) -> InodeRow:
+        """A new, empty file that nobody opens (mknod)."""
+        row = await self._make_row(parent, partial(namespace.create, name=name, mode=mode, uid=uid, gid=gid))
+        file, fd = self._make_new(row)
+        os.close(fd)
+        self._recency.touched(row.ino)
+        self.sealer.closed(file)
+        return row
+
+    async def _make_row(self, parent: int, work: Callable[..., InodeRow]) -> InodeRow:
+        self.check_writable(parent)
         await self.admit_file()
-        chunked = partial(work, chunk_bytes=self.volume.settings.engine.chunk_bytes)
-        row = await result_of(self.volume.writer.submit(stream_of(parent), chunked))
+        new = partial(work, parent=parent, chunk_bytes=self.volume.settings.engine.chunk_bytes)
+        return await result_of(self.volume.writer.submit(stream_of(parent), new))
+
+    async def _create(self, parent: int, work: Callable[..., InodeRow], flags: int) -> tuple[InodeRow, int]:
+        row = await self._make_row(parent, work)
         file, fd = self._make_new(row)
         try:
             file.mode = self._modes.for_writing(file, row)
@@ -217,13 +233,6 @@ class Files:
             os.close(fd)
         file.write_only = flags & os.O_ACCMODE == os.O_WRONLY
         return row, self._new_handle(file, flags, new=True)
-
-    def make_backing(self, row: InodeRow) -> None:
-        """The backing file of a new file that nobody opens (mknod)."""
-        file, fd = self._make_new(row)
-        os.close(fd)
-        self._recency.touched(row.ino)
-        self.sealer.closed(file)
 
     def _make_new(self, row: InodeRow) -> tuple[OpenFile, int]:
         """A new file and its backing file, open."""
@@ -248,23 +257,23 @@ class Files:
         self._known.add(file)
         self._recency.touched(row.ino)
         if closed:
-            self.charge(file)
+            self.charges.charge(file)
             self.sealer.closed(file)
             return
         file.mode, file.registered, file.handles = Mode.PASSTHROUGH, True, 1
         file.write_only = flags & os.O_ACCMODE == os.O_WRONLY
         file.appends = bool(flags & os.O_APPEND)
-        handle = Handle(file, flags)
-        self._handles[fh] = handle
+        handle = Handle(self, fh, file, flags)
+        self._put(handle)
         if handle.writes:
             file.writers = 1
             self.room.born(file)
-            self.charge(file)
+            self.charges.charge(file)
 
     async def born_released(self, fh: int, *, dropped: bool) -> None:
         """Its creator closed it; `dropped`: the channel let go of the backing file by itself."""
-        handle = self._handles.get(fh)
-        if handle is not None:
+        handle = self._opens.find(fh)
+        if isinstance(handle, Handle):
             if dropped:
                 handle.file.registered = False
             await self.release(fh)
@@ -274,7 +283,7 @@ class Files:
     async def open(self, ino: int, flags: int) -> int:
         """A handle. Opening to write, the catalog knows that the file is dirty before this returns."""
         if wants_write(flags) or flags & os.O_TRUNC:
-            self._check_writable(ino)
+            self.check_writable(ino)
         reads = flags & os.O_ACCMODE != os.O_WRONLY
         with self._known.opening(ino):
             try:
@@ -300,7 +309,7 @@ class Files:
 
     async def truncate(self, ino: int, size: int) -> None:
         """Cuts or extends, open or not."""
-        self._check_writable(ino)
+        self.check_writable(ino)
         with self._known.opening(ino):
             try:
                 async with self.holding(ino):
@@ -319,7 +328,7 @@ class Files:
         self._seal_or_let_go(file)
 
     def _new_handle(self, file: OpenFile, flags: int, *, new: bool = False) -> int:
-        fh, self._next_fh = self._next_fh, self._next_fh + 1
+        fh = self._opens.new_number()
         keeps_pages = self._kept.opened(file, fh)
         if not wants_write(flags) and file.mode is Mode.RANGED and self.cold.opened(file, fh):
             keeps_pages = False  # and is no use of it: a cold scan leaves the caches as they are
@@ -327,8 +336,8 @@ class Files:
             self._recency.touched(file.ino)
         else:
             self._recency.used(file.ino)
-        handle = Handle(file, flags, keeps_pages=keeps_pages)
-        self._handles[fh] = handle
+        handle = Handle(self, fh, file, flags, keeps_pages=keeps_pages)
+        self._put(handle)
         file.handles += 1
         if handle.writes:
             file.writers += 1
@@ -374,9 +383,10 @@ class Files:
     # -- closing -----------------------------------------------------------------------------------------------
 
     async def release(self, fh: int) -> None:
-        handle = self._handles.pop(fh, None)
-        if handle is None:
+        handle = self._opens.pop(fh)
+        if not isinstance(handle, Handle):
             return
+        self.open_count -= 1
         file = handle.file
         if not self.cold.is_cold(fh):
             self._recency.touched(file.ino)
@@ -384,7 +394,7 @@ class Files:
         async with self.holding(file.ino):
             self._kept.released(file.ino, fh)
             if handle.writes:
-                await self.collect(file)
+                await self.charges.collect(file)
             file.handles -= 1
             file.writers -= handle.writes
             if not file.writers and file.ino in self._stopped:
@@ -392,13 +402,13 @@ class Files:
                 set_immutable(file.path, on=False)
             if handle.writes:
                 self.room.closed(file)
-                self.charge(file)
+                self.charges.charge(file)
                 self.kernel.invalidate_attr(file.ino)  # stores through a mapping told nobody
             if file.handles:
                 return
             self._closed(file)
             if file.unlinked:
-                await self._removal.drop_orphan(file)
+                await self.removal.drop_orphan(file)
 
     def _closed(self, file: OpenFile) -> None:
         if file.registered:
@@ -407,7 +417,7 @@ class Files:
         file.closing.set()
         if file.budget:
             file.budget, file.window_bytes = 0, 0
-            self.charge(file)
+            self.charges.charge(file)
         file.close_fd()
         if not file.unlinked and not self._known.openers(file.ino):
             self._seal_or_let_go(file)
@@ -424,67 +434,16 @@ class Files:
 
     # -- bytes -------------------------------------------------------------------------------------------------
 
-    async def read(self, fh: int, offset: int, length: int) -> bytes:
-        file = self.handle(fh).file
-        if self.cold.is_cold(fh) and (data := await self.cold.read(file, offset, length)) is not None:
-            return data
-        return await self._content.read(file, offset, length)
-
-    async def glance(self, fh: int, offset: int, length: int) -> bytes | None:
-        """A few bytes of a clean file that is not here, without what is around them; None: read as usual."""
-        if self.cold.is_cold(fh):
-            return None
-        return await self._content.glance(self.handle(fh).file, offset, length)
-
-    async def make_ready(self, fh: int, offset: int, length: int) -> bool | bytes:
-        """Whether the channel can answer this read of a clean file by itself now: its blocks are here, and told. Where
-        there is no room for them here: the bytes."""
-        if self.cold.is_cold(fh):
-            return False
-        return await self._content.make_ready(self.handle(fh).file, offset, length)
-
-    async def write(self, fh: int, offset: int, data: bytes) -> int:
-        file = self.handle(fh).file
-        self._check_writable(file.ino)
-        return await self._content.write(file, offset, data)
-
-    async def fetch(self, file: OpenFile, blocks: list[int]) -> dict[int, bytes]:
-        """Brings blocks of a dirty file here, as far as there is room; those that found none. `file.io` is held."""
-        return await self._content.fetch(file, blocks)
-
-    async def fill(self, file: OpenFile) -> None:
-        """Fetches what a partly fetched dirty file still lacks."""
-        await self._content.fill(file)
-
     async def make_present(self, ino: int, offset: int, length: int) -> None:
         """A passthrough writer goes back into what was uploaded: it is here again when this returns."""
         file = self._known.get(ino)
         if file is not None and file.dirty:
-            await self._content.make_present(file, offset, length)
-
-    async def copy(self, fh_in: int, offset_in: int, fh_out: int, offset_out: int, length: int) -> int:
-        """A range from one file into another, at most a few MiB of it; how much."""
-        self._check_writable(self.handle(fh_out).file.ino)
-        return await self._copying.copy(self.handle(fh_in), offset_in, self.handle(fh_out), offset_out, length)
-
-    async def fallocate(self, fh: int, mode: int, offset: int, length: int) -> None:
-        """Space for a range, or holes and zeros in it, on a ranged file. Reserves before a byte is taken."""
-        file = self.handle(fh).file
-        self._check_writable(file.ino)
-        await self.sizes.fallocate(file, mode, offset, length)
-
-    async def seek(self, fh: int, offset: int, whence: int) -> int:
-        """SEEK_DATA and SEEK_HOLE. Of a file that is not all here nothing is known to be a hole but its end."""
-        return self.sizes.seek(self.handle(fh).file, offset, whence)
+            await self.content.make_present(file, offset, length)
 
     async def drop_kernel_pages(self, ino: int) -> None:
         """The kernel gives up what it remembers of the file's bytes, by the next open at the latest."""
         self._kept.forget(ino)
         self.kernel.invalidate_inode(ino)
-
-    def keeps_pages(self, fh: int) -> bool:
-        """Whether the kernel may keep what it remembers of the file's bytes at this open."""
-        return self.handle(fh).keeps_pages
 
     def forgotten(self, ino: int) -> None:
         """The kernel knows nothing of this inode any more."""
@@ -492,56 +451,13 @@ class Files:
 
     # -- durability and quota ----------------------------------------------------------------------------------
 
-    async def fsync(self, ino: int) -> None:
-        """Bytes and records of this file are on the disk when this returns."""
-        await self._durability.fsync(ino)
-
-    async def sync_log(self, stream_id: int) -> None:
-        await self._durability.sync_log(stream_id)
-
-    async def sync_all(self) -> None:
-        """syncfs: everything dirty and the logs."""
-        await self._durability.sync_all()
-
-    async def recharge(self, file: OpenFile) -> None:
-        """The quota counts the file as it is now."""
-        await self._charges.recharge(file)
-
-    async def collect(self, file: OpenFile) -> None:
-        """What the channel wrote by itself becomes known here."""
-        await self._charges.collect(file)
-
-    def charge(self, file: OpenFile) -> None:
-        """The quota counts a dirty file; what the channel wrote was collected."""
-        self._charges.charge(file)
-
     def charge_as(self, ino: int, disk_bytes: int) -> None:
         """The channel looked at a passthrough file: it takes so much."""
         file = self._known.get(ino)
         if file is not None and file.mode is Mode.PASSTHROUGH:
-            self._charges.charge_as(file, disk_bytes)
+            self.charges.charge_as(file, disk_bytes)
 
     # -- removal and sealing -----------------------------------------------------------------------------------
-
-    def removed(self, row: InodeRow) -> None:
-        """The last name of a regular file is gone; its bytes go with it, or with the last close."""
-        self._removal.removed(row)
-
-    def nameless(self, ino: int) -> None:
-        """Another file took its last name. Whoever looked that up a moment ago may still open this one."""
-        self._removal.nameless(ino)
-
-    async def drop_nameless(self, ino: int) -> None:
-        """The kernel forgot a file without a name: its bytes go, unless it is open after all."""
-        await self._removal.drop_nameless(ino)
-
-    def linked(self, ino: int) -> None:
-        """A file without a name got one again (O_TMPFILE, then link)."""
-        self._removal.linked(ino)
-
-    async def seal_closed(self, inos: Collection[int] | None = None) -> int:
-        """Seals what is closed and dirty now; how many files."""
-        return await self.sealer.seal_now(inos)
 
     def sealed(self, file: OpenFile, row: ObjectRow, disk_bytes: int) -> None:
         """The sealer is done with a file: it is clean, and the catalog counts so much of it."""
@@ -549,6 +465,6 @@ class Files:
             file.base.close_file()
             self.volume.pages.drop_object(file.ino, file.key[2])
             self.parts.sealed.add(file.key)
-        self._charges.sealed(file, disk_bytes)
+        self.charges.sealed(file, disk_bytes)
         self._recency.sized(file.ino, units_of(disk_bytes))
         self._known.forget(file)

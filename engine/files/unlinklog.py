@@ -20,7 +20,7 @@ import logging
 import re
 import struct
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -95,12 +95,12 @@ def fold(
     return rows
 
 
-def recover_unlinks(volume: Volume) -> int:
-    """Folds what the last mount left in its unlink logs, and removes them; how many. After births; blocks."""
+def recover_unlinks(volume: Volume, stream_ids: Container[int]) -> int:
+    """Folds what the last mount left in unlink logs of these tenants, and removes those. After births; blocks."""
     done: list[Path] = []
     found = 0
     for number, stream_id, path in _logs(volume.state_dir / "births"):
-        if stream_id in volume.writable_tenants():
+        if stream_id in stream_ids:
             found += _recover_one(volume, stream_id, number, path)
             done.append(path)
     if done:

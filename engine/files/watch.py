@@ -152,9 +152,9 @@ class Watch:
         """How much more the file takes than the quota knew."""
         before = file.charged_bytes
         if file.mode is Mode.PASSTHROUGH:
-            self._files.charge(file)
+            self._files.charges.charge(file)
         elif file.stat().st_blocks * 512 > before:
-            await self._files.recharge(file)  # many small writes take more than they were granted
+            await self._files.charges.recharge(file)  # many small writes take more than they were granted
         return file.charged_bytes - before
 
     def is_tight(self, more_bytes: int) -> bool:

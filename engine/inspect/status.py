@@ -23,6 +23,7 @@ from aof2.engine.catalog.store import View
 from aof2.engine.env import Env
 from aof2.engine.inspect.paths import Place, files_below
 from aof2.engine.inspect.rows import MANIFEST_DIR, VOLUME_STREAM
+from aof2.engine.kinds import registry
 from aof2.engine.manifest.quarantine import read_quarantine
 from aof2.engine.manifest.snapshot import list_snapshots, snapshot_name
 from aof2.engine.objects import HOT_BYTES, WARM_BYTES, chunk_bytes_here, full_mask
@@ -132,7 +133,7 @@ def volume_status(
     tenants: list[TenantStatus] = []
     jobs: Counter[str] = Counter()
     for tenant_id, row in view.scan(VOLUME_STREAM, t.TENANTS):
-        tenants.append(_tenant(view, manifest_dir, tenant_id, row.name, row.kind.name.lower(), now_ms))
+        tenants.append(_tenant(view, manifest_dir, tenant_id, row.name, registry.by_number(row.kind).name, now_ms))
         jobs.update(JobState(job.state).name.lower() for _, job in view.scan(tenant_id, t.JOBS))
     jobs.update(JobState(job.state).name.lower() for _, job in view.scan(VOLUME_STREAM, t.JOBS))
     ages = [tenant.snapshot_age_s for tenant in tenants if tenant.snapshot_age_s is not None]

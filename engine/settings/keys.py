@@ -165,7 +165,7 @@ class Key(NamedTuple):
     parse: Parser
 
 
-_TENANT_KEYS: Final = {
+TENANT_KEYS: Final = {
     "quota": Key("quota_bytes", _or_off(_size(1))),
     "compression": Key("compression", _choice("zstd", "none")),
 }
@@ -208,21 +208,19 @@ SECTION_KEYS: Final[dict[str, dict[str, Key]]] = {
     },
     "metrics": {"listen": Key("listen", _listen)},
 }
-TENANT_KIND_KEYS: Final[dict[str, dict[str, Key]]] = {
-    "files": {**_TENANT_KEYS, "write_mode": Key("write_mode", _choice("auto", "passthrough", "budget"))},
-    "append": {
-        **_TENANT_KEYS,
-        "ext": Key("ext", _text(r"[A-Za-z0-9]{1,16}", "1 to 16 letters and digits, without the dot")),
-        "framing": Key("framing", _choice("line", "record")),
-        "segment_bytes": Key("segment_bytes", _size(4 * _KIB)),
-        "seal_after": Key("seal_after_s", _time_s(10, _DAY_MS)),
-    },
-    "paged": {
-        **_TENANT_KEYS,
-        "page_bytes": Key("page_bytes", _page_bytes),
-        "delta_threshold": Key("delta_threshold", _share),
-        "checkpoint_every": Key("checkpoint_every_s", _time_s(100, _DAY_MS)),
-    },
+FILES_KEYS: Final = {**TENANT_KEYS, "write_mode": Key("write_mode", _choice("auto", "passthrough", "budget"))}
+APPEND_KEYS: Final = {
+    **TENANT_KEYS,
+    "ext": Key("ext", _text(r"[A-Za-z0-9]{1,16}", "1 to 16 letters and digits, without the dot")),
+    "framing": Key("framing", _choice("line", "record")),
+    "segment_bytes": Key("segment_bytes", _size(4 * _KIB)),
+    "seal_after": Key("seal_after_s", _time_s(10, _DAY_MS)),
+}
+PAGED_KEYS: Final = {
+    **TENANT_KEYS,
+    "page_bytes": Key("page_bytes", _page_bytes),
+    "delta_threshold": Key("delta_threshold", _share),
+    "checkpoint_every": Key("checkpoint_every_s", _time_s(100, _DAY_MS)),
 }
 SECTIONS: Final[dict[str, type[Section]]] = {
     "volume": VolumeSettings,

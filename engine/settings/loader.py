@@ -22,11 +22,10 @@ from urllib.parse import unquote
 import msgspec
 
 from aof2.engine.errors import Aof2Error
-from aof2.engine.settings.keys import SECTION_KEYS, SECTIONS, TENANT_KIND_KEYS, TENANT_NAME, Key
+from aof2.engine.kinds import registry
+from aof2.engine.settings.keys import SECTION_KEYS, SECTIONS, TENANT_NAME, Key
 from aof2.engine.settings.model import (
-    TENANT_KINDS,
     TENANTS_DEFAULT,
-    AppendTenant,
     EngineSettings,
     Section,
     Settings,
@@ -166,19 +165,19 @@ class _Loader:
         if not isinstance(raw, dict):
             self._bad(where, raw, f"a table: [{where}]")
             return None
-        kind = raw.get("kind", "files")
-        if not isinstance(kind, str) or kind not in TENANT_KINDS:
-            self._bad(f"{where}.kind", kind, " or ".join(f'"{k}"' for k in TENANT_KINDS))
+        kind = raw.get("kind", registry.DEFAULT)
+        entry = registry.by_name(kind) if isinstance(kind, str) else None
+        if entry is None:
+            self._bad(f"{where}.kind", kind, " or ".join(f'"{one.name}"' for one in registry.REGISTERED))
             return None
-        keys = TENANT_KIND_KEYS[kind]
         rest = {}
         for key, value in raw.items():
-            owners = [k for k, its in TENANT_KIND_KEYS.items() if key in its and key not in keys]
+            owners = [one.name for one in registry.REGISTERED if key in one.keys and key not in entry.keys]
             if owners:
                 self._clash(f"{where}.{key}", value, f'a key of kind "{owners[0]}", but {where}.kind is "{kind}"')
             elif key != "kind":
                 rest[key] = value
-        return TENANT_KINDS[kind](**self._fields(where, rest, {"kind": Key("kind", str), **keys}))
+        return entry.settings(**self._fields(where, rest, {"kind": Key("kind", str), **entry.keys}))
 
     # -- limits against each other -----------------------------------------------------------------------------
 
@@ -193,9 +192,8 @@ class _Loader:
             if tenant.quota_bytes is not None and tenant.quota_bytes < chunk:
                 allowed = f'at least {format_size(chunk)} (one chunk), or "" for none'
                 self._bad(f"tenants.{name}.quota", format_size(tenant.quota_bytes), allowed)
-            if isinstance(tenant, AppendTenant) and tenant.segment_bytes > chunk:
-                allowed = f"at most {format_size(chunk)}: a sealed segment is one chunk"
-                self._bad(f"tenants.{name}.segment_bytes", format_size(tenant.segment_bytes), allowed)
+            for key, value, allowed in tenant.beyond_limits(chunk):
+                self._bad(f"tenants.{name}.{key}", value, allowed)
         if s.remote.endpoint_url and s.remote.directory is not None:
             why = f"it goes with an s3:// url, but remote.url is {_as_toml(s.remote.url)}; empty it or change the url"
             self._clash("remote.endpoint_url", s.remote.endpoint_url, why)

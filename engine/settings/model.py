@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
-from aof2.engine.units import MinFree
+from aof2.engine.units import MinFree, format_size
 
 _KIB, _MIB, _GIB = 1 << 10, 1 << 20, 1 << 30
 
@@ -101,9 +101,9 @@ class TenantSettings(Section, frozen=True, kw_only=True):
     quota_bytes: int | None = None
     compression: str = "zstd"
 
-    @property
-    def kind(self) -> str:
-        return next(kind for kind, cls in TENANT_KINDS.items() if cls is type(self))
+    def beyond_limits(self, chunk_bytes: int) -> list[tuple[str, str, str]]:
+        """(key, value, what is allowed) of what does not go with the volume's sizes."""
+        return []
 
 
 class FilesTenant(TenantSettings, frozen=True, kw_only=True):
@@ -119,6 +119,12 @@ class AppendTenant(TenantSettings, frozen=True, kw_only=True):
     framing: str = "line"
     segment_bytes: int = 64 * _MIB
     seal_after_s: float = 10.0
+
+    def beyond_limits(self, chunk_bytes: int) -> list[tuple[str, str, str]]:
+        if self.segment_bytes <= chunk_bytes:
+            return []
+        allowed = f"at most {format_size(chunk_bytes)}: a sealed segment is one chunk"
+        return [("segment_bytes", format_size(self.segment_bytes), allowed)]
 
 
 class PagedTenant(TenantSettings, frozen=True, kw_only=True):
@@ -136,11 +142,6 @@ class EngineSettings(Section, frozen=True, kw_only=True):
     block_bytes: int = 1 * _MIB
 
 
-TENANT_KINDS: Final[dict[str, type[TenantSettings]]] = {
-    "files": FilesTenant,
-    "append": AppendTenant,
-    "paged": PagedTenant,
-}
 TENANTS_DEFAULT: Final[dict[str, TenantSettings]] = {
     "default": FilesTenant(),
     "events": AppendTenant(),

@@ -29,10 +29,10 @@ class Closing:
         """Returns when none of them is open, or the moment is over."""
         with trio.move_on_at(self._until_s):
             pause_s = CLOSING_FIRST_S
-            while any(self._mounted.files.is_open(ino) for ino in inos):
+            while any(self._mounted.kinds.is_open(ino) for ino in inos):
                 await trio.sleep(pause_s)
                 pause_s = min(CLOSING_EVERY_S, pause_s * 2)
-                await self._mounted.caught_up()  # a file that the channel created is closed by a record, too
+                await self._mounted.kinds.fold()  # a file that the channel created is closed by a record, too
 
     async def again(self) -> bool:
         """Whether it is worth another try, a little later."""

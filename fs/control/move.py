@@ -207,7 +207,7 @@ async def _make_durable(mounted: Mounted, places: Sequence[Place], closing: Clos
         await durable.replicated(mounted.volume, ends)
         return
     await closing.closed(inos)
-    await mounted.files.seal_closed(inos)
+    await mounted.kinds.seal(inos)
     chosen = set(inos)
     tenants = {place.tenant_id for place in places}
     wanted = {k: size for k, size in durable.pending(mounted.volume, tenants).items() if k[1] in chosen}
@@ -238,12 +238,12 @@ async def _evict_page(mounted: Mounted, page: Sequence[Place], closing: Closing,
         moved.files -= 1
         moved.skip(walk.shown(mounted, place), "in use")
     for ino in {place.inode.ino for place in by_key.values()}:
-        await mounted.files.drop_kernel_pages(ino)
+        await mounted.kinds.drop_kernel_pages(ino)
 
 
 def _kept(mounted: Mounted, view: View, place: Place, row: ObjectRow | None) -> str:
     """Why the file is not evicted; "" when it may be."""
-    if mounted.files.is_open(place.inode.ino):
+    if mounted.kinds.is_open(place.inode.ino):
         return "open"
     if not walk.is_durable(row):
         return "not in the remote yet"

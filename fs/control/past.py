@@ -91,7 +91,7 @@ async def _settled(mounted: Mounted, place: Place, tell: Tell) -> None:
     """What the file is now reaches the remote first, so that it is a generation to go back to as well."""
     ino = place.inode.ino
     await Closing(mounted).closed({ino})
-    await mounted.files.seal_closed({ino})
+    await mounted.kinds.seal({ino})
     wanted = {k: n for k, n in durable.pending(mounted.volume, {place.tenant_id}).items() if k[1] == ino}
     if wanted:
         await durable.plan(mounted.volume, {place.tenant_id})
@@ -101,13 +101,12 @@ async def _settled(mounted: Mounted, place: Place, tell: Tell) -> None:
 async def _in_place(mounted: Mounted, place: Place, generation: int) -> ObjectRow:
     volume, ino = mounted.volume, place.inode.ino
     purge_after_ms = int(volume.settings.retention.purge_after_s * 1000)
-    async with mounted.files.holding(ino):  # who opens it meanwhile waits, and finds it reverted
-        file = mounted.files.file(ino)
-        if file is not None:
+    async with mounted.kinds.holding(ino):  # who opens it meanwhile waits, and finds it reverted
+        if mounted.kinds.is_unsealed(ino):
             raise ControlError(f"{walk.shown(mounted, place)}: it is open; close it, or use --to")
         work = partial(past.revert, ino=ino, generation=generation, purge_after_ms=purge_after_ms)
         row = await result_of(volume.writer.submit(place.tenant_id, work, sync=True))
-    await mounted.files.drop_kernel_pages(ino)
+    await mounted.kinds.drop_kernel_pages(ino)
     return row
 
 

@@ -57,7 +57,7 @@ async def _create(mounted: Mounted, args: Snapshot, tell: Tell) -> list[Snapshot
     """What is closed reaches the remote first: a snapshot is of what is there."""
     volume = mounted.volume
     tenants = tenants_named(volume, args.tenant)
-    await mounted.files.seal_closed(None)
+    await mounted.kinds.seal(None)
     wanted = durable.pending(volume, set(tenants))
     if wanted:
         await durable.plan(volume, set(tenants))

@@ -69,16 +69,17 @@ async def toggle(mounted: Mounted, args: Toggle, tell: Tell) -> Toggled:
 async def _come_to_rest(mounted: Mounted, tell: Tell) -> None:
     """Everything that was answered is in the log and in the remote, and nothing more is on its way there."""
     volume = mounted.volume
-    mounted.stop_births()
+    mounted.kinds.stop_ahead()
     await mounted.channel.settled()
-    await mounted.caught_up()
-    await Closing(mounted).closed(mounted.files.writing())
-    writing = mounted.files.writing()
+    await mounted.kinds.fold()
+    await Closing(mounted).closed(mounted.kinds.writing())
+    writing = mounted.kinds.writing()
     if writing:
         raise ControlError(f"{len(writing)} file(s) are open for writing; close them first, aof2 status counts them")
-    await mounted.files.seal_closed(None)
-    if mounted.files.dirty_count():
-        raise ControlError(f"{mounted.files.dirty_count()} file(s) are still being sealed or mapped; try again")
+    await mounted.kinds.seal(None)
+    left = mounted.kinds.unsealed()
+    if left.files:
+        raise ControlError(f"{left.files} file(s) are still being sealed or mapped; try again")
     tenants = set(volume.tenant_names())
     wanted = durable.pending(volume, tenants)
     if wanted:

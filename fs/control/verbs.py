@@ -70,7 +70,7 @@ async def dispatch(mounted: Mounted, request: dict[str, Any], tell: Tell) -> obj
     except msgspec.ValidationError as e:
         raise ControlError(f"{verb}: {e}", 2) from None
     if handler is not ping:
-        await mounted.caught_up()
+        await mounted.kinds.fold()
     return await handler(mounted, asked, tell)
 
 
@@ -112,7 +112,7 @@ async def flush(mounted: Mounted, args: Flush, tell: Tell) -> Uploaded:
     if target.read_only_reason or not target.enabled:
         return Uploaded(0, 0)
     with trio.move_on_after(math.inf if args.wait else SEAL_NO_WAIT_MAX_S):  # it goes on until the mount is gone
-        await mounted.files.seal_closed(None)
+        await mounted.kinds.seal(None)
     return await _upload(mounted, set(mounted.volume.tenant_names()), tell, wait=args.wait, hint=", or use --no-wait")
 
 
@@ -123,7 +123,7 @@ async def checkpoint(mounted: Mounted, args: Checkpoint, tell: Tell) -> Uploaded
         tenants = {mounted.volume.tenant(args.tenant).tenant_id} if args.tenant is not None else set(names)
     except ObjectGoneError as e:
         raise ControlError(str(e)) from None
-    await mounted.files.seal_closed(None)
+    await mounted.kinds.seal(None)
     return await _upload(mounted, tenants, tell, wait=args.wait)
 
 
@@ -149,14 +149,14 @@ async def wait(mounted: Mounted, args: Paths, tell: Tell) -> Uploaded:
     inos = await _not_uploaded(mounted, places)
     while inos:
         await Closing(mounted).closed(inos)
-        await mounted.files.seal_closed(inos)
+        await mounted.kinds.seal(inos)
         wanted: dict[Key, int] = {k: n for k, n in durable.pending(volume, tenants).items() if k[1] in inos}
         await durable.plan(volume, tenants)
         some = await durable.uploaded(volume, wanted, tell)
         done = Uploaded(done.files + some.files, done.bytes + some.bytes)
         left = await _not_uploaded(mounted, places) & inos
         # Thousands of files that were just closed take longer than a moment: as long as there are fewer, that goes on.
-        if left and (len(left) == len(inos) or all(map(mounted.files.is_open, left))):
+        if left and (len(left) == len(inos) or all(map(mounted.kinds.is_open, left))):
             await _raise_open(mounted, places)
         inos = left
     await durable.replicated(volume, volume.log_ends(tenants))
@@ -179,7 +179,7 @@ async def _raise_open(mounted: Mounted, places: list[Place]) -> None:
             for place in page:
                 if not walk.is_durable(walk.newest(view, place)):
                     path = walk.shown(mounted, place)
-                    if mounted.files.is_open(place.inode.ino):
+                    if mounted.kinds.is_open(place.inode.ino):
                         raise ControlError(f"{path}: still open for writing; it is uploaded once it is closed")
                     why = mounted.volume.target.read_only_reason or "it is mapped, or was written to meanwhile"
                     raise ControlError(f"{path}: not sealed yet ({why}); it is tried again, see daemon.log")

@@ -107,7 +107,7 @@ def _of_path(mounted: Mounted, view: Any, place: Place) -> TreeFacts | ObjectFac
     ino = place.inode.ino
     return ObjectFacts(
         object=object_status(view, settings, place, replication),
-        open=mounted.files.is_open(ino),
+        open=mounted.kinds.is_open(ino),
         pinned=pins.is_pinned(view, place.tenant_id, ino),
     )
 
@@ -130,7 +130,8 @@ def _count(volume: Volume, *, light: bool) -> VolumeStatus:
 
 
 def mount_status(mounted: Mounted) -> MountStatus:
-    volume, files = mounted.volume, mounted.files
+    volume, kinds = mounted.volume, mounted.kinds
+    way, unsealed = kinds.way(), kinds.unsealed()
     metrics, pages, remote = volume.metrics, volume.pages.stats(), volume.remote.stats()
     with volume.catalog.view() as view:
         held = [size for tenant_id in volume.tenant_names() for _, size in pins.pinned(view, tenant_id)]
@@ -141,14 +142,14 @@ def mount_status(mounted: Mounted) -> MountStatus:
         read_only=mounted.options.ro or not volume.target.enabled or bool(volume.read_only_reason),
         read_only_why=volume.read_only_reason,
         fenced=bool(volume.fenced),
-        passthrough=files.passthrough,
-        passthrough_why=files.passthrough_why,
-        brake=files.brake,
-        brake_why=files.brake_why,
-        open_files=files.open_count(),
+        passthrough=way.passthrough,
+        passthrough_why=way.passthrough_why,
+        brake=way.brake,
+        brake_why=way.brake_why,
+        open_files=kinds.open_count(),
         handed_over=mounted.channel.handed_over,
-        unsealed_files=files.dirty_count(),
-        unsealed_bytes=files.dirty_bytes(),
+        unsealed_files=unsealed.files,
+        unsealed_bytes=unsealed.bytes,
         pinned_files=len(held),
         pinned_bytes=sum(held),
         page_cache_bytes=pages.used_bytes,

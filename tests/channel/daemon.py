@@ -21,6 +21,7 @@ import pyfuse3
 import trio
 
 from aof2.engine.catalog.rows import InodeRow
+from aof2.engine.kinds.kernel import Short, Touched
 from aof2.fs import attrs
 from aof2.fs import channel as fs_channel
 from aof2.fs import channel_wire as wire
@@ -28,6 +29,25 @@ from aof2.fs.channel import Channel, MountOptions, Upcall, open_channel
 from aof2.fs.options import Options
 
 Json = dict[str, Any]
+
+
+class Told:
+    """Remembers what is told that is no request."""
+
+    def __init__(self) -> None:
+        self.refusals: list[list[int]] = []
+
+    def refused(self, ino: int, code: int) -> None:
+        self.refusals.append([ino, code])
+
+    def changes_waiting(self) -> None:
+        """Nothing is created here."""
+
+    def room_short(self, short: Short) -> None:
+        """There is no brake here."""
+
+    def touched(self, touched: Touched) -> None:
+        """There is no brake here."""
 
 
 class Folder(pyfuse3.Operations):
@@ -42,7 +62,7 @@ class Folder(pyfuse3.Operations):
         self.open_files: dict[int, tuple[int, int]] = {}  # fh: (inode, fd)
         self.registered: dict[int, int] = {}  # inode: opens
         self.held: dict[str, trio.Event] = {}
-        self.refused: list[list[int]] = []
+        self.told = Told()
         self.upcalls: list[list[Any]] = []
         self.xattrs: dict[tuple[str, bytes], bytes] = {}
         self.next_fh = 100
@@ -242,7 +262,7 @@ class Commands:
         self.ops.ahead = names
 
     async def do_refused(self) -> list[Any]:
-        return self.ops.refused
+        return self.ops.told.refusals
 
     async def do_coming(self, name: str, first: int, count: int) -> None:
         self.channel.coming(self.ops.inode(name), first, count)
@@ -369,7 +389,7 @@ async def main(mountpoint: str, root: str, options: Json) -> None:
                 sys.stdout.flush()
                 await channel.run(
                     ops.upcall,
-                    lambda nodeid, code: ops.refused.append([nodeid, code]),
+                    ops.told,
                     at_once=ops.at_once,
                     next_names=ops.next_names,
                 )

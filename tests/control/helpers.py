@@ -11,6 +11,10 @@ import trio
 
 from aof2.engine.catalog import tables as t
 from aof2.engine.env import Env
+from aof2.engine.kinds.catalogued import Catalogued
+from aof2.engine.kinds.kind import Asked, Unsealed, Way
+from aof2.engine.kinds.mounted import Kinds
+from aof2.engine.kinds.opens import Opens
 from aof2.engine.local.handles import Key
 from aof2.engine.settings import Settings
 from aof2.engine.volume import PARTS, Volume, open_volume
@@ -20,18 +24,15 @@ from aof2.fs.control.server import ControlServer
 from aof2.fs.options import Options
 
 
-class FakeFiles:
+class FakeFiles(Catalogued):
     """What is written and not sealed is told by the test."""
 
     def __init__(self, volume: Volume) -> None:
-        self.volume = volume
-        self.passthrough = False
-        self.passthrough_why = "there is no mount"
-        self.brake = False
-        self.brake_why = "there is no mount"
+        super().__init__(volume, volume.tenant_names())
         self.opened: set[int] = set()
         self.dirty: dict[int, Key] = {}
         self.dropped: list[int] = []
+        self.catches_up: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint
 
     async def write(self, tenant: str, name: bytes, data: bytes) -> Key:
         """A file as it is after its last close: written, not sealed."""
@@ -40,7 +41,13 @@ class FakeFiles:
         self.dirty[key[1]] = key
         return key
 
-    async def seal_closed(self, inos: Collection[int] | None = None) -> int:
+    def way(self) -> Way:
+        return Way(passthrough_why="there is no mount", brake_why="there is no mount")
+
+    async def fold(self, ino: int = 0, asked: Asked = Asked.ANY) -> None:
+        await self.catches_up()
+
+    async def seal(self, inos: Collection[int] | None = None) -> int:
         wanted = [ino for ino in self.dirty if ino not in self.opened and (inos is None or ino in inos)]
         for ino in wanted:
             await self.volume.seal(self.dirty.pop(ino))
@@ -52,11 +59,9 @@ class FakeFiles:
     def open_count(self) -> int:
         return len(self.opened)
 
-    def dirty_count(self) -> int:
-        return len(self.dirty)
-
-    def dirty_bytes(self) -> int:
-        return sum(self.volume.backing_path(key).stat().st_size for key in self.dirty.values())
+    def unsealed(self) -> Unsealed:
+        sizes = [self.volume.backing_path(key).stat().st_size for key in self.dirty.values()]
+        return Unsealed(len(sizes), sum(sizes))
 
     async def drop_kernel_pages(self, ino: int) -> None:
         self.dropped.append(ino)
@@ -77,12 +82,9 @@ class FakeMounted:
         self.mountpoint = volume.settings.volume.mountpoint
         self.options = Options()
         self.files = FakeFiles(volume)
+        self.kinds = Kinds(dict.fromkeys(volume.tenant_names(), self.files), Opens())
         self.channel = FakeChannel()
         self.started_ms = volume.env.now_ms()
-        self.catches_up: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint
-
-    async def caught_up(self) -> None:
-        await self.catches_up()
 
     async def call(self, verb: str, *, on_progress: Callable[[Progress], None] | None = None, **args: object) -> Any:
         """What a command would get."""

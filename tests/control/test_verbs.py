@@ -319,10 +319,10 @@ def test_wait_takes_a_close_that_is_on_its_way(tmp_path: Path) -> None:
 def test_verbs_see_what_the_channel_created_a_moment_ago(tmp_path: Path) -> None:
     async def body(mounted: FakeMounted) -> None:
         async def fold() -> None:
-            mounted.catches_up = trio.lowlevel.checkpoint
+            mounted.files.catches_up = trio.lowlevel.checkpoint
             await mounted.files.write("default", b"born", data("b", 3000))
 
-        mounted.catches_up = fold
+        mounted.files.catches_up = fold
         assert await mounted.call("wait", paths=["default/born"]) == {"files": 1, "bytes": 3000}
 
     run_mounted(small_settings(tmp_path), body)

@@ -164,16 +164,16 @@ def scribble(files: Files, ino: int, data: bytes, offset: int = 0) -> None:
 async def write(files: Files, kernel: FakeKernel, fh: int, offset: int, data: bytes) -> None:
     """A write() of a ranged file: answered by the channel where it may, else here."""
     if not kernel.write(files.handle(fh).file.ino, offset, data):
-        assert await files.write(fh, offset, data) == len(data)
+        assert await files.handle(fh).write(offset, data) == len(data)
 
 
 async def read(files: Files, kernel: FakeKernel, fh: int, offset: int, length: int) -> bytes:
     data = kernel.read(files.handle(fh).file.ino, offset, length)
-    return await files.read(fh, offset, length) if data is None else data
+    return await files.handle(fh).read_bytes(offset, length) if data is None else data
 
 
 async def publish(files: Files) -> None:
-    await files.seal_closed()
+    await files.sealer.seal_now()
     await files.volume.checkpoint("default")
 
 
@@ -201,7 +201,7 @@ async def content(files: Files, ino: int) -> bytes:
         if file.mode is Mode.PASSTHROUGH:
             return Path(file.path).read_bytes()
         out = b""
-        while part := await files.read(fh, len(out), 10_000):
+        while part := await files.handle(fh).read_bytes(len(out), 10_000):
             out += part
         return out
     finally:

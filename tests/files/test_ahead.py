@@ -18,12 +18,14 @@ from aof2.engine import namespace
 from aof2.engine.aio import result_of
 from aof2.engine.catalog.rows import InodeRow
 from aof2.engine.files import Files, stream_of
+from aof2.engine.files.kind import FilesKind
+from aof2.engine.kinds.mounted import Kinds
+from aof2.engine.kinds.opens import Opens
+from aof2.engine.kinds.registry import MountWish, Surroundings
 from aof2.fs import attrs
 from aof2.fs.ahead import COUNT_MAX, Ahead, _Walk
-from aof2.fs.nodes import Nodes
 from aof2.fs.options import Options
-from aof2.fs.special import Special
-from aof2.fs.unlinks import Unlinks
+from aof2.fs.tree import Tree
 from tests.engine.helpers import small_settings
 from tests.files.helpers import FakeKernel, make, run_files, top
 
@@ -65,8 +67,9 @@ def test_an_absent_name_may_be_remembered() -> None:
 
 def run_ahead(tmp_path: Path, body: Any) -> None:
     async def main(files: Files, _: FakeKernel) -> None:
-        special = Special(uid=0, gid=0, now_ns=0, tenants=files.volume.tenant_names)
-        await body(files, Nodes(files.volume, files, special, Options()))
+        volume = files.volume
+        kind = FilesKind(Surroundings(volume, files.kernel, Opens(), MountWish(), volume.tenant_names()), files)
+        await body(files, Tree(Kinds(dict.fromkeys(volume.tenant_names(), kind), Opens()), Options()))
 
     run_files(small_settings(tmp_path), main)
 
@@ -107,8 +110,8 @@ def walk(ahead: Ahead, parent: int, names: list[bytes]) -> tuple[int, int]:
 
 
 def test_a_walk_in_order_asks_for_few(tmp_path: Path) -> None:
-    async def body(files: Files, nodes: Nodes) -> None:
-        names, ahead = await many(files, 2000), Ahead(nodes)
+    async def body(files: Files, tree: Tree) -> None:
+        names, ahead = await many(files, 2000), Ahead(tree)
         for _ in range(3):
             asked, told_count = walk(ahead, top(files.volume), names)
             assert asked < 30
@@ -118,23 +121,23 @@ def test_a_walk_in_order_asks_for_few(tmp_path: Path) -> None:
 
 
 def test_what_is_told_is_what_a_look_up_answers(tmp_path: Path) -> None:
-    async def body(files: Files, nodes: Nodes) -> None:
-        names, ahead, parent = await many(files, 600), Ahead(nodes), top(files.volume)
+    async def body(files: Files, tree: Tree) -> None:
+        names, ahead, parent = await many(files, 600), Ahead(tree), top(files.volume)
         for name in names:
             packed = ahead.after(parent, name + b"\0")
             assert len(told(packed)) <= COUNT_MAX
             for i, ahead_name in enumerate(told(packed)):
-                row = nodes.find(parent, ahead_name)
+                row = tree.find(parent, ahead_name)
                 assert row is not None
                 at = i * (ENTRY.size + 1 + len(ahead_name))
-                assert packed[at : at + ENTRY.size] == nodes.entry_out(row)
+                assert packed[at : at + ENTRY.size] == tree.entry_out(row)
 
     run_ahead(tmp_path, body)
 
 
 def test_another_order_is_left_alone(tmp_path: Path) -> None:
-    async def body(files: Files, nodes: Nodes) -> None:
-        names, ahead = await many(files, 2000), Ahead(nodes)
+    async def body(files: Files, tree: Tree) -> None:
+        names, ahead = await many(files, 2000), Ahead(tree)
         shuffled = random.Random(5).sample(names, len(names))
         asked, told_count = walk(ahead, top(files.volume), shuffled)
         assert asked > 1900 and told_count < 300
@@ -145,20 +148,21 @@ def test_another_order_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_directories_and_what_is_open_dirty_or_unlinked_are_not_told(tmp_path: Path) -> None:
-    async def body(files: Files, nodes: Nodes) -> None:
+    async def body(files: Files, tree: Tree) -> None:
         names, parent = await many(files, 40), top(files.volume)
-        nodes.unlinks = Unlinks(files)
-        await nodes.unlinks.start()
+        kind = tree.kinds.of(parent)
+        assert isinstance(kind, FilesKind)
+        await kind.unlinks.start(files.volume.writable_tenants())
         opened = await make(files, b"f00006+open", b"x")
-        await files.seal_closed()
+        await files.sealer.seal_now()
         fh = await files.open(opened, os.O_RDONLY)
         await make(files, b"f00005+dirty", b"x")
-        assert nodes.unlinks.take(parent, names[7]) is not None
-        ahead = Ahead(nodes)
+        assert kind.unlinks.take(parent, names[7]) is not None
+        ahead = Ahead(tree)
         found = [name for at in names for name in told(ahead.after(parent, at + b"\0"))]
         assert len(found) > 30 and not {names[7], names[20], b"f00005+dirty", b"f00006+open"} & set(found)
         await files.release(fh)
-        assert set(told(Ahead(nodes)._next(_Walk(b"f00006"), parent))) > {b"f00006+open"}
-        nodes.unlinks.close()
+        assert set(told(Ahead(tree)._next(_Walk(b"f00006"), parent))) > {b"f00006+open"}
+        kind.unlinks.close()
 
     run_ahead(tmp_path, body)

@@ -16,7 +16,7 @@ import trio.testing
 from aof2.engine import namespace
 from aof2.engine.errors import LimitError
 from aof2.engine.files import Files, birthlog
-from aof2.fs.births import Births
+from aof2.engine.files.births import Births
 from tests.engine.helpers import small_settings
 from tests.files.helpers import FakeKernel, run_files, top
 from tests.files.test_birthlog import FH, record
@@ -66,7 +66,7 @@ def run_births(tmp_path: Path, body: Any) -> None:
     async def main(files: Files, _: FakeKernel) -> None:
         channel = FakeChannel()
         births = Births(files, channel)  # type: ignore[arg-type]
-        await births.start()
+        await births.start([files.volume.tenant("default").tenant_id])
         try:
             await body(files, channel, births)
         finally:

@@ -79,7 +79,7 @@ async def scan(files: Files, ino: int, wanted: bytes, step: int) -> None:
     try:
         assert files.cold.is_cold(fh)
         got = bytearray()
-        while part := await files.read(fh, len(got), step):
+        while part := await files.handle(fh).read_bytes(len(got), step):
             got += part
         assert got == wanted
     finally:
@@ -156,7 +156,7 @@ def test_blobs_of_an_open_scan_stay(tmp_path: Path) -> None:
         with files.volume.catalog.view() as view:
             keys = [blob.key for _, blob in view.scan(stream_of(ino), t.BLOBS)]
         fhs = [await files.open(ino, os.O_RDONLY) for _ in range(2)]
-        assert await files.read(fhs[0], 0, 10) == data[:10]
+        assert await files.handle(fhs[0]).read_bytes(0, 10) == data[:10]
         await files.release(fhs[0])
         assert keys and all(files.volume.cold.holds(key) for key in keys)
         await files.release(fhs[1])
@@ -172,7 +172,7 @@ def test_a_damaged_or_missing_blob_is_an_error_and_no_bytes(tmp_path: Path) -> N
             blob.unlink()
         fh = await files.open(ino, os.O_RDONLY)
         with pytest.raises(Exception, match="no such object"):
-            await files.read(fh, 0, 10)
+            await files.handle(fh).read_bytes(0, 10)
         await files.release(fh)
         assert files.cold.reads.buffered_bytes == 0
 

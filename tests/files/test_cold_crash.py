@@ -31,14 +31,14 @@ async def cut_and_extend(files: Files, ino: int, fh: int, expected: bytearray) -
 
 async def cut_and_write(files: Files, ino: int, fh: int, expected: bytearray) -> None:
     await files.truncate(ino, 10)
-    await files.write(fh, 3 * BLOCK, b"behind a hole")
+    await files.handle(fh).write(3 * BLOCK, b"behind a hole")
     expected[:] = expected[:10].ljust(3 * BLOCK, b"\0") + b"behind a hole"
 
 
 async def fill_and_scribble(files: Files, ino: int, fh: int, expected: bytearray) -> None:
     file = files.file(ino)
     assert file is not None
-    await files.fill(file)
+    await files.content.fill(file)
     scribble(files, ino, b"past everybody", 2 * BLOCK)
     expected[2 * BLOCK : 2 * BLOCK + 14] = b"past everybody"
 
@@ -67,7 +67,7 @@ def test_a_cold_file_that_was_changed_survives_a_crash(
         fh = await files.open(ino, os.O_RDWR)
         await change(files, ino, fh, expected)
         if synced:
-            await files.fsync(ino)
+            await files.durability.fsync(ino)
         file = files.file(ino)
         assert file is not None
         file.close_fd()  # all that a dead process closes: nothing is sealed

@@ -18,9 +18,9 @@ from aof2.engine.aio import result_of
 from aof2.engine.catalog import tables as t
 from aof2.engine.env import Env
 from aof2.engine.files import Files
+from aof2.engine.files.unlinks import Unlinks
 from aof2.engine.local import doomed
 from aof2.engine.settings import Settings
-from aof2.fs.unlinks import Unlinks
 from tests.engine.helpers import small_settings
 from tests.files.helpers import FakeKernel, content, make, run_files, top
 from tests.files.test_births import names
@@ -56,7 +56,7 @@ async def dirty(files: Files, unlinks: Unlinks, name: bytes) -> None:
     for n in range(FILES) if name == b"0" else ():
         ino = ino_of(files, b"%d" % n)
         fh = await files.open(ino, os.O_RDWR)
-        await files.fsync(ino)
+        await files.durability.fsync(ino)
         await files.release(fh)
     await sealed(files, unlinks, name)
 
@@ -65,17 +65,17 @@ async def still_open(files: Files, unlinks: Unlinks, name: bytes) -> None:
     """Gone with its last close."""
     fh = await files.open(ino_of(files, name), os.O_RDONLY)
     work = partial(namespace.unlink, parent=top(files.volume), name=name, is_open=files.is_open)
-    files.removed(await result_of(files.volume.writer.submit(1, work)))
+    files.removal.removed(await result_of(files.volume.writer.submit(1, work)))
     await files.release(fh)
 
 
 def workload(env: Env, acks: Acks, remove: Remove) -> None:
     async def main(files: Files, _: FakeKernel) -> None:
         unlinks = Unlinks(files)
-        await unlinks.start()
+        await unlinks.start(files.volume.writable_tenants())
         for n in range(FILES):
             await make(files, b"%d" % n, b"%d" % n * 3000)
-        await files.seal_closed()
+        await files.sealer.seal_now()
         files.volume.writer.flush()
         acks.tell("there")
         for n in range(FILES):
@@ -120,9 +120,9 @@ def test_a_name_that_comes_back_has_its_bytes(tmp_path: Path, remove: Remove) ->
 def test_what_waits_to_be_deleted_makes_room_at_once(tmp_path: Path) -> None:
     async def body(files: Files, _: FakeKernel) -> None:
         unlinks = Unlinks(files)
-        await unlinks.start()
+        await unlinks.start(files.volume.writable_tenants())
         ino = await make(files, b"a", b"x" * 100_000)
-        await files.seal_closed()
+        await files.sealer.seal_now()
         evictor, quota = files.volume.evictor, files.volume.quota
         await sealed(files, unlinks, b"a")
         assert files.volume.hot.path("default", ino, 1).exists() and quota.usage.used_bytes

@@ -21,7 +21,7 @@ Event = Callable[[Files, FakeKernel, int], Awaitable[None]]
 async def keeps(files: Files, ino: int) -> bool:
     """What an open to read is answered; closed again."""
     fh = await files.open(ino, os.O_RDONLY)
-    kept = files.keeps_pages(fh)
+    kept = files.handle(fh).keeps_pages
     await files.release(fh)
     return kept
 
@@ -29,7 +29,7 @@ async def keeps(files: Files, ino: int) -> bool:
 async def kept_file(files: Files, name: bytes = b"a", *, published: bool = True) -> int:
     """A clean file of which the kernel keeps its pages."""
     ino = await make(files, name, DATA)
-    await (publish(files) if published else files.seal_closed())
+    await (publish(files) if published else files.sealer.seal_now())
     assert [await keeps(files, ino) for _ in range(3)] == [False, True, True]
     return ino
 
@@ -44,7 +44,7 @@ async def _write_open(files: Files, kernel: FakeKernel, ino: int) -> None:
 
 async def _rewrite(files: Files, kernel: FakeKernel, ino: int) -> None:
     fh = await files.open(ino, os.O_RDWR | os.O_TRUNC)
-    await files.write(fh, 0, DATA[::-1])
+    await files.handle(fh).write(0, DATA[::-1])
     await files.release(fh)
 
 
@@ -94,7 +94,7 @@ def test_not_kept_after(tmp_path: Path, event: Event, published: bool) -> None:
         ino = await kept_file(files, published=published)
         await event(files, kernel, ino)
         assert not await keeps(files, ino), "at once"
-        await files.seal_closed()
+        await files.sealer.seal_now()
         await keeps(files, ino)
         assert [await keeps(files, ino) for _ in range(2)] == [True, True]
 
@@ -106,7 +106,7 @@ def test_not_kept_after_it_is_sealed_again(tmp_path: Path, event: Event) -> None
     async def body(files: Files, kernel: FakeKernel) -> None:
         ino = await kept_file(files, published=event in DURABLE)
         await event(files, kernel, ino)
-        await files.seal_closed()
+        await files.sealer.seal_now()
         assert row_of(files, ino).state != ObjectState.DIRTY
         assert not await keeps(files, ino)
 
@@ -131,7 +131,7 @@ def test_a_dirty_file_is_never_kept(tmp_path: Path) -> None:
         await files.release(writer)
         assert [await keeps(files, ino) for _ in range(3)] == [False] * 3
         await files.release(reader)
-        await files.seal_closed()
+        await files.sealer.seal_now()
         assert [await keeps(files, ino) for _ in range(2)] == [False, True]
 
     ranged(tmp_path, body)
@@ -143,7 +143,7 @@ def test_an_open_that_drops_pages_must_be_over_before_another_keeps_them(tmp_pat
         await publish(files)
         first = await files.open(ino, os.O_RDONLY)
         second = await files.open(ino, os.O_RDONLY)
-        assert (files.keeps_pages(first), files.keeps_pages(second)) == (False, False)
+        assert (files.handle(first).keeps_pages, files.handle(second).keeps_pages) == (False, False)
         await files.release(second)
         assert await keeps(files, ino)
         await files.release(first)
@@ -158,7 +158,7 @@ def test_who_read_before_it_was_evicted_proves_nothing(tmp_path: Path) -> None:
         before = await files.open(ino, os.O_RDONLY)
         await files.drop_kernel_pages(ino)
         after = await files.open(ino, os.O_RDONLY)
-        assert not files.keeps_pages(after)
+        assert not files.handle(after).keeps_pages
         await files.release(before)
         assert not await keeps(files, ino)
         await files.release(after)

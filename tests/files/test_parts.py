@@ -160,7 +160,7 @@ def test_random_writes_reads_and_cuts(tmp_path: Path, seed: int) -> None:
                     await files.truncate(inos[0], size)
                     model.extend(bytes(size - len(model)))
                 case "fsync":
-                    await files.fsync(inos[0])
+                    await files.durability.fsync(inos[0])
             assert on_disk(files.volume) <= 2 * MIB + 2 * BLOCK
         if rng.random() < 0.5:
             return  # ends with the file open
@@ -193,7 +193,7 @@ def test_sealed_with_parts_and_opened_again(tmp_path: Path) -> None:
         ino, fh = await create(files, b"a")
         await write_all(files, kernel, fh, bytes(data))
         await files.release(fh)
-        await files.seal_closed()
+        await files.sealer.seal_now()
         assert row_of(files, ino).state == ObjectState.SEALED
         for n in range(3):
             fh = await files.open(ino, os.O_RDWR)
@@ -203,7 +203,7 @@ def test_sealed_with_parts_and_opened_again(tmp_path: Path) -> None:
             assert await read_all(files, kernel, fh, len(data)) == data
             await files.release(fh)
             if n:
-                await files.seal_closed()
+                await files.sealer.seal_now()
         await publish(files)
         assert row_of(files, ino).sha256 == hashlib.sha256(data).digest()
         await evict(files, ino)
@@ -282,9 +282,9 @@ def test_unlink_releases_the_parts(tmp_path: Path, when: str) -> None:
         if when in ("closed", "sealed"):
             await files.release(fh)
         if when == "sealed":
-            await files.seal_closed()
+            await files.sealer.seal_now()
         work = partial(namespace.unlink, parent=top(files.volume), name=b"a", is_open=files.is_open)
-        files.removed(await result_of(files.volume.writer.submit(stream_of(ino), work)))
+        files.removal.removed(await result_of(files.volume.writer.submit(stream_of(ino), work)))
         if when not in ("closed", "sealed"):
             await files.release(fh)
         await files.volume.evictor.doomed.settle()
@@ -386,7 +386,7 @@ def workload(env: Env, acks: Acks) -> None:
             await write(files, kernel, fh, at, WHOLE[at : at + STEP])
             acks.tell({"answered": at + STEP})
             if n % 16 == 7:
-                await files.fsync(ino)
+                await files.durability.fsync(ino)
                 acks.tell({"synced": at + STEP})
         await write(files, kernel, fh, OVER_AT, OVER)
         acks.tell({"over": 1})

@@ -48,7 +48,7 @@ def test_opened_whole_while_what_came_in_is_synced(tmp_path: Path, monkeypatch: 
         key = (stream_of(ino), ino, 1)
         await files.volume.evict([key])
         fh = await files.open(ino, os.O_RDONLY)
-        assert await files.read(fh, 0, SIZE) == data_of(1)
+        assert await files.handle(fh).read_bytes(0, SIZE) == data_of(1)
         await files.release(fh)
         disk.slow = True
         async with trio.open_nursery() as nursery:
@@ -68,7 +68,7 @@ def test_a_fast_scan_pushes_out_nothing_that_was_used_twice(tmp_path: Path) -> N
 
     async def read(files: Files, ino: int, n: int) -> None:
         fh = await files.open(ino, os.O_RDONLY)
-        assert await files.read(fh, 0, SIZE) == data_of(n)
+        assert await files.handle(fh).read_bytes(0, SIZE) == data_of(n)
         await files.release(fh)
 
     async def body(files: Files, kernel: FakeKernel) -> None:

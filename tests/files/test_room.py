@@ -239,12 +239,12 @@ def test_what_can_never_fit_is_refused_at_once(tmp_path: Path) -> None:
     async def body(files: Files, kernel: FakeKernel) -> None:
         ino, fh = await create(files, b"a")
         with pytest.raises(OSError) as error, trio.fail_after(1):
-            await files.fallocate(fh, 0, 0, 2 * LIMIT)
+            await files.handle(fh).allocate(0, 0, 2 * LIMIT)
         assert error.value.errno == errno.ENOSPC
         with pytest.raises(OSError) as error, trio.fail_after(1):
-            await files.fallocate(fh, 0, 0, LIMIT // 2 + 4096)
+            await files.handle(fh).allocate(0, 0, LIMIT // 2 + 4096)
         assert error.value.errno == errno.EDQUOT
-        await files.fallocate(fh, 0, 0, MIB)
+        await files.handle(fh).allocate(0, 0, MIB)
         budget = kernel.budget[ino]
         assert files.volume.quota.usage.used_bytes == on_disk(files.volume) + budget
         await files.release(fh)
@@ -408,7 +408,7 @@ def test_a_stopped_file_is_let_go(tmp_path: Path, end: str) -> None:
         file.unlinked = end == "unlink"
         if end == "unlink":
             work = partial(namespace.unlink, parent=top(files.volume), name=b"a", is_open=files.is_open)
-            files.removed(await result_of(files.volume.writer.submit(stream_of(ino), work)))
+            files.removal.removed(await result_of(files.volume.writer.submit(stream_of(ino), work)))
         await files.release(fh)
         if end == "unlink":
             await files.volume.evictor.doomed.settle()

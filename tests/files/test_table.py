@@ -29,7 +29,7 @@ def test_a_new_file_is_sealed_after_its_last_close(tmp_path: Path) -> None:
         data = data_of(300 * KIB)
         ino = await make(files, b"a", data)
         assert row_of(files, ino).state == ObjectState.DIRTY
-        assert await files.seal_closed() == 1
+        assert await files.sealer.seal_now() == 1
         row = row_of(files, ino)
         assert (row.state, row.size, len(row.chunks)) == (ObjectState.SEALED, len(data), 2)
         assert files.file(ino) is None and not kernel.fds
@@ -57,7 +57,7 @@ def test_an_evicted_file_is_ranged_and_comes_back(tmp_path: Path) -> None:
         await files.volume.evict([(stream_of(ino), ino, 1)])
         fh = await files.open(ino, os.O_RDONLY)
         assert kernel.modes[ino] == Mode.RANGED and not kernel.present[ino]
-        assert await files.read(fh, 5 * BLOCK + 7, 100) == data[5 * BLOCK + 7 :][:100]
+        assert await files.handle(fh).read_bytes(5 * BLOCK + 7, 100) == data[5 * BLOCK + 7 :][:100]
         assert 5 in kernel.present[ino]
         await files.release(fh)
         assert await content(files, ino) == data
@@ -95,7 +95,7 @@ def test_bad_blocks_of_an_open_file_are_not_answered_for(tmp_path: Path) -> None
         key = (stream_of(ino), ino, 1)
         await files.volume.evict([key])
         fh = await files.open(ino, os.O_RDONLY)
-        await files.read(fh, 0, len(data))
+        await files.handle(fh).read_bytes(0, len(data))
         await files.volume.hydrator.quiesce()
         for block in (4, 5, 7):
             kernel.present[ino].add(block)
@@ -103,7 +103,7 @@ def test_bad_blocks_of_an_open_file_are_not_answered_for(tmp_path: Path) -> None
         async with files.volume.opened_object(key) as handle:
             await files.volume.hydrator.give_up(handle, [5, 4, 7])
         assert not kernel.present[ino] & {4, 5, 7} and kernel.present[ino] >= {3, 6}
-        assert await files.read(fh, 5 * BLOCK, 100) == data[5 * BLOCK :][:100]
+        assert await files.handle(fh).read_bytes(5 * BLOCK, 100) == data[5 * BLOCK :][:100]
         assert 5 in kernel.present[ino]
         await files.release(fh)
 
@@ -119,7 +119,7 @@ def test_a_backing_file_without_a_byte_does_not_stay(tmp_path: Path, looked_at: 
         await files.volume.evict([(stream_of(ino), ino, 1)])
         fh = await files.open(ino, os.O_RDONLY)
         if looked_at:
-            assert await files.read(fh, 5 * BLOCK, 100) == data[5 * BLOCK :][:100]
+            assert await files.handle(fh).read_bytes(5 * BLOCK, 100) == data[5 * BLOCK :][:100]
         await files.release(fh)
         await files.volume.hydrator.quiesce()
         path = files.volume.hot.path(files.volume.tenant_names()[stream_of(ino)], ino, 1)
@@ -160,11 +160,11 @@ def test_a_cold_file_is_written_where_it_is(tmp_path: Path, offset: int, length:
         fh = await files.open(ino, os.O_RDWR)
         assert kernel.modes[ino] == Mode.RANGED
         new = data_of(length, 2)
-        assert await files.write(fh, offset, new) == length
+        assert await files.handle(fh).write(offset, new) == length
         expected = bytearray(data.ljust(offset, b"\0"))
         expected[offset : offset + length] = new
         got = b""
-        while part := await files.read(fh, len(got), 50_000):
+        while part := await files.handle(fh).read_bytes(len(got), 50_000):
             got += part
         assert got == bytes(expected)
         await files.release(fh)
@@ -198,7 +198,7 @@ def test_unlinked_while_open(tmp_path: Path) -> None:
         row, fh = await files.create(top(files.volume), b"a", os.O_RDWR, mode=0o644, uid=0, gid=0)
         work = partial(namespace.unlink, parent=top(files.volume), name=b"a", is_open=files.is_open)
         gone = await result_of(files.volume.writer.submit(stream_of(row.ino), work))
-        files.removed(gone)
+        files.removal.removed(gone)
         scribble(files, row.ino, b"still there")
         file = files.file(row.ino)
         assert file is not None
@@ -255,7 +255,7 @@ def test_a_file_opened_to_write_and_left_as_it_was_keeps_its_generation(tmp_path
             fh = await files.open(ino, mode)
             assert row_of(files, ino).generation == 2
             await files.release(fh)
-            await files.seal_closed()
+            await files.sealer.seal_now()
             row = row_of(files, ino)
             assert (row.generation, row.state) == (1, ObjectState.PUBLISHED)
             assert files.file(ino) is None

@@ -16,8 +16,8 @@ from aof2.engine.aio import result_of
 from aof2.engine.catalog import tables as t
 from aof2.engine.errors import LimitError
 from aof2.engine.files import Files, unlinklog
+from aof2.engine.files.unlinks import Unlinks
 from aof2.engine.volume import Volume
-from aof2.fs.unlinks import Unlinks
 from tests.engine.helpers import run_volume, small_settings
 from tests.files.helpers import FakeKernel, make, run_files, top
 from tests.files.test_births import names
@@ -28,7 +28,7 @@ def run_unlinks(tmp_path: Path, body: Any, *, ends: bool = True) -> None:
 
     async def main(files: Files, _: FakeKernel) -> None:
         unlinks = Unlinks(files)
-        await unlinks.start()
+        await unlinks.start(files.volume.writable_tenants())
         await body(files, unlinks)
         if ends:
             await unlinks.catch_up()

@@ -21,7 +21,6 @@ from aof2.engine.catalog.rows import (
     InodeRow,
     ObjectRow,
     ObjectState,
-    TenantKind,
     TenantRow,
 )
 from aof2.engine.env import Env
@@ -208,7 +207,7 @@ def run_rig(root: Path, body: Callable[[Rig], Awaitable[None]], **kw: Any) -> No
 
 
 def make_tenant(b: Batch) -> None:
-    b.put(t.TENANTS, TENANT, TenantRow(TENANT, "default", TenantKind.FILES, b.now_ms))
+    b.put(t.TENANTS, TENANT, TenantRow(TENANT, "default", 0, b.now_ms))
 
 
 def make_file(number: int) -> Callable[[Batch], None]:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aof2.engine.kinds.registry import REGISTERED
 from aof2.engine.manifest.writer import LogSettings
 from aof2.engine.settings import (
     AppendTenant,
@@ -20,7 +21,7 @@ from aof2.engine.settings import (
     find_conf,
     load_settings,
 )
-from aof2.engine.settings.keys import SECTION_KEYS, TENANT_KIND_KEYS, split_listen
+from aof2.engine.settings.keys import SECTION_KEYS, split_listen
 from aof2.engine.units import MinFree
 
 VOLUME = '[volume]\nmountpoint = "/mnt/a"\nstate_dir = "/srv/state"\n'
@@ -333,7 +334,7 @@ _VALUES = st.one_of(
     st.dictionaries(st.sampled_from(["kind", "a"]), st.text(max_size=3), max_size=2),
 )
 _KEYS = [(s, k) for s, keys in SECTION_KEYS.items() for k in keys]
-_KEYS += [(f"tenants.{kind}", k) for kind, keys in TENANT_KIND_KEYS.items() for k in keys]
+_KEYS += [(f"tenants.{entry.name}", k) for entry in REGISTERED for k in entry.keys]
 
 
 @given(st.sampled_from(_KEYS), _VALUES)

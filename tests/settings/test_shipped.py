@@ -8,12 +8,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from aof2.engine.kinds.registry import REGISTERED, of_settings
 from aof2.engine.settings import Settings, VolumeSettings, load_settings
-from aof2.engine.settings.keys import SECTION_KEYS, SECTIONS, TENANT_KIND_KEYS
-from aof2.engine.settings.model import TENANT_KINDS
+from aof2.engine.settings.keys import SECTION_KEYS, SECTIONS
 
 SHIPPED = Path(__file__).parents[2] / "mount.conf"
 RAW = msgspec.toml.decode(SHIPPED.read_text())
+TENANT_KIND_KEYS = {entry.name: entry.keys for entry in REGISTERED}
+TENANT_KINDS = {entry.name: entry.settings for entry in REGISTERED}
 TENANTS = {"default": "files", "events": "append", "db": "paged"}
 
 
@@ -41,7 +43,7 @@ def test_every_key_is_at_its_default(section: str) -> None:
 @pytest.mark.parametrize(("tenant", "kind"), TENANTS.items())
 def test_every_tenant_key_is_at_its_default(tenant: str, kind: str) -> None:
     defaults = TENANT_KINDS[kind]()
-    assert defaults.kind == kind
+    assert of_settings(defaults).name == kind
     for name, key in TENANT_KIND_KEYS[kind].items():
         assert key.parse(RAW["tenants"][tenant][name]) == getattr(defaults, key.field), name
 

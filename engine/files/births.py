@@ -16,20 +16,25 @@ import mmap
 import os
 import struct
 from collections import Counter
+from collections.abc import Iterable
 from functools import partial
-from typing import Final
+from itertools import islice
+from typing import TYPE_CHECKING, Final
 
 import trio
 
 from aof2.engine import namespace
 from aof2.engine.aio import result_of
 from aof2.engine.catalog import tables as t
-from aof2.engine.catalog.rows import InodeRow, TenantKind
+from aof2.engine.catalog.rows import InodeRow, stream_of
 from aof2.engine.errors import Aof2Error
-from aof2.engine.files import Files, birthlog, stream_of
+from aof2.engine.files import birthlog
 from aof2.engine.files.birthlog import Birth, Release
+from aof2.engine.kinds.kernel import Kernel, KernelGoneError, NestAction
 from aof2.engine.local.reserve import is_no_room
-from aof2.fs.channel import Channel, ChannelError, NestAction
+
+if TYPE_CHECKING:
+    from aof2.engine.files.table import Files
 
 log = logging.getLogger(__name__)
 
@@ -78,9 +83,9 @@ class _Log:
 class Births:
     """What was born and is not in the catalog yet."""
 
-    def __init__(self, files: Files, channel: Channel) -> None:
+    def __init__(self, files: Files, kernel: Kernel) -> None:
         self._files = files
-        self._channel = channel
+        self._channel = kernel
         self._logs: list[_Log] = []
         self._page: mmap.mmap | None = None
         self._folded = 0
@@ -95,19 +100,15 @@ class Births:
 
     # -- starting ----------------------------------------------------------------------------------------------
 
-    async def start(self) -> None:
-        """Gives the channel what it needs to create files."""
-        volume = self._files.volume
+    async def start(self, stream_ids: Iterable[int]) -> None:
+        """Gives the channel what it needs to create files of these tenants."""
         fd = os.memfd_create("aof2-births", os.MFD_CLOEXEC)
         os.ftruncate(fd, mmap.PAGESIZE)
         self._page = mmap.mmap(fd, mmap.PAGESIZE)
-        self._channel.births_wanted = self._wake
         self._channel.birth_page(fd)
         os.close(fd)
-        kinds = ((s, volume.tenant_kind(s)) for s in volume.writable_tenants())
-        for slot, stream_id in enumerate(s for s, kind in kinds if kind == TenantKind.FILES):
-            if slot < STREAMS_MAX:
-                await self._open_log(stream_id, slot)
+        for slot, stream_id in enumerate(islice(stream_ids, STREAMS_MAX)):
+            await self._open_log(stream_id, slot)
 
     async def _open_log(self, stream_id: int, slot: int) -> None:
         volume = self._files.volume
@@ -187,7 +188,7 @@ class Births:
                 await self._channel.nest(ino, NestAction.END)
                 return
             await self._channel.nest(ino, NestAction.SERVE)
-        except ChannelError:
+        except KernelGoneError:
             return  # the mount is going
 
     def _send_names(self, ino: int) -> bool:
@@ -222,7 +223,8 @@ class Births:
     def _total(self) -> int:
         return int(_TOTAL.unpack_from(self._page, _TOTAL_AT)[0]) if self._page is not None else 0
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """The channel has recorded something."""
         self._woken.set()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -237,7 +239,7 @@ class Births:
                 await self._pause()
                 try:
                     await self.catch_up()
-                except (Aof2Error, OSError, ChannelError):
+                except (Aof2Error, OSError, KernelGoneError):
                     if self._failed:
                         return  # said where it happened
                     await trio.sleep(AGAIN_S)
@@ -303,7 +305,7 @@ class Births:
                 try:
                     while self.behind() and await self._fold_all():
                         pass
-                except (Aof2Error, OSError, ChannelError) as e:
+                except (Aof2Error, OSError, KernelGoneError) as e:
                     if is_no_room(e):
                         self._wait_for_room(e)
                     else:
@@ -313,14 +315,14 @@ class Births:
     def _wait_for_room(self, e: BaseException) -> None:
         """The records stay in their log, and are folded when the disk has room again."""
         log.warning("new files wait for room on the disk", extra={"error": str(e)})
-        with contextlib.suppress(ChannelError):
+        with contextlib.suppress(KernelGoneError):
             self._stop()
 
     def _give_up(self, e: Exception) -> None:
         """What is here is served; recovery folds the rest."""
         log.critical("new files are not in the catalog yet", extra={"error": str(e)})
         self._failed = True
-        with contextlib.suppress(ChannelError):
+        with contextlib.suppress(KernelGoneError):
             self._stop()
 
     async def _fold_all(self) -> bool:
@@ -374,7 +376,7 @@ class Births:
             await self._files.born_released(release.fh, dropped=release.dropped)
             del one.releases[fh]
         self._hold_ahead(one)
-        with contextlib.suppress(ChannelError):  # the mount is gone: what was born is folded all the same
+        with contextlib.suppress(KernelGoneError):  # the mount is gone: what was born is folded all the same
             if not self._may_pass():
                 self._stop()
             elif last_ino + one.granted // 4 > one.inos_end:

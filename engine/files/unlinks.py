@@ -19,19 +19,23 @@ import errno
 import logging
 import os
 import stat
+from collections.abc import Iterable
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import trio
 
 from aof2.engine.aio import result_of
 from aof2.engine.catalog import tables as t
-from aof2.engine.catalog.rows import InodeRow, TenantKind
+from aof2.engine.catalog.rows import InodeRow, stream_of
 from aof2.engine.errors import Aof2Error
-from aof2.engine.files import Files, stream_of, unlinklog
+from aof2.engine.files import unlinklog
 from aof2.engine.files.unlinklog import Unlink
 from aof2.engine.local.reserve import is_no_room
+
+if TYPE_CHECKING:
+    from aof2.engine.files.table import Files
 
 log = logging.getLogger(__name__)
 
@@ -71,14 +75,14 @@ class Unlinks:
 
     # -- the log -----------------------------------------------------------------------------------------------
 
-    async def start(self) -> None:
+    async def start(self, stream_ids: Iterable[int]) -> None:
+        """A log for each of these tenants."""
         volume = self._files.volume
         volume.env.make_dirs(volume.state_dir / "births")
-        for stream_id in volume.writable_tenants():
-            if volume.tenant_kind(stream_id) == TenantKind.FILES:
-                self._logs[stream_id] = _Log(stream_id)
-                await self._open_log(self._logs[stream_id])
-                self._hold_ahead(self._logs[stream_id])
+        for stream_id in stream_ids:
+            self._logs[stream_id] = _Log(stream_id)
+            await self._open_log(self._logs[stream_id])
+            self._hold_ahead(self._logs[stream_id])
 
     async def _open_log(self, one: _Log) -> None:
         """The next number's, from the start; the catalog knows that it is this one's turn."""
@@ -227,7 +231,7 @@ class Unlinks:
                 self._touched.clear()
             for row in rows:
                 await trio.lowlevel.checkpoint()
-                self._files.removed(row)
+                self._files.removal.removed(row)
             self.folded_files += len(group)
         self._hold_ahead(one)
         if one.end > LOG_BYTES_MAX and not one.waiting:

@@ -7,15 +7,17 @@ Owner: stateless.
 from __future__ import annotations
 
 import stat
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from aof2.engine.catalog import tables as t
-from aof2.engine.catalog.rows import HashKind, InodeRow, ObjectState
+from aof2.engine.catalog.rows import HashKind, InodeRow, ObjectState, stream_of
 from aof2.engine.catalog.store import View
-from aof2.engine.files import OpenFile
 from aof2.engine.objects import chunk_bytes_here, full_mask
-from aof2.engine.volume import Volume
 
+if TYPE_CHECKING:
+    from aof2.engine.volume import Volume
+
+PREFIX: Final = b"user.aof2."
 SHA256: Final = b"user.aof2.sha256"
 GENERATION: Final = b"user.aof2.generation"
 RESIDENCY: Final = b"user.aof2.residency"
@@ -23,8 +25,10 @@ DURABLE: Final = b"user.aof2.durable"
 FACTS: Final = frozenset((SHA256, GENERATION, RESIDENCY, DURABLE))
 
 
-def fact(volume: Volume, view: View, stream_id: int, row: InodeRow, name: bytes, file: OpenFile | None) -> bytes | None:
-    """The value, or None where the file has none: not a regular file, or not sealed. `durable` is of any file."""
+def fact(volume: Volume, view: View, row: InodeRow, name: bytes, *, dirty_whole: bool) -> bytes | None:
+    """The value, or None where the file has none: not a regular file, or not sealed. `durable` is of any file.
+    `dirty_whole`: whether a file that is being written is here whole."""
+    stream_id = stream_of(row.ino)
     if name == DURABLE:
         return b"1" if volume.is_durable(view, row) else b"0"
     obj = view.get(stream_id, t.OBJECTS, (row.ino, row.generation)) if stat.S_ISREG(row.mode) else None
@@ -35,7 +39,7 @@ def fact(volume: Volume, view: View, stream_id: int, row: InodeRow, name: bytes,
     if name == SHA256:
         return obj.sha256.hex().encode() if obj.sha256 and obj.hashed is HashKind.BYTES else None
     if obj.state == ObjectState.DIRTY:
-        return b"1.000" if file is None or file.whole else b"0.000"
+        return b"1.000" if dirty_whole else b"0.000"
     return _residency(view, stream_id, obj.data_chunks, volume.settings.engine.block_bytes)
 
 

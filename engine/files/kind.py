@@ -1,0 +1,407 @@
+"""The kind `files`: ordinary files. Names are rows of the catalog, bytes are in the file table (`table.py`).
+
+Two logs hold what is acknowledged before the catalog has it: files that the channel created (`births.py`), and unlinks
+(`unlinks.py`). `is_folded` says whether a request could see the difference, `fold` ends it.
+
+Invariants
+- A replaced file stays whole until the kernel forgets it: a caller that looked its name up a moment ago finds it.
+- Permissions are the kernel's to check.
+
+Owner: the trio thread. A crash leaves DIRTY rows, backing files, birth and unlink logs: `recover` is for those.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import stat
+import tempfile
+from collections.abc import Collection, Mapping
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from aof2.engine import namespace
+from aof2.engine.catalog import tables as t
+from aof2.engine.catalog.rows import InodeRow, stream_of
+from aof2.engine.errors import Aof2Error
+from aof2.engine.files.birthlog import recover_births
+from aof2.engine.files.births import Births
+from aof2.engine.files.cold import COLD_SCAN, check_value
+from aof2.engine.files.recover import recover_dirty
+from aof2.engine.files.state import Stamp
+from aof2.engine.files.table import Files
+from aof2.engine.files.unlinklog import recover_unlinks
+from aof2.engine.files.unlinks import Unlinks
+from aof2.engine.kinds.catalogued import CAPABILITY, Catalogued, without_privileges
+from aof2.engine.kinds.kernel import KernelGoneError, Short, Touched
+from aof2.engine.kinds.kind import Asked, Caller, Told, Unsealed, Way
+from aof2.engine.kinds.registry import Surroundings
+
+if TYPE_CHECKING:
+    from aof2.engine.volume import Volume
+
+log = logging.getLogger(__name__)
+
+SEAL_AT_END_MAX_S: Final = 30.0  # `aof2 umount` has sealed before; what a signal or umount(8) left may take longer
+# What fanotify answers where pre-content events cannot be had.
+BRAKE_WHY: Final = {
+    errno.EPERM: "pre-content events take CAP_SYS_ADMIN",
+    errno.EINVAL: "this kernel has no pre-content events (6.14 has)",
+    errno.EOPNOTSUPP: "the filesystem of hot_cache has no pre-content events (ext4, xfs and btrfs have)",
+    errno.ENOSYS: "this kernel has no fanotify",
+}
+
+
+def make(at: Surroundings) -> FilesKind:
+    return FilesKind(at)
+
+
+def recover(volume: Volume, tenants: Mapping[int, str]) -> None:
+    """What was acknowledged is folded; every dirty file is where it can be opened and sealed."""
+    recover_births(volume, tenants)
+    recover_unlinks(volume, tenants)
+    volume.dirty_inos += recover_dirty(volume, tenants)
+
+
+class FilesKind(Catalogued):
+    """All tenants of kind `files` of one mount."""
+
+    def __init__(self, at: Surroundings, files: Files | None = None) -> None:
+        super().__init__(at.volume, at.tenants)
+        self._kernel = at.kernel
+        self._wish = at.wish
+        self.files = files or Files(at.volume, at.kernel, at.opens, self.kill_privileges)
+        self.births = Births(self.files, at.kernel)
+        self.unlinks = Unlinks(self.files)
+        self._replaced: set[int] = set()  # without a name, whole until the kernel forgets them
+        self._way = Way()
+
+    # -- life --------------------------------------------------------------------------------------------------
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self.files.run)
+            self._way = await self._find_way()
+            self._announce_capabilities()
+            self.files.cold.load()
+            if not self._wish.read_only and self.volume.settings.manifest.enabled:
+                await self._start_logs(nursery)
+            for ino in self.volume.dirty_inos:
+                nursery.start_soon(self._adopt, ino)
+            task_status.started()
+
+    async def _start_logs(self, nursery: trio.Nursery) -> None:
+        """The channel may create files by itself where they can be passed through and look as they are; unlinks are
+        answered from a log."""
+        stream_ids = [s for s in self.volume.writable_tenants() if s in self.tenants]
+        if self._way.passthrough and self._wish.as_recorded:
+            await self.births.start(stream_ids)
+            await nursery.start(self.births.run)
+        await self.unlinks.start(stream_ids)
+        await nursery.start(self.unlinks.run)
+
+    async def _find_way(self) -> Way:
+        """Passthrough and brake or not: once for the mount, said once."""
+        why = await self._why_no_passthrough() if self._wish.passthrough else "turned off by -o nopassthrough"
+        self.files.passthrough = not why
+        if why:
+            log.warning("passthrough is off; reads and writes go through the channel", extra={"reason": why})
+            return Way(passthrough_why=why, brake_why="nothing is passed through")
+        with tempfile.TemporaryFile(dir=self.volume.hot.root) as probe:
+            code = await self._kernel.brake(probe.fileno(), self.files.block_bytes)
+        self.files.room.brake.on = not code
+        brake_why = BRAKE_WHY.get(code, os.strerror(code)) if code else ""
+        if code:
+            log.info("passthrough writers cannot be held; room is kept in other ways", extra={"reason": brake_why})
+        return Way(passthrough=True, brake=not code, brake_why=brake_why)
+
+    async def _why_no_passthrough(self) -> str:
+        """Why the kernel will not pass files of this cache through; "" when it will."""
+        await self._kernel.initialised()
+        if not self._kernel.passthrough_offered:
+            return "this kernel has no FUSE passthrough (6.9 has), or the mount lacks CAP_SYS_ADMIN"
+        root = self.volume.hot.root
+        self.volume.env.make_dirs(root)
+        with tempfile.TemporaryFile(dir=root) as probe:
+            code = await self._kernel.probe(probe.fileno())
+        return f"the filesystem of {root} refuses it ({os.strerror(code)})" if code else ""
+
+    def _announce_capabilities(self) -> None:
+        """The few inodes with file capabilities: for all others the channel answers by itself."""
+        with self.volume.catalog.view() as view:
+            for stream_id in self.tenants:
+                for (ino, name), _ in view.scan(stream_id, t.XATTRS):
+                    if name == CAPABILITY:
+                        self._kernel.caps(ino, True)
+
+    async def _adopt(self, ino: int) -> None:
+        try:
+            await self.files.adopt(ino)
+        except (Aof2Error, OSError) as e:
+            log.warning("a file that was being written is not sealed yet", extra={"ino": ino, "error": str(e)})
+
+    async def end(self) -> None:
+        with contextlib.suppress(Aof2Error, OSError, KernelGoneError):  # said, and left to recovery
+            await self.births.catch_up()
+        self.births.close()
+        with contextlib.suppress(Aof2Error, OSError):  # said, and left to recovery
+            await self.unlinks.catch_up()
+        self.unlinks.close()
+        for ino in list(self._replaced):
+            await self._drop_replaced(ino)
+        with trio.move_on_after(SEAL_AT_END_MAX_S), contextlib.suppress(Aof2Error, OSError):
+            await self.seal()
+        self.files.sealer.stop()
+
+    def way(self) -> Way:
+        return self._way
+
+    def stop_ahead(self) -> None:
+        self.births.pause()
+
+    def refuse_writes(self) -> int:
+        with contextlib.suppress(KernelGoneError):
+            self.births.stop_for_good()
+        return self.files.refuse_writes()
+
+    # -- names: reading ----------------------------------------------------------------------------------------
+
+    def row(self, ino: int) -> InodeRow:
+        return self.unlinks.as_told(super().row(ino))
+
+    def find(self, parent: int, name: bytes) -> InodeRow | None:
+        if self.unlinks.is_gone(parent, name):
+            return None
+        row = super().find(parent, name)
+        return None if row is None else self.unlinks.as_told(row)
+
+    def named(self, ino: int) -> InodeRow | None:
+        return None if self.unlinks.is_nameless(ino) else super().named(ino)
+
+    def told(self, row: InodeRow) -> Told:
+        """A dirty file's size and times are its backing file's."""
+        file = self.files.file(row.ino)
+        if file is None or not file.dirty:
+            return Told()
+        try:
+            now = file.stat()
+        except FileNotFoundError:
+            return Told()
+        file.told_stamp = Stamp.of(now)
+        return Told(now, changing=file.writers > 0)
+
+    def steady(self, parent: int, after: bytes, count: int) -> list[tuple[bytes, InodeRow | None]]:
+        found = self.entries(parent, after, count)
+        return [(name, row if self._is_steady(parent, name, row) else None) for name, row in found]
+
+    def _is_steady(self, parent: int, name: bytes, row: InodeRow) -> bool:
+        """Directories, and files that are open or dirty, change without a request about them."""
+        if stat.S_ISDIR(row.mode) or self.files.file(row.ino) is not None or self.files.is_open(row.ino):
+            return False
+        return not self.unlinks.is_gone(parent, name)
+
+    def _is_whole(self, ino: int) -> bool:
+        file = self.files.file(ino)
+        return file is None or file.whole
+
+    def space(self, ino: int) -> tuple[int, int]:
+        """What can be written before writers wait for uploads: clean data makes way. A tenant's within its quota."""
+        return self.files.room.space(self.tenants.get(stream_of(ino)))
+
+    # -- names: acknowledged, not folded -----------------------------------------------------------------------
+
+    def is_folded(self, ino: int, asked: Asked) -> bool:
+        if self.births.behind():
+            return False
+        if asked in (Asked.LOOK_UP, Asked.UNLINK):  # which mind by themselves what was unlinked
+            return True
+        return not (self.unlinks.is_nameless(ino) if asked is Asked.ATTRIBUTES else self.unlinks.behind())
+
+    async def fold(self, ino: int = 0, asked: Asked = Asked.ANY) -> None:
+        await self.births.catch_up()
+        if not self.is_folded(ino, asked):
+            await self.unlinks.catch_up()
+
+    # -- names: changing ---------------------------------------------------------------------------------------
+
+    async def make_node(self, parent: int, name: bytes, mode: int, rdev: int, caller: Caller) -> InodeRow:
+        if stat.S_ISREG(mode):
+            return await self.files.create_closed(parent, name, mode=stat.S_IMODE(mode), uid=caller.uid, gid=caller.gid)
+        self.volume.disk.admit_name()
+        new = partial(namespace.make_node, mode=mode, rdev=rdev, uid=caller.uid, gid=caller.gid)
+        row: InodeRow = await self.change(parent, partial(new, parent=parent, name=name))
+        return row
+
+    async def mkdir(self, parent: int, name: bytes, mode: int, caller: Caller) -> InodeRow:
+        self.volume.disk.admit_name()
+        new = partial(namespace.mkdir, mode=stat.S_IMODE(mode), uid=caller.uid, gid=caller.gid)
+        row: InodeRow = await self.change(parent, partial(new, parent=parent, name=name))
+        return row
+
+    async def symlink(self, parent: int, name: bytes, target: bytes, caller: Caller) -> InodeRow:
+        self.volume.disk.admit_name()
+        new = partial(namespace.symlink, target=target, uid=caller.uid, gid=caller.gid)
+        row: InodeRow = await self.change(parent, partial(new, parent=parent, name=name))
+        return row
+
+    async def link(self, ino: int, parent: int, name: bytes) -> InodeRow:
+        self.volume.disk.admit_name()
+        row: InodeRow = await self.change(ino, partial(namespace.link, ino=ino, parent=parent, name=name))
+        self.files.removal.linked(ino)
+        return row
+
+    async def unlink(self, parent: int, name: bytes) -> None:
+        row = self.unlinks.take(parent, name)
+        if row is not None:
+            self.lost_its_name(row)
+            return
+        await self.unlinks.catch_up()
+        work = partial(namespace.unlink, parent=parent, name=name, is_open=self.files.is_open)
+        row = await self.change(parent, work)
+        if row is None or row.nlink:
+            return
+        if not self.files.is_open(row.ino):
+            self.lost_its_name(row)
+        if stat.S_ISREG(row.mode):
+            self.files.removal.removed(row)
+
+    async def rmdir(self, parent: int, name: bytes) -> None:
+        self.lost_its_name(await self.change(parent, partial(namespace.rmdir, parent=parent, name=name)))
+
+    async def rename(
+        self, parent: int, name: bytes, new_parent: int, new_name: bytes, *, replace: bool, exchange: bool
+    ) -> None:
+        self.volume.disk.admit_name()
+        work = partial(
+            namespace.rename,
+            parent=parent,
+            name=name,
+            new_parent=new_parent,
+            new_name=new_name,
+            replace=replace,
+            exchange=exchange,
+            is_open=lambda _: True,  # so that what is replaced stays whole
+        )
+        replaced = (await self.change(parent, work)).replaced
+        if replaced is None or (replaced.nlink and not stat.S_ISDIR(replaced.mode)):
+            return
+        if stat.S_ISREG(replaced.mode):
+            self._replaced.add(replaced.ino)
+            self.files.removal.nameless(replaced.ino)
+        else:
+            self.lost_its_name(replaced)
+            await self.change(parent, partial(namespace.drop_orphan, ino=replaced.ino))
+
+    async def forget(self, ino: int) -> None:
+        await super().forget(ino)
+        self.files.forgotten(ino)
+        if ino in self._replaced:
+            await self._drop_replaced(ino)
+
+    async def _drop_replaced(self, ino: int) -> None:
+        self._replaced.discard(ino)
+        try:
+            await self.files.removal.drop_nameless(ino)
+        except (Aof2Error, OSError) as e:
+            log.warning("a replaced file is dropped at the next start", extra={"ino": ino, "error": str(e)})
+
+    # -- attributes --------------------------------------------------------------------------------------------
+
+    async def resize(self, row: InodeRow, size: int) -> None:
+        if not stat.S_ISREG(row.mode):
+            await super().resize(row, size)
+        await self.files.truncate(row.ino, size)
+
+    def _before_change(self, ino: int, changes: Mapping[str, int]) -> None:
+        """A dirty file's times are its backing file's."""
+        file = self.files.file(ino)
+        if file is not None and file.dirty and {"atime_ns", "mtime_ns"} & changes.keys():
+            now = file.stat()
+            times = (changes.get("atime_ns", now.st_atime_ns), changes.get("mtime_ns", now.st_mtime_ns))
+            os.utime(file.path, ns=times)
+
+    def _check_xattr(self, name: bytes, value: bytes | None) -> None:
+        if name != COLD_SCAN:
+            super()._check_xattr(name, value)
+        elif value is not None:
+            check_value(value)
+
+    def _xattr_is(self, ino: int, name: bytes, value: bytes | None) -> None:
+        if name == COLD_SCAN:
+            self.files.cold.marked(ino, value)
+        if name == CAPABILITY:
+            self._kernel.caps(ino, value is not None)
+
+    async def kill_privileges(self, ino: int) -> bool:
+        changed = await super().kill_privileges(ino)
+        if changed:
+            self._kernel.invalidate_attr(ino)
+        return changed
+
+    # -- bytes -------------------------------------------------------------------------------------------------
+
+    async def open(self, ino: int, flags: int, caller: Caller) -> int:
+        if flags & os.O_TRUNC and caller.uid != 0:
+            mode = stat.S_IMODE(self.row(ino).mode)
+            if without_privileges(mode) != mode:
+                await self.kill_privileges(ino)
+        return await self.files.open(ino, flags)
+
+    async def create(self, parent: int, name: bytes, flags: int, mode: int, caller: Caller) -> tuple[InodeRow, int]:
+        row, fh = await self.files.create(parent, name, flags, mode=stat.S_IMODE(mode), uid=caller.uid, gid=caller.gid)
+        if flags & os.O_DSYNC:
+            await self.sync_names(parent)
+        self.births.created(parent)
+        return row, fh
+
+    async def create_unnamed(self, parent: int, flags: int, mode: int, caller: Caller) -> tuple[InodeRow, int]:
+        mode = stat.S_IMODE(mode)
+        return await self.files.create_unnamed(parent, flags, mode=mode, uid=caller.uid, gid=caller.gid)
+
+    async def sync_all(self) -> None:
+        await self.files.durability.sync_all()
+
+    # -- what verbs ask for ------------------------------------------------------------------------------------
+
+    def is_open(self, ino: int) -> bool:
+        return self.files.is_open(ino)
+
+    def is_unsealed(self, ino: int) -> bool:
+        return self.files.file(ino) is not None
+
+    def open_count(self) -> int:
+        return self.files.open_count
+
+    def writing(self) -> set[int]:
+        return self.files.writing()
+
+    def unsealed(self) -> Unsealed:
+        return Unsealed(self.files.dirty_count(), self.files.dirty_bytes())
+
+    async def seal(self, inos: Collection[int] | None = None) -> int:
+        return await self.files.sealer.seal_now(inos)
+
+    def holding(self, ino: int) -> AbstractAsyncContextManager[None]:
+        return self.files.holding(ino)
+
+    async def drop_kernel_pages(self, ino: int) -> None:
+        await self.files.drop_kernel_pages(ino)
+
+    # -- what the channel tells --------------------------------------------------------------------------------
+
+    def refused(self, ino: int) -> None:
+        self.files.refused(ino)
+
+    def changes_waiting(self) -> None:
+        self.births.wake()
+
+    def room_short(self, short: Short) -> None:
+        self.files.room.brake.short(short)
+
+    def touched(self, touched: Touched) -> None:
+        self.files.room.brake.touched(touched)

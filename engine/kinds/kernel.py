@@ -1,0 +1,195 @@
+"""The way to the kernel, as far as kinds need it: the channel, or in tests something that remembers.
+
+Invariant: what is told about a node or handle before a reply goes out has effect before that reply.
+
+Owner: the trio thread. What the numbers mean on the wire is in `native/channel/PROTOCOL.md`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Protocol
+
+
+class KernelGoneError(Exception):
+    """The mount is gone, or its channel is: no request can be answered any more."""
+
+
+class NestAction(IntEnum):
+    """What the channel is to do with a directory. Spoken to the channel: never renumber."""
+
+    OPEN = 1
+    SERVE = 2
+    END = 3
+    END_ALL = 4
+
+
+class Mode(IntEnum):
+    """How the opens of an inode are served. Spoken to the channel: never renumber."""
+
+    PASSTHROUGH = 1
+    RANGED = 2
+
+
+class NodeFlags(IntEnum):
+    """Spoken to the channel: never renumber."""
+
+    NONE = 0
+    ALL_PRESENT = 1
+    """Every block is in the backing file."""
+    SUID = 2
+    """A write by another user comes here, where suid, sgid and capabilities are cleared."""
+    STILL = 4
+    """Nobody writes to it or cuts it, until `Kernel.clear` was awaited: it may be answered from a mapping."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What the channel wrote by itself since it was last asked."""
+
+    bytes_written: int = 0
+    budget_left: int = 0
+    ranges: tuple[tuple[int, int], ...] = ()
+    """(first block, count), ascending."""
+    untracked: bool = False
+    """Something was written that no range tells: the node has no block size."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grown:
+    """What a tenant's passthrough writers took, and left, of the room they were given."""
+
+    left_bytes: int
+    waiting: int
+    files: tuple[tuple[int, int], ...]
+    """(inode, bytes on the disk), of those that changed since the last time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Short:
+    """A tenant's passthrough writers come to the end of their room, or `waiting` of them are held there."""
+
+    stream_id: int
+    left_bytes: int
+    need_bytes: int
+    """Of the first that is held."""
+    ino: int
+    offset: int
+    waiting: int
+
+
+@dataclass(frozen=True, slots=True)
+class Touched:
+    """A passthrough write that is held: it would go into blocks that are claimed."""
+
+    number: int
+    ino: int
+    offset: int
+    length: int
+
+
+class Kernel(Protocol):
+    """The way to the kernel, as far as files need it: the channel, or in tests something that remembers."""
+
+    def node(self, nodeid: int, fd: int, *, mode: int, flags: int, block_bytes: int, block_count: int) -> None:
+        """The backing file of an inode. The descriptor stays the caller's."""
+
+    def handle(self, nodeid: int, fh: int, cookie: bytes) -> None:
+        """An open of it that is about to be answered."""
+
+    def blocks(self, nodeid: int, first: int, count: int) -> None:
+        """These blocks are in the backing file."""
+
+    def coming(self, nodeid: int, first: int, count: int) -> None:
+        """Blocks that are being fetched: reads of them may wait for `blocks` instead of asking."""
+
+    async def clear(self, nodeid: int, first: int, count: int) -> None:
+        """These are no longer to be relied on; returns when nobody does."""
+
+    def grant(self, nodeid: int, budget_bytes: int) -> None:
+        """So much more may be written without asking."""
+
+    async def collect(self, nodeid: int) -> Written:
+        """What was written without asking."""
+
+    def watch(self, nodeid: int, *, append: bool) -> None:
+        """A passthrough node is about to be opened for writing. Only where there is a brake, as the next eight."""
+
+    def room(self, stream_id: int, more_bytes: int) -> None:
+        """A tenant's passthrough writers may take so much more."""
+
+    async def grown(self, stream_id: int, *, take: bool = False) -> Grown:
+        """What they took, and left; with `take`, what is left is ours again."""
+
+    def expect(self, nodeid: int, more_bytes: int) -> None:
+        """We ourselves are about to add so much to a file that is passed through."""
+
+    def deny(self, stream_id: int, code: int) -> None:
+        """Those of the tenant that are held for want of room fail with this errno."""
+
+    def stop_silent(self, stream_id: int) -> None:
+        """Those of the tenant that write without a report are stopped: there is no room."""
+
+    async def claim(self, nodeid: int, first: int, count: int) -> bool:
+        """Each write into these blocks of a passthrough file is told first; False: not now."""
+
+    def unclaim(self, nodeid: int, first: int, count: int) -> None:
+        """These blocks may be written to again."""
+
+    def pass_on(self, number: int, code: int = 0) -> None:
+        """A write that touched claimed blocks goes on, or fails with this errno."""
+
+    def drop(self, nodeid: int) -> None:
+        """Nobody has it open any more."""
+
+    async def settled(self) -> None:
+        """Returns when what was dropped before is let go of: a lease can be asked for."""
+
+    def caps(self, nodeid: int, on: bool) -> None:
+        """Whether the inode has file capabilities: without any, the channel answers for all."""
+
+    def killed(self, nodeid: int) -> bool:
+        """Whether another user's write to this special file is on its way; tells it once."""
+
+    def hand_over(self, fh: int, offset: int, data: bytes) -> int:
+        """The long answer of a READ, past the FUSE socket; the errno to answer it with at once."""
+
+    def invalidate_attr(self, nodeid: int) -> None: ...
+
+    def invalidate_inode(self, nodeid: int, offset: int = 0, length: int = 0) -> None: ...
+
+    # -- what can be had ---------------------------------------------------------------------------------------
+
+    @property
+    def passthrough_offered(self) -> bool:
+        """Whether the mount may pass files through: known once `initialised`."""
+
+    async def initialised(self) -> None:
+        """The kernel has said what it can."""
+
+    async def probe(self, fd: int) -> int:
+        """0, or the errno with which the kernel refuses to pass this file through."""
+
+    async def brake(self, fd: int, block_bytes: int) -> int:
+        """Passthrough writers need room from here on; 0, or the errno where they cannot be held."""
+
+    # -- files that the channel creates by itself --------------------------------------------------------------
+
+    def birth_page(self, fd: int) -> None:
+        """The page that both sides see."""
+
+    def birth_dir(self, stream_id: int, slot: int, fd: int) -> None:
+        """Where backing files of a tenant are made."""
+
+    def birth_log(self, stream_id: int, offset: int, fd: int) -> None:
+        """Where a tenant's births are recorded, from an offset on."""
+
+    def birth_inos(self, stream_id: int, first: int, count: int) -> None:
+        """Inode numbers for births to come; what is left of the last ones is forgotten."""
+
+    async def nest(self, ino: int, action: NestAction, gid: int | None = None) -> bool:
+        """Changes what the channel does in a directory; False when it has no room."""
+
+    def names(self, ino: int, packed: bytes) -> None:
+        """Names of a directory: a length byte and the name, each."""

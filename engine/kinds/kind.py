@@ -1,0 +1,305 @@
+"""The protocol of tenant kinds: names, bytes, life. `Kind` refuses what a kind does not bring, as a read-only one does.
+
+One object serves all tenants of its kind in a mount. An inode number carries its tenant (`stream_of`), so the mount
+finds the kind of an inode without a look-up (`mounted.py`).
+
+Invariants
+- Reading names (`row`, `find`, `entries`) never waits. A kind that acknowledges changes before its catalog has them
+  says so by `is_folded`; the mount calls `fold` first where it is False, so a caller cannot see an old tree.
+- Refusals are OSErrors with the errno POSIX asks for. Who may do what is the kernel's to check.
+- What a reader is shown may differ from what is stored: only `FileHandle` knows where bytes come from.
+
+Owner: the trio thread. A kind's own module says what a crash leaves.
+"""
+
+# ruff: noqa: B027 (what a kind need not bring does nothing)
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Sequence
+from contextlib import AbstractAsyncContextManager
+from enum import IntEnum
+from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, Protocol
+
+import trio
+
+from aof2.engine.catalog.rows import InodeRow
+from aof2.engine.errors import os_error
+
+if TYPE_CHECKING:
+    from aof2.engine.kinds.kernel import Short, Touched
+
+NAME_MAX: Final = 255
+
+
+class Asked(IntEnum):
+    """What is about to be asked or done: not all of it shows what is not folded yet."""
+
+    LOOK_UP = 1
+    ATTRIBUTES = 2
+    LIST = 3
+    UNLINK = 4
+    ANY = 5
+
+
+class Caller(NamedTuple):
+    uid: int
+    gid: int
+
+
+class Told(NamedTuple):
+    """What of an inode its row does not say: the backing file of one that is being changed."""
+
+    backing: os.stat_result | None = None
+    changing: bool = False  # an open handle may write to it
+
+
+class AttributeChange(NamedTuple):
+    """What chmod, chown, truncate and utimes ask for; None: not that. All None: a write took privileges away."""
+
+    mode: int | None = None
+    uid: int | None = None
+    gid: int | None = None
+    size: int | None = None
+    atime_ns: int | None = None
+    mtime_ns: int | None = None
+
+
+class Unsealed(NamedTuple):
+    """Files that were written and are not sealed."""
+
+    files: int = 0
+    bytes: int = 0
+
+
+class Way(NamedTuple):
+    """How files of a mount can be served: "" in a `why` where they can."""
+
+    passthrough: bool = False
+    passthrough_why: str = ""
+    brake: bool = False
+    brake_why: str = ""
+
+
+class FileHandle(Protocol):
+    """One open of a file."""
+
+    @property
+    def ino(self) -> int: ...
+
+    @property
+    def keeps_pages(self) -> bool:
+        """Whether the kernel may keep what it remembers of the file's bytes at this open."""
+
+    @property
+    def direct_io(self) -> bool:
+        """Whether the kernel is to cache nothing of it."""
+
+    async def read(self, offset: int, size: int) -> bytes | None:
+        """None: the channel can answer this read by itself now."""
+
+    async def write(self, offset: int, data: bytes) -> int: ...
+
+    async def sync(self) -> None:
+        """Bytes and records of the file are on the disk when this returns."""
+
+    async def close(self) -> None: ...
+
+    async def allocate(self, mode: int, offset: int, length: int) -> None:
+        """fallocate(2)."""
+
+    async def seek(self, offset: int, whence: int) -> int:
+        """SEEK_DATA and SEEK_HOLE."""
+
+    async def copy_from(self, source: FileHandle, offset_in: int, offset_out: int, length: int) -> int:
+        """copy_file_range(2); how much."""
+
+
+def refuse(code: int = errno.EPERM) -> NoReturn:
+    raise os_error(code)
+
+
+class Kind(ABC):
+    """What the tenants of one kind are to a mount."""
+
+    # -- names: reading ----------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def row(self, ino: int) -> InodeRow:
+        """An inode that the kernel may know, also one without a name. ENOENT."""
+
+    @abstractmethod
+    def find(self, parent: int, name: bytes) -> InodeRow | None:
+        """What has this name; None: nothing."""
+
+    @abstractmethod
+    def entries(self, ino: int, after: bytes | None, count: int) -> list[tuple[bytes, InodeRow]]:
+        """At most `count` names of a directory behind `after`, in order; that one need not exist any more."""
+
+    @abstractmethod
+    def parent(self, row: InodeRow) -> int:
+        """The directory that an inode is in; one of them."""
+
+    def named(self, ino: int) -> InodeRow | None:
+        """The inode, if it still has a name: how the kernel finds by a file handle what it forgot."""
+        try:
+            return self.row(ino)
+        except OSError:
+            return None
+
+    def told(self, row: InodeRow) -> Told:
+        """What the kernel is to be told of an inode beside its row."""
+        return Told()
+
+    def steady(self, parent: int, after: bytes, count: int) -> list[tuple[bytes, InodeRow | None]]:
+        """The next names of a directory, for look-ups that will come. With their inodes where those change only by a
+        request; None in their place else."""
+        return []
+
+    def readlink(self, ino: int) -> bytes:
+        return self.row(ino).target
+
+    def get_xattr(self, ino: int, name: bytes) -> bytes | None:
+        return None
+
+    def list_xattrs(self, ino: int) -> Sequence[bytes]:
+        return []
+
+    def space(self, ino: int) -> tuple[int, int]:
+        """Bytes in all and free, as df shows them."""
+        return 0, 0
+
+    # -- names: acknowledged, not folded -----------------------------------------------------------------------
+
+    def is_folded(self, ino: int, asked: Asked) -> bool:
+        """Whether the rows show everything that was acknowledged, as far as it matters for this."""
+        return True
+
+    async def fold(self, ino: int = 0, asked: Asked = Asked.ANY) -> None:
+        """Returns when `is_folded`."""
+
+    # -- names: changing ---------------------------------------------------------------------------------------
+
+    async def make_node(self, parent: int, name: bytes, mode: int, rdev: int, caller: Caller) -> InodeRow:
+        """mknod(2), regular files included."""
+        refuse()
+
+    async def mkdir(self, parent: int, name: bytes, mode: int, caller: Caller) -> InodeRow:
+        refuse()
+
+    async def symlink(self, parent: int, name: bytes, target: bytes, caller: Caller) -> InodeRow:
+        refuse()
+
+    async def link(self, ino: int, parent: int, name: bytes) -> InodeRow:
+        refuse()
+
+    async def unlink(self, parent: int, name: bytes) -> None:
+        refuse()
+
+    async def rmdir(self, parent: int, name: bytes) -> None:
+        refuse()
+
+    async def rename(
+        self, parent: int, name: bytes, new_parent: int, new_name: bytes, *, replace: bool, exchange: bool
+    ) -> None:
+        """Within one tenant."""
+        refuse()
+
+    async def set_attributes(self, ino: int, change: AttributeChange, caller: Caller) -> InodeRow:
+        refuse()
+
+    async def set_xattr(self, ino: int, name: bytes, value: bytes) -> None:
+        refuse()
+
+    async def remove_xattr(self, ino: int, name: bytes) -> None:
+        refuse()
+
+    async def forget(self, ino: int) -> None:
+        """The kernel knows nothing of this inode any more."""
+
+    # -- bytes -------------------------------------------------------------------------------------------------
+
+    async def open(self, ino: int, flags: int, caller: Caller) -> int:
+        """A handle in the mount's `Opens`."""
+        refuse()
+
+    async def create(self, parent: int, name: bytes, flags: int, mode: int, caller: Caller) -> tuple[InodeRow, int]:
+        """A new, empty file, open."""
+        refuse()
+
+    async def create_unnamed(self, parent: int, flags: int, mode: int, caller: Caller) -> tuple[InodeRow, int]:
+        """O_TMPFILE."""
+        refuse()
+
+    async def sync_names(self, ino: int) -> None:
+        """fsyncdir: what was done to names of the inode's tenant is on the disk when this returns."""
+
+    async def sync_all(self) -> None:
+        """syncfs."""
+
+    # -- life --------------------------------------------------------------------------------------------------
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """The kind's background; started when it can serve."""
+        task_status.started()
+
+    async def end(self) -> None:
+        """The mount is gone: what was acknowledged is folded, what is closed is sealed as far as that is quick."""
+
+    def way(self) -> Way | None:
+        """How its files are served; None where the kernel has no part in it."""
+        return None
+
+    def stop_ahead(self) -> None:
+        """The channel changes nothing by itself, until a change that came here went well."""
+
+    def refuse_writes(self) -> int:
+        """The volume is another machine's: who has a file open for writing gets an error; how many files."""
+        return 0
+
+    # -- what verbs ask for ------------------------------------------------------------------------------------
+
+    def is_open(self, ino: int) -> bool:
+        return False
+
+    def is_unsealed(self, ino: int) -> bool:
+        """Whether it is open, or was written and is not sealed."""
+        return False
+
+    def open_count(self) -> int:
+        return 0
+
+    def writing(self) -> set[int]:
+        """Inodes of files that are open for writing."""
+        return set()
+
+    def unsealed(self) -> Unsealed:
+        return Unsealed()
+
+    async def seal(self, inos: Collection[int] | None = None) -> int:
+        """Seals what is closed and dirty now, of these or all; how many files."""
+        return 0
+
+    def holding(self, ino: int) -> AbstractAsyncContextManager[None]:
+        """One at a time for what changes a file's state."""
+        return contextlib.nullcontext()
+
+    async def drop_kernel_pages(self, ino: int) -> None:
+        """The kernel gives up what it remembers of the file's bytes, by the next open at the latest."""
+
+    # -- what the channel tells --------------------------------------------------------------------------------
+
+    def refused(self, ino: int) -> None:
+        """The kernel would not pass this file through after all: the channel serves it as a ranged one."""
+
+    def changes_waiting(self) -> None:
+        """The channel acknowledged something by itself."""
+
+    def room_short(self, short: Short) -> None:
+        """A tenant's passthrough writers come to the end of their room."""
+
+    def touched(self, touched: Touched) -> None:
+        """A passthrough write is held: it would go into blocks that are claimed."""

@@ -1,0 +1,132 @@
+"""The kinds of one mount: who answers for an inode, and what all of them say together.
+
+Owner: the trio thread. A crash leaves nothing of this.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING
+
+from aof2.engine.catalog.rows import stream_of
+from aof2.engine.errors import os_error
+from aof2.engine.kinds import registry
+from aof2.engine.kinds.kernel import Kernel, Short, Touched
+from aof2.engine.kinds.kind import Asked, FileHandle, Kind, Unsealed, Way
+from aof2.engine.kinds.opens import Opens
+from aof2.engine.kinds.registry import MountWish, Surroundings
+
+if TYPE_CHECKING:
+    from aof2.engine.volume import Volume
+
+TOP: int = 0  # the stream of what is in no tenant: the root of the mount, and `.aof2/`
+
+
+class Kinds:
+    """By the stream of an inode."""
+
+    def __init__(self, by_stream: dict[int, Kind], opens: Opens) -> None:
+        self._by_stream = by_stream
+        self.all: list[Kind] = list(dict.fromkeys(by_stream.values()))
+        self.opens = opens
+
+    def of(self, ino: int) -> Kind:
+        """The kind that answers for an inode."""
+        try:
+            return self._by_stream[stream_of(ino)]
+        except KeyError:
+            raise os_error(errno.ENOENT) from None
+
+    async def folded(self, ino: int, asked: Asked = Asked.ANY) -> Kind:
+        """The same, with rows that show all that was acknowledged."""
+        kind = self.of(ino)
+        if not kind.is_folded(ino, asked):
+            await kind.fold(ino, asked)
+        return kind
+
+    async def fold(self) -> None:
+        """What any caller was told shows in the rows of all tenants when this returns."""
+        for kind in self.all:
+            await kind.fold()
+
+    async def handle(self, number: int) -> FileHandle:
+        """An open file. What the channel opened by itself is known once it is folded. EBADF."""
+        for kind in self.all:
+            if not kind.is_folded(0, Asked.ANY):
+                await kind.fold()
+        return self.opens.get(number)
+
+    # -- all together ------------------------------------------------------------------------------------------
+
+    def way(self) -> Way:
+        """How files of the mount are served: as the kind says that the kernel has a part in."""
+        return next((way for kind in self.all if (way := kind.way()) is not None), Way())
+
+    def is_open(self, ino: int) -> bool:
+        return self.of(ino).is_open(ino)
+
+    def is_unsealed(self, ino: int) -> bool:
+        return self.of(ino).is_unsealed(ino)
+
+    def open_count(self) -> int:
+        return sum(kind.open_count() for kind in self.all)
+
+    def writing(self) -> set[int]:
+        """Inodes of files that are open for writing."""
+        return set().union(*(kind.writing() for kind in self.all))
+
+    def unsealed(self) -> Unsealed:
+        counts = [kind.unsealed() for kind in self.all]
+        return Unsealed(sum(one.files for one in counts), sum(one.bytes for one in counts))
+
+    async def seal(self, inos: Collection[int] | None = None) -> int:
+        """Seals what is closed and dirty now, of these or all; how many files."""
+        return sum([await kind.seal(inos) for kind in self.all])
+
+    def holding(self, ino: int) -> AbstractAsyncContextManager[None]:
+        return self.of(ino).holding(ino)
+
+    async def drop_kernel_pages(self, ino: int) -> None:
+        await self.of(ino).drop_kernel_pages(ino)
+
+    def stop_ahead(self) -> None:
+        for kind in self.all:
+            kind.stop_ahead()
+
+    def refuse_writes(self) -> int:
+        return sum(kind.refuse_writes() for kind in self.all)
+
+    async def sync_all(self) -> None:
+        for kind in self.all:
+            await kind.sync_all()
+
+    # -- what the channel tells --------------------------------------------------------------------------------
+
+    def refused(self, ino: int, _: int) -> None:
+        self.of(ino).refused(ino)
+
+    def changes_waiting(self) -> None:
+        for kind in self.all:
+            kind.changes_waiting()
+
+    def room_short(self, short: Short) -> None:
+        kind = self._by_stream.get(short.stream_id)
+        if kind is not None:
+            kind.room_short(short)
+
+    def touched(self, touched: Touched) -> None:
+        self.of(touched.ino).touched(touched)
+
+
+def make_kinds(
+    volume: Volume, kernel: Kernel, wish: MountWish, top: Callable[[Opens, Mapping[int, Kind]], Kind]
+) -> Kinds:
+    """A kind object for each kind that a tenant of the volume has; `top` makes the one for what is in no tenant."""
+    opens = Opens()
+    by_stream: dict[int, Kind] = {}
+    for number, tenants in volume.tenants_by_kind().items():
+        kind = registry.by_number(number).make(Surroundings(volume, kernel, opens, wish, tenants))
+        by_stream |= dict.fromkeys(tenants, kind)
+    return Kinds({**by_stream, TOP: top(opens, by_stream)}, opens)
