@@ -1,6 +1,7 @@
 /* The whole C API of AOF2's core: pure functions over caller-owned memory, and one that moves bytes.
  *
- * Nothing here allocates, keeps state between calls or trusts a length it read, and nothing but aof2_receive blocks.
+ * Nothing here allocates, keeps state between calls or trusts a length it read, and nothing but aof2_receive blocks
+ * (aof2_page_take waits for the channel, a second at most).
  * Every function may be called from any thread. Formats: engine/FORMATS.md. Only native/__init__.py calls these.
  */
 #ifndef AOF2_NATIVE_H
@@ -110,6 +111,14 @@ size_t aof2_frame_lines(const uint8_t *buf, size_t len, uint32_t max_record, siz
  * differs from a longer one. Returns the number of set bits, or -1 if bitmap_len is too small or page_len is 0. */
 int64_t aof2_page_diff(const uint8_t *a, size_t a_len, const uint8_t *b, size_t b_len, size_t page_len,
                        uint8_t *bitmap, size_t bitmap_len);
+
+/* -- the page shared with the channel (sharedpage.h) -------------------------------------------------------------
+ * `page` is a mapping of at least 272 bytes, aligned to 8. `take` reads how far a stream's log is and says that the daemon
+ * has taken it so far, in one step that no drop of a node by the channel can come between; a slot past the last is 0. */
+uint64_t aof2_page_total(uint8_t *page);
+uint64_t aof2_page_end(uint8_t *page, uint32_t slot);
+uint64_t aof2_page_take(uint8_t *page, uint32_t slot);
+void aof2_page_arm(uint8_t *page);
 
 /* -- moving ----------------------------------------------------------------------------------------------------
  * Takes `len` bytes off a connected socket and writes them to `file` at `offset`, by way of `scratch`. They are pieces of

@@ -14,7 +14,6 @@ import contextlib
 import logging
 import mmap
 import os
-import struct
 from collections import Counter
 from collections.abc import Iterable
 from functools import partial
@@ -32,6 +31,7 @@ from aof2.engine.files import birthlog
 from aof2.engine.files.birthlog import Birth, Release
 from aof2.engine.kinds.kernel import Kernel, KernelGoneError, NestAction
 from aof2.engine.local.reserve import is_no_room
+from aof2.native.sharedpage import SharedPage
 
 if TYPE_CHECKING:
     from aof2.engine.files.table import Files
@@ -54,11 +54,6 @@ AGAIN_S: Final = 1.0  # where the disk is full
 HELD_BYTES: Final = 1 << 20
 HELD_MIN: Final = 256 << 10
 INODES_MIN: Final = 256  # with fewer left on the disk, files are made one by one
-_ARMED: Final = struct.Struct("<I")
-_TOTAL: Final = struct.Struct("<Q")
-_STREAM: Final = struct.Struct("<QQ")
-_TOTAL_AT: Final = 8
-_STREAMS_AT: Final = 16
 S_ISGID: Final = 0o2000
 
 
@@ -87,7 +82,7 @@ class Births:
         self._files = files
         self._channel = kernel
         self._logs: list[_Log] = []
-        self._page: mmap.mmap | None = None
+        self._page: SharedPage | None = None
         self._folded = 0
         self._lock = trio.Lock()
         self._woken = trio.Event()
@@ -104,7 +99,7 @@ class Births:
         """Gives the channel what it needs to create files of these tenants."""
         fd = os.memfd_create("aof2-births", os.MFD_CLOEXEC)
         os.ftruncate(fd, mmap.PAGESIZE)
-        self._page = mmap.mmap(fd, mmap.PAGESIZE)
+        self._page = SharedPage(fd)
         self._channel.birth_page(fd)
         os.close(fd)
         for slot, stream_id in enumerate(islice(stream_ids, STREAMS_MAX)):
@@ -221,7 +216,7 @@ class Births:
         return self._total() != self._folded
 
     def _total(self) -> int:
-        return int(_TOTAL.unpack_from(self._page, _TOTAL_AT)[0]) if self._page is not None else 0
+        return self._page.total() if self._page is not None else 0
 
     def wake(self) -> None:
         """The channel has recorded something."""
@@ -295,7 +290,7 @@ class Births:
 
     def _arm(self) -> None:
         if self._page is not None:
-            _ARMED.pack_into(self._page, 0, 1)
+            self._page.arm()
 
     async def catch_up(self) -> None:
         """Returns when everything born before this call is in the catalog."""
@@ -332,14 +327,11 @@ class Births:
     async def _fold_log(self, one: _Log) -> bool:
         if self._page is None:
             return False
-        at = _STREAMS_AT + one.slot * _STREAM.size
-        end, _ = _STREAM.unpack_from(self._page, at)
-        if end == one.taken and not one.births and not one.releases:
+        if self._page.end(one.slot) == one.taken and not one.births and not one.releases:
             return False
         start = one.taken
+        end = self._page.take(one.slot)
         data = os.pread(one.fd, end - start, start)
-        # From here on the channel leaves dropping nodes to us.
-        _TOTAL.pack_into(self._page, at + 8, end)
         one.taken = end
         for record in birthlog.parse(data, start):
             if isinstance(record, Birth):

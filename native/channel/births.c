@@ -194,13 +194,13 @@ static bool append(stream *s, uint8_t *record, size_t len) {
   while (done < 0 && errno == EINTR);
   if (done != (ssize_t)len) return false; /* what is there of it is written over, or fails its checksum */
   s->offset += len;
-  atomic_store((_Atomic uint64_t *)&page->streams[s->slot].end, s->offset);
-  atomic_fetch_add((_Atomic uint64_t *)&page->total, len);
+  atomic_store(&page->streams[s->slot].end, s->offset);
+  atomic_fetch_add(&page->total, len);
   return true;
 }
 
 static void tell_daemon(void) {
-  if (atomic_exchange((_Atomic uint32_t *)&page->armed, 0)) event_send(EV_BIRTHS, 0, 0, NULL, 0);
+  if (atomic_exchange(&page->armed, 0)) event_send(EV_BIRTHS, 0, 0, NULL, 0);
 }
 
 /* -- a birth ---------------------------------------------------------------------------------------------------- */
@@ -227,7 +227,7 @@ static bool take_cradle(stream *s, cradle *out) {
 /* With the lock, and the page. Whether there is a log with room for a record, and a number. */
 static bool can_bear(const stream *s) {
   return s->log_fd >= 0 && s->granted && (s->ready || s->next_ino < s->end_ino) && s->offset < LOG_MAX &&
-         s->offset - atomic_load((_Atomic uint64_t *)&page->streams[s->slot].taken) < UNFOLDED_MAX;
+         s->offset - atomic_load(&page->streams[s->slot].taken) < UNFOLDED_MAX;
 }
 
 /* An inode number and the name, taken; false: not here. */
@@ -356,31 +356,48 @@ bool births_create(const request *r) {
 }
 
 /* -- its close -------------------------------------------------------------------------------------------------- */
-/* The record of a close. The node goes, too, while the daemon cannot have heard of it: nobody else can have it open. */
-static void released(uint64_t nodeid, uint64_t fh) {
-  uint8_t record[BIRTH_RECORD_LEN] = {0};
-  uint64_t born_at = 0;
+/* Takes the handle out; where its birth was recorded at the earliest, or false: there is no such handle. */
+static bool take_handle(uint64_t nodeid, uint64_t fh, uint64_t *born_at) {
   pthread_mutex_lock(&tables_lock);
   const handle *h = handle_find(nodeid, fh);
-  if (h) born_at = load_u64(h->cookie);
+  if (h) *born_at = load_u64(h->cookie);
   if (h) handle_released(nodeid, fh);
   pthread_mutex_unlock(&tables_lock);
-  if (!h) return;
+  return h;
+}
+
+/* Whether the close is in the log; *unknown: the daemon has not taken the birth. */
+static bool record_close(uint64_t nodeid, uint64_t fh, uint64_t born_at, bool *unknown) {
+  uint8_t record[BIRTH_RECORD_LEN] = {0};
   pthread_mutex_lock(&births_lock);
   stream *s = stream_of(nodeid);
-  bool unknown = s && born_at >= atomic_load((_Atomic uint64_t *)&page->streams[s->slot].taken);
+  *unknown = s && born_at >= atomic_load(&page->streams[s->slot].taken);
   store_u16(record + 8, BIRTH_RELEASED);
   store_u64(record + 16, nodeid);
   store_u64(record + 48, fh);
-  store_u32(record + 56, unknown ? BIRTH_DROPPED : 0);
+  store_u32(record + 56, *unknown ? BIRTH_DROPPED : 0);
   bool ok = s && append(s, record, sizeof record);
   pthread_mutex_unlock(&births_lock);
+  return ok;
+}
+
+/* The record of a close. The node goes, too, while the daemon has not taken the birth: no other open can rely on it. The
+ * page's lock keeps the daemon from taking it in between, and from giving the inode another node before this one went. */
+static void released(uint64_t nodeid, uint64_t fh) {
+  uint64_t born_at;
+  bool unknown;
+  aftermath after = AFTERMATH_NONE;
+  if (!take_handle(nodeid, fh, &born_at)) return;
+  page_lock(page, 0);
+  bool ok = record_close(nodeid, fh, born_at, &unknown);
+  if (ok && unknown) {
+    pthread_mutex_lock(&tables_lock);
+    after = node_drop(nodeid);
+    pthread_mutex_unlock(&tables_lock);
+  }
+  page_unlock(page);
   if (!ok) note("the close of a new file could not be recorded: %s", strerror(errno)); /* it stays dirty until the next start */
-  if (!ok || !unknown) return;
-  pthread_mutex_lock(&tables_lock);
-  aftermath after = node_drop(nodeid);
-  pthread_mutex_unlock(&tables_lock);
-  keeper_let_go(after);
+  if (ok && unknown) keeper_let_go(after);
 }
 
 bool births_release(const request *r) {

@@ -24,6 +24,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "../sharedpage.h"
 #include "channel.h"
 
 extern pthread_mutex_t births_lock;
@@ -33,17 +34,6 @@ extern pthread_mutex_t births_lock;
 #define BIRTH_RELEASED 2
 #define BIRTH_DROPPED 1u /* flag of RELEASED: the node was dropped, too */
 #define BIRTH_RECORD_LEN 72
-#define STREAMS_MAX 16
-
-/* The page both sides see. The channel writes `end`, the daemon the rest. */
-typedef struct {
-  uint32_t armed; /* 1: the daemon wants an event for the next record */
-  uint32_t padding;
-  uint64_t total; /* bytes of all logs: differs from what the daemon has folded when it is behind */
-  struct {
-    uint64_t end, taken;
-  } streams[STREAMS_MAX];
-} birth_page;
 
 /* A backing file whose inode nobody has yet. */
 typedef struct {

@@ -1,0 +1,23 @@
+/* The daemon's side of the shared page: see sharedpage.h. */
+#include "native.h"
+#include "sharedpage.h"
+
+static birth_page *page_at(uint8_t *p) { return (birth_page *)(void *)p; }
+
+uint64_t aof2_page_total(uint8_t *page) { return atomic_load(&page_at(page)->total); }
+
+void aof2_page_arm(uint8_t *page) { atomic_store(&page_at(page)->armed, 1); }
+
+uint64_t aof2_page_end(uint8_t *page, uint32_t slot) {
+  return slot < STREAMS_MAX ? atomic_load(&page_at(page)->streams[slot].end) : 0;
+}
+
+uint64_t aof2_page_take(uint8_t *page, uint32_t slot) {
+  birth_page *p = page_at(page);
+  if (slot >= STREAMS_MAX) return 0;
+  page_lock(p, PAGE_LOCK_MAX_S); /* a channel that was killed with it drops nothing any more */
+  uint64_t end = atomic_load(&p->streams[slot].end);
+  atomic_store(&p->streams[slot].taken, end);
+  page_unlock(p);
+  return end;
+}

@@ -1,0 +1,37 @@
+"""The page that daemon and channel share, from the daemon's side: each word is read and written by one atomic step.
+
+`struct.pack_into` will not do: it clears the bytes before it sets them, and reads them one by one. `sharedpage.h` says
+what the words mean.
+
+Owner: the trio thread. A crash leaves nothing: it is memory.
+"""
+
+from __future__ import annotations
+
+import mmap
+
+from aof2.native._native import ffi, lib
+
+
+class SharedPage:
+    """A mapping of a file that both have."""
+
+    def __init__(self, fd: int) -> None:
+        self._map = mmap.mmap(fd, mmap.PAGESIZE)
+        self._at = ffi.from_buffer("uint8_t[]", self._map, require_writable=True)
+
+    def total(self) -> int:
+        """Bytes of all logs."""
+        return int(lib.aof2_page_total(self._at))
+
+    def end(self, slot: int) -> int:
+        """How far a stream's log is."""
+        return int(lib.aof2_page_end(self._at, slot))
+
+    def take(self, slot: int) -> int:
+        """The same, and from here on the channel leaves dropping nodes of what is before it to the daemon."""
+        return int(lib.aof2_page_take(self._at, slot))
+
+    def arm(self) -> None:
+        """The channel sends an event for the next record."""
+        lib.aof2_page_arm(self._at)

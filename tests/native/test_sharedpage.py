@@ -1,0 +1,61 @@
+"""The page that daemon and channel share: what the daemon takes, and that it waits for the channel's step."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from aof2.native.sharedpage import SharedPage
+
+LOCK_AT, TOTAL_AT, STREAMS_AT = 4, 8, 16
+
+
+@pytest.fixture
+def shared() -> Iterator[tuple[SharedPage, mmap.mmap]]:
+    fd = os.memfd_create("page")
+    os.ftruncate(fd, mmap.PAGESIZE)
+    try:
+        yield SharedPage(fd), mmap.mmap(fd, mmap.PAGESIZE)
+    finally:
+        os.close(fd)
+
+
+def test_each_word_is_where_the_channel_has_it(shared: tuple[SharedPage, mmap.mmap]) -> None:
+    page, raw = shared
+    struct.pack_into("<Q", raw, TOTAL_AT, 2**63 + 7)
+    for slot in (0, 3, 15):
+        struct.pack_into("<Q", raw, STREAMS_AT + 16 * slot, 1000 + slot)
+        assert page.end(slot) == 1000 + slot
+        assert struct.unpack_from("<Q", raw, STREAMS_AT + 16 * slot + 8) == (0,)
+        assert page.take(slot) == 1000 + slot
+        assert struct.unpack_from("<Q", raw, STREAMS_AT + 16 * slot + 8) == (1000 + slot,)
+    page.arm()
+    assert struct.unpack_from("<II", raw) == (1, 0)  # armed, and the lock given back
+    assert page.total() == 2**63 + 7
+    assert (page.end(16), page.take(16)) == (0, 0)
+    assert raw[STREAMS_AT + 256 :] == bytes(len(raw) - STREAMS_AT - 256)
+
+
+def test_taking_waits_for_a_close_that_is_being_recorded(shared: tuple[SharedPage, mmap.mmap]) -> None:
+    page, raw = shared
+    struct.pack_into("<I", raw, LOCK_AT, 1)
+    found: list[int] = []
+    taker = threading.Thread(target=lambda: found.append(page.take(0)))
+    taker.start()
+    struct.pack_into("<Q", raw, STREAMS_AT, 72)  # the record, and then the drop: both before the lock is given back
+    struct.pack_into("<I", raw, LOCK_AT, 0)
+    taker.join()
+    assert found == [72]
+
+
+def test_a_channel_that_was_killed_with_the_lock_is_not_waited_for(shared: tuple[SharedPage, mmap.mmap]) -> None:
+    page, raw = shared
+    struct.pack_into("<IQQ", raw, LOCK_AT, 1, 0, 144)
+    struct.pack_into("<Q", raw, STREAMS_AT, 144)
+    assert page.take(0) == 144
+    assert page.take(0) == 144  # and the lock is free again
