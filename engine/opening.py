@@ -9,7 +9,6 @@ import errno
 import fcntl
 import logging
 import os
-import shutil
 import signal
 import threading
 from functools import partial
@@ -29,9 +28,7 @@ from aof2.engine.local.reserve import FOLDER as RESERVE_FOLDER
 from aof2.engine.local.reserve import Reserve
 from aof2.engine.manifest.quarantine import read_quarantine
 from aof2.engine.manifest.writer import LogSettings
-from aof2.engine.quota import DiskSpace
 from aof2.engine.remote.fence import Fence, read_volume
-from aof2.engine.remote.settings import RemoteSettings
 from aof2.engine.remote.store import RemoteStore
 from aof2.engine.replicate.claim import look
 from aof2.engine.replicate.mend import RemoteMender
@@ -116,18 +113,6 @@ def close_unused(opened: Opened, remote: RemoteStore) -> None:
     remote.close()
 
 
-def remote_settings(settings: Settings) -> RemoteSettings:
-    r = settings.remote
-    return RemoteSettings(
-        url=r.url,
-        endpoint_url=r.endpoint_url,
-        region=r.region,
-        timeout_s=r.timeout_s,
-        retries=r.retries,
-        parallel=r.parallel,
-    )
-
-
 def lock_state_dir(state_dir: Path) -> int:
     state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not os.access(state_dir, os.R_OK | os.W_OK | os.X_OK):
@@ -168,11 +153,6 @@ def ignore_lease_breaks() -> None:
     """A lease that is broken while we ask for it sends SIGIO, whose default is to end the process."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGIO, signal.SIG_IGN)
-
-
-def disk_space(path: Path) -> DiskSpace:
-    usage = shutil.disk_usage(path)
-    return DiskSpace(usage.total, usage.free)
 
 
 def check_geometry(b: Batch, *, settings: Settings) -> None:

@@ -61,7 +61,6 @@ from aof2.engine.opening import (
     claim_now,
     close_unused,
     damage_of,
-    disk_space,
     ensure_volume_stream,
     find_mender,
     ignore_lease_breaks,
@@ -71,10 +70,9 @@ from aof2.engine.opening import (
     make_tenant,
     open_reserve,
     owner_of,
-    remote_settings,
 )
 from aof2.engine.pagecache import PageCache
-from aof2.engine.quota import QuotaRow, StorageQuota, limit_for_data
+from aof2.engine.quota import QuotaRow, StorageQuota, disk_space, limit_for_data
 from aof2.engine.remote.fence import Fence
 from aof2.engine.remote.limiter import ReadLimiters
 from aof2.engine.remote.metered import GuardedStore, MeteredStore
@@ -669,7 +667,7 @@ async def open_volume(
     env.reserve = open_reserve(env, settings)
     try:
         events = _Events(trio.lowlevel.current_trio_token())
-        remote = open_remote(env, remote_settings(settings))
+        remote = open_remote(env, settings.remote)
         try:
             opened = await trio.to_thread.run_sync(_open_catalog, env, settings, remote, claims)
         except BaseException:

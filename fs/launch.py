@@ -38,11 +38,11 @@ from aof2.engine.inspect.rows import is_live
 from aof2.engine.observe.logs import configure_logging
 from aof2.engine.settings import Settings
 from aof2.fs.channel_wire import ChannelError
-from aof2.fs.cli.errors import explain_os_error, one_line
 from aof2.fs.control.client import ControlClient, NotMountedError
 from aof2.fs.control.protocol import ControlError
 from aof2.fs.mountpoint import FSTYPE, Answer, MountError, ask, detach, make_mountpoint, mounted_at, unmount
 from aof2.fs.options import Options
+from aof2.fs.wording import explain_os_error, one_line
 
 log = logging.getLogger(__name__)
 

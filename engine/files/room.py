@@ -28,7 +28,7 @@ from aof2.engine.files.brake import Brake
 from aof2.engine.files.seek import RoomSeeker, Writing
 from aof2.engine.files.state import Mode, OpenFile
 from aof2.engine.files.watch import MASK_BLOCKS_MAX, WATCH_S, Watch
-from aof2.engine.opening import disk_space
+from aof2.engine.quota import disk_space
 from aof2.engine.settings.model import FilesTenant
 
 if TYPE_CHECKING:

@@ -19,9 +19,9 @@ from aof2.engine.remote.limiter import ReadLimiters, RemoteReadLimiter
 from aof2.engine.remote.manifest import FencedManifestRemote
 from aof2.engine.remote.open import open_remote
 from aof2.engine.remote.resilience import BreakerState, RemoteStats
-from aof2.engine.remote.settings import RemoteSettings, parse_url
 from aof2.engine.remote.source import BytesWriter, ChunksSource, FileSource, fd_writer
 from aof2.engine.remote.store import BlobInfo, RemoteStore
+from aof2.engine.settings.remote import RemoteSettings, parse_url
 
 __all__ = [
     "BlobInfo",

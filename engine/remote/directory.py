@@ -46,7 +46,6 @@ from aof2.engine.remote.directory_files import (
 from aof2.engine.remote.errors import FencedError, RemoteCorruptError, RemoteMissingError, RemoteUnavailableError
 from aof2.engine.remote.keys import RESERVED_PREFIX, check_key, check_prefix
 from aof2.engine.remote.resilience import Deadline, RemoteStats, Resilience
-from aof2.engine.remote.settings import RemoteSettings, parse_url
 from aof2.engine.remote.source import ChunksSource, FileTarget, Source, Writer, checked_crc64, pieces
 from aof2.engine.remote.store import (
     BlobInfo,
@@ -56,6 +55,7 @@ from aof2.engine.remote.store import (
     split_checksums,
     with_checksums,
 )
+from aof2.engine.settings.remote import RemoteSettings, parse_url
 from aof2.native import crc64 as crc64_of_bytes
 
 T = TypeVar("T")

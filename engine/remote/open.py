@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from aof2.engine.env import Env
-from aof2.engine.remote.settings import RemoteSettings, parse_url
 from aof2.engine.remote.store import RemoteStore
+from aof2.engine.settings.remote import RemoteSettings, parse_url
 
 
 def open_remote(env: Env, settings: RemoteSettings, *, sleep_s: Callable[[float], object] | None = None) -> RemoteStore:

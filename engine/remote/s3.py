@@ -56,7 +56,6 @@ from aof2.engine.remote.s3_upload import (
     MultipartUpload,
     as_header,
 )
-from aof2.engine.remote.settings import RemoteSettings, parse_url
 from aof2.engine.remote.source import (
     Buffer,
     BytesWriter,
@@ -74,6 +73,7 @@ from aof2.engine.remote.store import (
     default_timeout_s,
     with_checksums,
 )
+from aof2.engine.settings.remote import RemoteSettings, parse_url
 from aof2.native import crc64 as crc64_of_bytes
 
 MULTIPART_BYTES: Final = 16 << 20

@@ -33,7 +33,7 @@ from aof2.engine.remote.s3_client import (
 from aof2.engine.remote.s3_put import QuickPut
 from aof2.engine.remote.s3_url import UrlSigner
 from aof2.engine.remote.s3_wire import Wire
-from aof2.engine.remote.settings import RemoteSettings, parse_url
+from aof2.engine.settings.remote import RemoteSettings, parse_url
 
 log = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from aof2.engine.remote.errors import (
     RemoteThrottledError,
     RemoteUnavailableError,
 )
-from aof2.engine.remote.settings import RemoteSettings
+from aof2.engine.settings.remote import RemoteSettings
 
 CONNECT_TIMEOUT_S_MAX: Final = 5.0
 READ_TIMEOUT_S_MIN: Final = 1.0

@@ -38,12 +38,12 @@ from aof2.engine.remote import keys
 from aof2.engine.remote.errors import RemoteMissingError
 from aof2.engine.remote.fence import VolumeRecord
 from aof2.engine.remote.open import open_remote
-from aof2.engine.remote.settings import RemoteSettings
 from aof2.engine.remote.store import RemoteStore
 from aof2.engine.replicate.follow import Follower, StreamFollowed
 from aof2.engine.replicate.listing import get_bytes
 from aof2.engine.replicate.lost import Lost, TenantSalvage
 from aof2.engine.replicate.stream import local_snapshots
+from aof2.engine.settings.remote import RemoteSettings
 
 VOLUME_STREAM: Final = 0
 STAGING_SUFFIX: Final = ".restoring"

@@ -12,12 +12,12 @@ from aof2.engine.settings.model import (
     ManifestSettings,
     MetricsSettings,
     PagedTenant,
-    RemoteSettings,
     RetentionSettings,
     Settings,
     TenantSettings,
     VolumeSettings,
 )
+from aof2.engine.settings.remote import RemoteSettings
 
 __all__ = [
     "AppendTenant",

@@ -19,11 +19,11 @@ from aof2.engine.settings.model import (
     CacheSettings,
     ManifestSettings,
     MetricsSettings,
-    RemoteSettings,
     RetentionSettings,
     Section,
     VolumeSettings,
 )
+from aof2.engine.settings.remote import RemoteSettings
 from aof2.engine.units import format_size, format_time, parse_min_free, parse_size, parse_time_ms
 
 TENANT_NAME: Final = re.compile(r"[a-z0-9_-]{1,64}")
@@ -222,7 +222,7 @@ PAGED_KEYS: Final = {
     "delta_threshold": Key("delta_threshold", _share),
     "checkpoint_every": Key("checkpoint_every_s", _time_s(100, _DAY_MS)),
 }
-SECTIONS: Final[dict[str, type[Section]]] = {
+SECTIONS: Final[dict[str, type[Section | RemoteSettings]]] = {
     "volume": VolumeSettings,
     "remote": RemoteSettings,
     "cache": CacheSettings,

@@ -32,6 +32,7 @@ from aof2.engine.settings.model import (
     TenantSettings,
     VolumeSettings,
 )
+from aof2.engine.settings.remote import RemoteSettings
 from aof2.engine.units import format_size
 
 CONF_NAME: Final = "mount.conf"
@@ -127,7 +128,7 @@ class _Loader:
         hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
         self.problems.append(f"{self.path}: {_one_line(shown)}: no such key; {hint}")
 
-    def _section(self, name: str, raw: Any) -> Section | None:
+    def _section(self, name: str, raw: Any) -> Section | RemoteSettings | None:
         if not isinstance(raw, dict):
             self._bad(name, raw, f"a table: [{name}]")
             return None
@@ -137,7 +138,13 @@ class _Loader:
             self.problems += [f"{self.path}: {name}.{key} is missing; it must be a path" for key in missing]
             if len(fields) < len(SECTION_KEYS[name]):
                 return None
-        return SECTIONS[name](**fields)
+        if str(fields.get("url", "")).startswith("file://"):
+            fields["url"] = self._absolute(_file_path(fields["url"])).as_uri()
+        try:
+            return SECTIONS[name](**fields)
+        except ValueError as e:
+            self.problems.append(f"{self.path}: {e}")
+            return None
 
     def _fields(self, where: str, raw: Mapping[str, Any], keys: Mapping[str, Key]) -> dict[str, Any]:
         fields = {}
@@ -204,10 +211,7 @@ class _Loader:
         volume = VolumeSettings(
             mountpoint=self._absolute(s.volume.mountpoint), state_dir=self._absolute(s.volume.state_dir)
         )
-        remote = s.remote
-        if remote.directory is not None:
-            remote = msgspec.structs.replace(remote, url=self._absolute(_file_path(remote.url)).as_uri())
-        return msgspec.structs.replace(s, volume=volume, remote=remote)
+        return msgspec.structs.replace(s, volume=volume)
 
     def _absolute(self, path: Path) -> Path:
         return Path(os.path.abspath(self.path.parent / path))  # noqa: PTH100 (no symlink is followed yet)

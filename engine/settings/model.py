@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Final
-from urllib.parse import unquote, urlsplit
 
 import msgspec
 
+from aof2.engine.settings.remote import RemoteSettings
 from aof2.engine.units import MinFree, format_size
 
 _KIB, _MIB, _GIB = 1 << 10, 1 << 20, 1 << 30
@@ -29,31 +29,6 @@ class VolumeSettings(Section, frozen=True, kw_only=True):
 
     mountpoint: Path
     state_dir: Path
-
-
-class RemoteSettings(Section, frozen=True, kw_only=True):
-    """Tier 2. `url` is `file:///dir` or `s3://bucket/prefix`; keys come from the usual AWS chain, never from here."""
-
-    url: str = "file:///var/lib/aof2-remote"
-    endpoint_url: str = ""
-    region: str = ""
-    timeout_s: float = 30.0
-    retries: int = 5
-    parallel: int = 16
-
-    @property
-    def directory(self) -> Path | None:
-        """The folder of a `file://` remote."""
-        return Path(unquote(self.url.removeprefix("file://"))) if self.url.startswith("file://") else None
-
-    @property
-    def bucket(self) -> str:
-        return urlsplit(self.url).netloc if self.url.startswith("s3://") else ""
-
-    @property
-    def prefix(self) -> str:
-        """The key prefix in the bucket, without slashes at its ends."""
-        return urlsplit(self.url).path.strip("/") if self.url.startswith("s3://") else ""
 
 
 class CacheSettings(Section, frozen=True, kw_only=True):

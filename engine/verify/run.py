@@ -31,7 +31,6 @@ from aof2.engine.errors import TransientError
 from aof2.engine.inspect.paths import files_below, resolve
 from aof2.engine.inspect.rows import MANIFEST_DIR, check_state_dir, is_live, tenant_names
 from aof2.engine.remote.open import open_remote
-from aof2.engine.remote.settings import RemoteSettings
 from aof2.engine.remote.store import RemoteStore
 from aof2.engine.settings import Settings
 from aof2.engine.verify import audit, local, log, remote, rows, tiers
@@ -268,14 +267,6 @@ def _open_remote(env: Env, settings: Settings) -> tuple[RemoteStore | None, str]
     if r.directory is not None and not r.directory.is_dir():
         return None, f"{r.directory}: no such folder"  # opening would make it
     try:
-        wanted = RemoteSettings(
-            url=r.url,
-            endpoint_url=r.endpoint_url,
-            region=r.region,
-            timeout_s=r.timeout_s,
-            retries=r.retries,
-            parallel=r.parallel,
-        )
-        return open_remote(env, wanted), ""
+        return open_remote(env, r), ""
     except TransientError as e:
         return None, str(e)

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import msgspec
 
-from aof2.engine.bench.seaweed import Seaweed
 from aof2.fs.bench.process import OWNER_NAME, Processes, StepError, end, is_mounted, unmount, wait_until
+from aof2.fs.bench.seaweed import Seaweed
 
 START_S = 60.0
 

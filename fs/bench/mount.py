@@ -19,10 +19,10 @@ from typing import Final
 
 import msgspec
 
-from aof2.engine.bench.measure import Measurement
 from aof2.fs.bench import rows
 from aof2.fs.bench.contestants import Bare, Contestant, Disk, Setup
 from aof2.fs.bench.install import FIO, OF_PEER, ensure
+from aof2.fs.bench.measure import Measurement
 from aof2.fs.bench.peers import Geesefs, PassthroughHp, Rclone, S3fs, Weed
 from aof2.fs.bench.process import Processes, StepError, remove_folder
 from aof2.fs.bench.race import Race

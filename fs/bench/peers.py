@@ -7,10 +7,10 @@ import os
 import urllib.request
 from pathlib import Path
 
-from aof2.engine.bench.seaweed import free_ports, weed_binary
 from aof2.fs.bench.contestants import Mounted, Setup
 from aof2.fs.bench.install import OF_PEER, find
 from aof2.fs.bench.process import wait_until
+from aof2.fs.bench.seaweed import free_ports, weed_binary
 from aof2.fs.bench.server import sent_bytes
 
 MIB = 1 << 20

@@ -13,9 +13,9 @@ from typing import Final
 
 import msgspec
 
-from aof2.engine.bench.measure import Measurement
 from aof2.fs.bench import fio, subject
 from aof2.fs.bench.contestants import Bare, Contestant, Disk
+from aof2.fs.bench.measure import Measurement
 from aof2.fs.bench.process import StepError
 from aof2.fs.bench.race import Race, drop_metadata, sync
 from aof2.fs.bench.verdict import BEST_PEER, Outcome, at_most, judge

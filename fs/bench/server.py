@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from aof2.engine.bench.seaweed import REGION, Seaweed, free_ports
 from aof2.fs.bench.process import StepError
+from aof2.fs.bench.seaweed import REGION, Seaweed, free_ports
 
 METRICS_FLAG = "metricsPort"
 METRICS_S = 10.0

@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from aof2.engine.bench.measure import Measurement, compared
+from aof2.fs.bench.measure import Measurement, compared
 
 BEST_PEER: Final = "best peer"
 

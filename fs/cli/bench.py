@@ -7,9 +7,9 @@ from collections.abc import Callable, Collection
 import click
 import msgspec
 
-from aof2.engine.bench.formats import run
-from aof2.engine.bench.measure import Measurement
 from aof2.engine.units import parse_size
+from aof2.fs.bench.formats import run
+from aof2.fs.bench.measure import Measurement
 from aof2.fs.cli import output
 from aof2.fs.cli.errors import EXIT_FAILED, CliError, complain
 
@@ -48,7 +48,7 @@ def engine(ctx: click.Context, quick: bool, check: bool, as_json: bool) -> None:
     Starts an S3 server (SeaweedFS) of its own on loopback for the run, and compares with bare boto3 on it. Files go to
     a folder under $TMPDIR (some 6 GiB without --quick) and are removed.
     """
-    from aof2.engine.bench import tiers
+    from aof2.fs.bench import tiers
 
     _measure(ctx, tiers.run, quick=quick, check=check, as_json=as_json)
 

@@ -16,10 +16,11 @@ import msgspec
 
 from aof2.engine.settings import Settings
 from aof2.fs.cli.errors import CliError
-from aof2.fs.cli.output import PLAIN_PROGRESS_S, human_size
+from aof2.fs.cli.output import PLAIN_PROGRESS_S
 from aof2.fs.control.client import NotMountedError, control_client
 from aof2.fs.control.protocol import ControlError, Progress
 from aof2.fs.mountpoint import real_mountpoint
+from aof2.fs.wording import human_size
 
 LINKS_MAX = 40
 

@@ -7,6 +7,7 @@ import click
 from aof2.fs.cli import output
 from aof2.fs.cli.client import ask, in_mount, served
 from aof2.fs.cli.conf import conf_option, load_conf
+from aof2.fs.wording import human_size
 
 JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 
@@ -25,7 +26,7 @@ def checkpoint(tenant: str | None, wait: bool, as_json: bool, conf: str | None) 
     if as_json:
         output.print_json(done)
         return
-    amount = f"{done['files']} file(s), {output.human_size(done['bytes'])}"
+    amount = f"{done['files']} file(s), {human_size(done['bytes'])}"
     if not done["files"]:
         output.print_line("everything that is closed is in the remote")
     else:

@@ -7,7 +7,6 @@ else that escapes is a bug and keeps its traceback.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import sys
 from collections.abc import Iterator
@@ -18,22 +17,11 @@ import lmdb
 
 from aof2.engine.catalog.lmdb_errors import translated
 from aof2.engine.errors import Aof2Error
+from aof2.fs.wording import explain_os_error, one_line
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
-
-_OS_ADVICE = {
-    errno.ENOENT: "check the path",
-    errno.ENOTDIR: "check the path",
-    errno.EACCES: "run as its owner",
-    errno.EPERM: "run as its owner",
-    errno.ENOSPC: "make room on that disk",
-    errno.EDQUOT: "make room within the quota",
-    errno.EROFS: "it is mounted read-only",
-    errno.EIO: "the disk fails: copy what can be read",
-    errno.EMFILE: "raise the limit of open files (ulimit -n)",
-}
 
 
 class CliError(Aof2Error):
@@ -44,18 +32,6 @@ def complain(message: str) -> None:
     """One line on stderr, whatever the message holds, after everything printed before it."""
     sys.stdout.flush()
     click.echo(f"aof2: {one_line(message)}", err=True)
-
-
-def one_line(text: str) -> str:
-    """`text` with everything that could move a cursor spelled out."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
-def explain_os_error(error: OSError) -> str:
-    where = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
-    what = (error.strerror or str(error) or type(error).__name__).lower()
-    advice = _OS_ADVICE.get(error.errno or 0)
-    return f"{where}{what}{'; ' + advice if advice else ''}"
 
 
 @contextlib.contextmanager

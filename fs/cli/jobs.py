@@ -15,6 +15,7 @@ from aof2.fs.cli.conf import conf_option, load_conf
 from aof2.fs.cli.errors import EXIT_FAILED, complain
 from aof2.fs.cli.records import iso_time
 from aof2.fs.control.client import NotMountedError
+from aof2.fs.wording import human_size
 
 COLUMNS = ("job", "type", "state", "progress", "attempts", "updated (UTC)", "reason")
 JSON = click.option("--json", "as_json", is_flag=True, help="JSON: of a list, one object a line.")
@@ -222,9 +223,9 @@ def gc(tenant: str | None, dry_run: bool, as_json: bool, conf: str | None) -> No
             one["tenant"],
             str(one["generations"]),
             str(one["blobs"]),
-            output.human_size(one["bytes"]),
+            human_size(one["bytes"]),
             str(one["later_blobs"]),
-            output.human_size(one["later_bytes"]),
+            human_size(one["later_bytes"]),
         )
         for one in answer
     ]

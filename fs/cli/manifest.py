@@ -14,14 +14,14 @@ import click
 import msgspec
 
 from aof2.engine.errors import Aof2Error, TransientError
+from aof2.engine.inspect.records import COLUMNS
 from aof2.engine.manifest.check import CheckReport, check
 from aof2.engine.manifest.examine import Kind
 from aof2.fs.cli import output
 from aof2.fs.cli.conf import conf_option, load_conf
-from aof2.fs.cli.errors import EXIT_FAILED, CliError, complain, explain_os_error
+from aof2.fs.cli.errors import EXIT_FAILED, CliError, complain
 from aof2.fs.cli.records import (
     ADVICE,
-    COLUMNS,
     RecordRows,
     as_object,
     complain_of,
@@ -30,6 +30,7 @@ from aof2.fs.cli.records import (
     parse_types,
     print_table,
 )
+from aof2.fs.wording import explain_os_error
 
 if TYPE_CHECKING:
     from aof2.engine.catalog.store import Catalog
@@ -253,7 +254,6 @@ def _compare(stream: _VolumeStream, rows: OpenRows, *, glance: bool = False, dee
     from aof2.engine.env import Env
     from aof2.engine.remote.errors import RemoteMissingError
     from aof2.engine.remote.open import open_remote
-    from aof2.engine.remote.settings import RemoteSettings
     from aof2.engine.replicate.reconcile import examine_stream
 
     if stream.stream_id in rows.damaged:
@@ -261,13 +261,15 @@ def _compare(stream: _VolumeStream, rows: OpenRows, *, glance: bool = False, dee
     remote = stream.settings.remote
     if remote.directory is not None and not remote.directory.is_dir():  # opening it would make it
         raise _NotComparedError(f"the remote is away: {remote.directory}: no such directory; is its disk mounted?")
-    conf = msgspec.structs.asdict(remote)
     if glance:
-        conf["timeout_s"] = min(conf["timeout_s"], GLANCE_TIMEOUT_S)
-        conf["retries"] = min(conf["retries"], GLANCE_RETRIES)
+        patience = {
+            "timeout_s": min(remote.timeout_s, GLANCE_TIMEOUT_S),
+            "retries": min(remote.retries, GLANCE_RETRIES),
+        }
+        remote = msgspec.structs.replace(remote, **patience)
     catalog = cast("Catalog", rows)  # only its rows are read
     try:
-        store = open_remote(Env(), RemoteSettings(**conf))
+        store = open_remote(Env(), remote)
         try:
             with contextlib.suppress(RemoteMissingError):  # deleted since it was listed
                 report = examine_stream(store, catalog, stream.folder, stream.stream_id, deep=deep)

@@ -11,6 +11,7 @@ from aof2.fs.cli import output
 from aof2.fs.cli.client import ask, in_mount, served
 from aof2.fs.cli.conf import conf_option, load_conf
 from aof2.fs.cli.errors import EXIT_FAILED, complain
+from aof2.fs.wording import human_size
 
 PATHS = click.argument("paths", metavar="PATH…", nargs=-1, required=True)
 JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
@@ -39,7 +40,7 @@ def _finish(ctx: click.Context, answer: Any, as_json: bool, said: str, *, fails:
     if as_json:
         output.print_json(answer)
     else:
-        output.print_line(said.format(files=moved.files, bytes=output.human_size(moved.bytes)))
+        output.print_line(said.format(files=moved.files, bytes=human_size(moved.bytes)))
         for one in moved.skipped:
             complain(f"skipped {one.path}: {one.why}")
         if moved.skipped_files > len(moved.skipped):
@@ -71,7 +72,7 @@ def warm(ctx: click.Context, paths: tuple[str, ...], check: bool, as_json: bool,
         output.print_facts(
             [
                 ("files", f"{answer['local_files']} of {answer['files']} wholly here"),
-                ("bytes", f"{output.human_size(answer['local_bytes'])} of {output.human_size(answer['bytes'])} here"),
+                ("bytes", f"{human_size(answer['local_bytes'])} of {human_size(answer['bytes'])} here"),
             ]
         )
     if answer["local_bytes"] != answer["bytes"]:

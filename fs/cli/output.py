@@ -17,7 +17,7 @@ from typing import NamedTuple
 import click
 import msgspec
 
-from aof2.fs.cli.errors import one_line
+from aof2.fs.wording import one_line
 
 PAGE_ROWS = 200
 PLAIN_PROGRESS_S = 5.0
@@ -106,16 +106,6 @@ def print_facts(facts: Sequence[tuple[str, str]]) -> None:
     width = max(len(name) for name, _ in facts)
     for name, value in facts:
         print_line(f"{name:<{width}}  {one_line(value)}")
-
-
-def human_size(size_bytes: int) -> str:
-    """About how much, in three digits: `1.53 GiB`."""
-    size = float(size_bytes)
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if size < 1000 or unit == "TiB":
-            break
-        size /= 1024
-    return f"{size_bytes} B" if unit == "B" else f"{size:.3g} {unit}"
 
 
 @contextlib.contextmanager

@@ -5,31 +5,20 @@ What is wrong with the log goes to stderr as it is met, with what to do about it
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 import msgspec
 
-from aof2.engine.manifest import tier_events
+from aof2.engine.inspect.records import payload_of, raw_payload, record_object
 from aof2.engine.manifest.examine import Finding, Kind, examine, survey
-from aof2.engine.manifest.format import (
-    COMMIT_BLOB,
-    COMMIT_SCHEMA_ID,
-    LOG_SEGMENT_ID,
-    ManifestIntegrityError,
-    RecordType,
-)
-from aof2.engine.manifest.payloads import CustomEvent, SealSegment
+from aof2.engine.manifest.format import LOG_SEGMENT_ID, ManifestIntegrityError, RecordType
 from aof2.engine.manifest.reader import Record
 from aof2.fs.cli import output
 from aof2.fs.cli.errors import complain
-
-if TYPE_CHECKING:
-    pass
 
 ADVICE = {
     Kind.CHUNK: "restore the chunk from its remote copy",
@@ -41,19 +30,6 @@ ADVICE = {
     Kind.UNREADABLE: "check the file's owner and the disk",
     Kind.QUARANTINE: "once the log is clean, remove quarantine.json to lift it",
 }
-
-COLUMNS = (
-    "chunk_index",
-    "chunk_offset",
-    "ordinal",
-    "type",
-    "type_id",
-    "flags",
-    "segment_id",
-    "logical_offset",
-    "timestamp_ms",
-    "payload",
-)
 
 
 def complain_of(finding: Finding) -> None:
@@ -129,48 +105,15 @@ class RecordRows:
 
     def payload(self, record: Record) -> dict[str, Any]:
         """The decoded fields by name; what cannot be decoded as hex."""
-        if not record.known:
-            return {"raw": record.payload.hex()}
         try:
-            payload = record.decoded()
+            return payload_of(record)
         except ManifestIntegrityError as e:
             self.damage(Finding(kind=Kind.CHUNK, message=f"{self._directory}: {e}"))
-            return {"raw": record.payload.hex()}
-        if isinstance(payload, CustomEvent):
-            return _event(payload)
-        fields = payload._asdict()
-        if isinstance(payload, SealSegment) and payload.ext_id is None:  # the short form has no more
-            return {name: fields[name] for name in ("durable_bytes", "segment_crc64")}
-        return fields
-
-
-def _event(event: CustomEvent) -> dict[str, Any]:
-    if event.schema_id == COMMIT_SCHEMA_ID and len(event.blob) == COMMIT_BLOB.size:
-        fields = zip(("span_start", "span_crc64", "durable_len"), COMMIT_BLOB.unpack(event.blob), strict=True)
-        return {"schema_id": event.schema_id, **dict(fields)}
-    if event.schema_id in tier_events.LABELS:
-        named: dict[str, Any] = {"event": tier_events.LABELS[event.schema_id]}
-        if event.schema_id == tier_events.WARM_DROPPED:
-            named["reclaimed_bytes"] = tier_events.reclaimed_bytes(event)
-        return {"schema_id": event.schema_id, **named}
-    blob = base64.b64encode(event.blob).decode()
-    return {"schema_id": event.schema_id, "blob_len": len(event.blob), "blob": blob}
+            return raw_payload(record)
 
 
 def as_object(record: Record, rows: RecordRows) -> dict[str, Any]:
-    values = (
-        record.chunk_index,
-        record.chunk_offset,
-        record.ordinal,
-        record.type,
-        record.type_id,
-        record.flags,
-        record.segment_id,
-        record.logical_offset,
-        record.timestamp_ms,
-        rows.payload(record),
-    )
-    return dict(zip(COLUMNS, values, strict=True))
+    return record_object(record, rows.payload(record))
 
 
 def json_text(value: object) -> str:

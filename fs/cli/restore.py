@@ -14,11 +14,11 @@ import msgspec
 
 from aof2.engine.env import Env
 from aof2.engine.manifest.writer import LogSettings
-from aof2.engine.remote.settings import RemoteSettings, parse_url
 from aof2.engine.replicate.lost import Lost, Why
 from aof2.engine.replicate.restore import RestoreReport
 from aof2.engine.replicate.restore import restore as run_restore
 from aof2.engine.settings import Settings
+from aof2.engine.settings.remote import RemoteSettings, parse_url
 from aof2.engine.units import format_size
 from aof2.fs.cli import output
 from aof2.fs.cli.conf import conf_option, load_conf
@@ -70,19 +70,19 @@ def restore(ctx: click.Context, url: str, as_json: bool, conf: str | None) -> No
 
 
 def _remote(settings: Settings, url: str) -> RemoteSettings:
-    conf = msgspec.structs.asdict(settings.remote)
+    remote = settings.remote
     try:
         parsed = parse_url(url)
     except ValueError as e:
         raise CliError(str(e).replace("remote.url =", "--from", 1)) from None
     if parsed.scheme == "file":
-        conf["endpoint_url"] = ""
+        remote = msgspec.structs.replace(remote, endpoint_url="")
         if not parsed.path.is_dir():  # opening it would make it
             raise CliError(f"{parsed.path}: no such directory; is the remote's disk mounted?")
         there, here = os.path.realpath(parsed.path), os.path.realpath(settings.volume.state_dir)
         if Path(here).is_relative_to(there) or Path(there).is_relative_to(here):
             raise CliError(f"volume.state_dir ({here}) and --from ({there}) overlap; give each a folder of its own")
-    return RemoteSettings(**{**conf, "url": url})
+    return msgspec.structs.replace(remote, url=url)
 
 
 def _same_place(one: str, two: str) -> bool:

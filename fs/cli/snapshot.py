@@ -14,6 +14,7 @@ from aof2.fs.cli.client import ask
 from aof2.fs.cli.conf import conf_option, load_conf
 from aof2.fs.cli.records import iso_time
 from aof2.fs.control.client import NotMountedError
+from aof2.fs.wording import human_size
 
 COLUMNS = ("snapshot", "name", "taken (UTC)", "files", "bytes", "complete")
 JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
@@ -76,7 +77,7 @@ def _print(answer: Any, as_json: bool) -> None:
             one.name,
             iso_time(one.taken_ms),
             str(one.files),
-            output.human_size(one.bytes),
+            human_size(one.bytes),
             "yes" if one.complete else "no",
         )
         for one in found

@@ -208,7 +208,6 @@ def _earlier_chunks(
     settings: Settings, stream_id: int, tell: Callable[[int, int], None], before: int | None
 ) -> Iterator[Chunk]:
     """Older chunks of the log, out of the remote, as far as it has them and answers."""
-    from aof2.engine.opening import remote_settings
     from aof2.engine.remote.open import open_remote
     from aof2.engine.replicate.listing import RemoteLog
 
@@ -217,7 +216,7 @@ def _earlier_chunks(
         complain(f"note: the remote is away: {directory}: no such directory; is its disk mounted?")
         return
     try:
-        store = open_remote(Env(), remote_settings(settings))
+        store = open_remote(Env(), settings.remote)
         try:
             log = RemoteLog(store, stream_id)
             wanted = sorted((i for i in log.inventory.chunk_indexes() if before is None or i < before), reverse=True)

@@ -16,9 +16,9 @@ from aof2.engine.settings import Settings
 from aof2.fs.cli import output
 from aof2.fs.cli.client import ask
 from aof2.fs.cli.conf import conf_option, load_conf
-from aof2.fs.cli.output import human_size
 from aof2.fs.cli.records import iso_time
 from aof2.fs.control.views import MountStatus
+from aof2.fs.wording import human_size
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -14,7 +14,8 @@ from aof2.engine.verify.run import verify as run_verify
 from aof2.fs.cli import output
 from aof2.fs.cli.client import in_mount, placed
 from aof2.fs.cli.conf import conf_option, load_conf
-from aof2.fs.cli.errors import complain, explain_os_error
+from aof2.fs.cli.errors import complain
+from aof2.fs.wording import explain_os_error
 
 
 class FsckCommand(click.Command):

@@ -21,13 +21,12 @@ from aof2.engine.errors import Aof2Error
 from aof2.engine.inspect.paths import Place
 from aof2.engine.local.handles import Key, ObjectHandle
 from aof2.engine.objects import ObjectGoneError, chunk_bytes_here, full_mask
-from aof2.fs.cli.errors import explain_os_error
-from aof2.fs.cli.output import human_size
 from aof2.fs.control import durable, walk
 from aof2.fs.control.closing import Closing
 from aof2.fs.control.durable import Tell
 from aof2.fs.control.mounted import Mounted
 from aof2.fs.control.protocol import ControlError, Progress
+from aof2.fs.wording import explain_os_error, human_size
 
 WARM_PARALLEL: Final = 4
 SKIPPED_MAX: Final = 1000  # named one by one; the rest is counted

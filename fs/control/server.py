@@ -23,7 +23,6 @@ import trio
 
 from aof2.engine.aio import open_nursery
 from aof2.engine.errors import Aof2Error
-from aof2.fs.cli.errors import explain_os_error
 from aof2.fs.control.mounted import Mounted
 from aof2.fs.control.protocol import (
     ALIVE_EVERY_S,
@@ -35,6 +34,7 @@ from aof2.fs.control.protocol import (
     encode,
 )
 from aof2.fs.control.verbs import dispatch
+from aof2.fs.wording import explain_os_error
 
 log = logging.getLogger(__name__)
 

@@ -18,6 +18,7 @@ import msgspec
 
 from aof2.engine import pins
 from aof2.engine.inspect.paths import Place, resolve
+from aof2.engine.inspect.records import payload_of, raw_payload, record_object
 from aof2.engine.inspect.status import (
     ObjectStatus,
     TreeStatus,
@@ -26,9 +27,9 @@ from aof2.engine.inspect.status import (
     tree_status,
     volume_status,
 )
-from aof2.engine.manifest.examine import Finding, examine, survey
+from aof2.engine.manifest.examine import examine, survey
+from aof2.engine.manifest.format import ManifestIntegrityError
 from aof2.engine.volume import Volume
-from aof2.fs.cli.records import RecordRows, as_object
 from aof2.fs.control.mounted import Mounted
 
 COUNTED_FOR_S: Final = 2.0
@@ -200,20 +201,13 @@ def metrics_text(mounted: Mounted) -> bytes:
 def manifest_jsonl(mounted: Mounted, tenant: str) -> Iterator[bytes]:
     """`.aof2/manifest/<tenant>.jsonl`: the log on this disk, a line a record. ObjectGoneError: no such tenant."""
     folder = mounted.volume.manifest_dir / str(mounted.volume.tenant(tenant).tenant_id)
-    rows = _QuietRows(folder)
     for examined in examine(survey(folder)):
         for record in examined.chunk.records() if examined.chunk else ():
-            yield msgspec.json.encode(as_object(record, rows)) + b"\n"
-
-
-class _QuietRows(RecordRows):
-    """Nobody reads stderr here: a damaged record shows as its raw bytes, and `aof2 manifest verify` says more."""
-
-    def __init__(self, directory: Any) -> None:
-        super().__init__(directory, 0, frozenset(), None)
-
-    def damage(self, finding: Finding) -> None:
-        self.damaged = True
+            try:
+                payload = payload_of(record)
+            except ManifestIntegrityError:  # `aof2 manifest verify` says more
+                payload = raw_payload(record)
+            yield msgspec.json.encode(record_object(record, payload)) + b"\n"
 
 
 __all__ = ["facts", "manifest_jsonl", "metrics_text", "mount_status", "status_json"]

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from aof2.engine.bench import formats
-from aof2.engine.bench.measure import Measurement, best, compared
+from aof2.fs.bench import formats
+from aof2.fs.bench.measure import Measurement, best, compared
 from aof2.fs.cli import bench
 from tests.cli.logs import objects, run
 

@@ -16,10 +16,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from aof2.engine.bench.measure import Measurement
 from aof2.fs.bench import install, mount, rows, work
 from aof2.fs.bench.contestants import Contestant, Mounted
 from aof2.fs.bench.fio import parse_fio, read_job
+from aof2.fs.bench.measure import Measurement
 from aof2.fs.bench.process import OWNER_NAME, Processes, StepError, is_mounted, mounts_under, wait_until
 from aof2.fs.bench.race import Race
 from aof2.fs.bench.server import parse_sent

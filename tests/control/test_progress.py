@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from aof2.fs.cli import client, output
+from aof2.fs.cli import client
 from aof2.fs.cli.mount import as_mount_helper
 from aof2.fs.control.protocol import Progress
+from aof2.fs.wording import human_size
 
 
 @pytest.mark.parametrize(
@@ -17,7 +18,7 @@ from aof2.fs.control.protocol import Progress
     [(0, "0 B"), (999, "999 B"), (1000, "0.977 KiB"), (1 << 20, "1 MiB"), (1_640_000_000, "1.53 GiB")],
 )  # fmt: skip
 def test_sizes(size: int, text: str) -> None:
-    assert output.human_size(size) == text
+    assert human_size(size) == text
 
 
 def test_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

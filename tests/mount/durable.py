@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from aof2.engine.bench.seaweed import REGION
 from aof2.engine.settings.loader import load_settings
+from aof2.fs.bench.seaweed import REGION
 from aof2.fs.control.client import ControlClient
 from tests.mount.load import content
 from tests.mount.portrait import differences, portrait

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from aof2.engine.bench.seaweed import REGION
+from aof2.fs.bench.seaweed import REGION
 from tests.mount.load import content
 from tests.mount.world import World, wait_for, world
 from tests.support.seaweed import Seaweed

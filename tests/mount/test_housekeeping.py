@@ -8,7 +8,7 @@ from typing import Any
 
 import boto3
 
-from aof2.engine.bench.seaweed import REGION
+from aof2.fs.bench.seaweed import REGION
 from tests.mount.world import World, world
 from tests.support.mount import mounted_volume, until
 from tests.support.seaweed import Seaweed, running_seaweed

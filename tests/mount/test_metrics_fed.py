@@ -21,11 +21,11 @@ from pathlib import Path
 
 import pytest
 
-from aof2.engine.bench.seaweed import REGION
 from aof2.engine.manifest import payloads as p
 from aof2.engine.manifest.batch import PART_HEADER
 from aof2.engine.manifest.reader import Record, Stream
 from aof2.engine.settings.loader import load_settings
+from aof2.fs.bench.seaweed import REGION
 from tests.mount.test_machines import machine, restore
 from tests.mount.world import World, world
 from tests.support.mount import MountedVolume, conf_text, mounted_volume, until

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from aof2.engine.bench.seaweed import REGION
+from aof2.fs.bench.seaweed import REGION
 from aof2.fs.control.protocol import ControlError
 from tests.mount.durable import S3Copier, ask, restored, wait
 from tests.mount.load import content

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import click
 
-from aof2.engine.bench.seaweed import REGION
+from aof2.fs.bench.seaweed import REGION
 from tests.mount import damage as damaged
 from tests.mount import test_full_disk as full_disk
 from tests.mount.durable import Copier, DirectoryCopier, DurableRounds, S3Copier, after_umount, in_every_order

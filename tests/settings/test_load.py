@@ -22,6 +22,7 @@ from aof2.engine.settings import (
     load_settings,
 )
 from aof2.engine.settings.keys import SECTION_KEYS, split_listen
+from aof2.engine.settings.remote import parse_url
 from aof2.engine.units import MinFree
 
 VOLUME = '[volume]\nmountpoint = "/mnt/a"\nstate_dir = "/srv/state"\n'
@@ -88,7 +89,7 @@ def test_every_section_is_read(tmp_path: Path) -> None:
         write_mode = "budget"
         """,
     )
-    assert (settings.remote.bucket, settings.remote.prefix) == ("bucket.name", "some/prefix")
+    assert parse_url(settings.remote.url)[:3] == ("s3", "bucket.name", "some/prefix/")
     assert settings.remote.directory is None
     assert settings.remote.timeout_s == 1.5
     assert settings.cache.min_free == MinFree(size_bytes=1 << 30)

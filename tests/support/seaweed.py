@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from aof2.engine.bench.seaweed import Seaweed, free_ports, running_seaweed, weed_binary
+from aof2.fs.bench.seaweed import Seaweed, free_ports, running_seaweed, weed_binary
 
 __all__ = ["Fault", "FaultProxy", "Seaweed", "Seen", "free_ports", "of", "running_seaweed", "weed_binary"]
 

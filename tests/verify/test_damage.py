@@ -18,7 +18,6 @@ from aof2.engine.env import Env
 from aof2.engine.errors import ReadOnlyError
 from aof2.engine.manifest import payloads as p
 from aof2.engine.manifest.format import LOG_SEGMENT_ID
-from aof2.engine.opening import remote_settings
 from aof2.engine.remote import fence
 from aof2.engine.remote.open import open_remote
 from aof2.engine.settings import Settings
@@ -186,7 +185,7 @@ def test_another_machines_remote_is_left_alone(settings: Settings) -> None:
     mended(settings, deep=True)  # it is ours: the claim on it is made now
     flip(damaged, 10)
     bad = damaged.read_bytes()
-    with contextlib.closing(open_remote(Env(), remote_settings(settings))) as store:
+    with contextlib.closing(open_remote(Env(), settings.remote)) as store:
         mine, _ = fence.read_volume(store) or pytest.fail("it was deleted without a claim")
         fence.claim(Env(), store)
         report = verify(settings, deep_remote=True, repair=True)

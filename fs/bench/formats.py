@@ -23,7 +23,6 @@ from typing import Final
 import msgspec
 
 from aof2 import native
-from aof2.engine.bench.measure import Measurement, best, compared, timed
 from aof2.engine.env import Env
 from aof2.engine.manifest import payloads
 from aof2.engine.manifest.batch import RecordBatch
@@ -31,6 +30,7 @@ from aof2.engine.manifest.group import GroupCommit
 from aof2.engine.manifest.index import ManifestIndex
 from aof2.engine.manifest.reader import Stream
 from aof2.engine.manifest.writer import LogSettings, ManifestLogWriter
+from aof2.fs.bench.measure import Measurement, best, compared, timed
 from aof2.native import reference
 
 SEED: Final = 2

@@ -24,7 +24,9 @@ class RemoteUrl(NamedTuple):
 
 
 class RemoteSettings(msgspec.Struct, frozen=True):
-    url: str
+    """Tier 2. `url` is `file:///dir` or `s3://bucket/prefix`; keys come from the usual AWS chain, never from here."""
+
+    url: str = "file:///var/lib/aof2-remote"
     endpoint_url: str = ""
     region: str = ""
     timeout_s: float = 30.0
@@ -42,6 +44,12 @@ class RemoteSettings(msgspec.Struct, frozen=True):
         ):
             if not low <= value <= high:
                 raise ValueError(f"remote.{key} = {value}: allowed is {low} to {high}")
+
+    @property
+    def directory(self) -> Path | None:
+        """The folder of a `file://` remote."""
+        where = parse_url(self.url)
+        return where.path if where.scheme == "file" else None
 
 
 def parse_url(url: str) -> RemoteUrl:

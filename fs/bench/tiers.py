@@ -26,16 +26,17 @@ from typing import Any, Final, NamedTuple
 import trio
 
 from aof2.engine import namespace
-from aof2.engine.bench.measure import Measurement, compared
-from aof2.engine.bench.seaweed import Seaweed, running_seaweed
 from aof2.engine.catalog import ops as o
 from aof2.engine.catalog.batch import Batch
 from aof2.engine.catalog.rows import ChunkRow
 from aof2.engine.local.handles import Key
 from aof2.engine.settings import Settings
-from aof2.engine.settings.model import CacheSettings, FilesTenant, MetricsSettings, RemoteSettings, VolumeSettings
+from aof2.engine.settings.model import CacheSettings, FilesTenant, MetricsSettings, VolumeSettings
+from aof2.engine.settings.remote import RemoteSettings
 from aof2.engine.units import MinFree
 from aof2.engine.volume import Volume, open_volume
+from aof2.fs.bench.measure import Measurement, compared
+from aof2.fs.bench.seaweed import Seaweed, running_seaweed
 
 MIB: Final = 1 << 20
 PART_BYTES: Final = 8 * MIB

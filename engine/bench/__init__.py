@@ -1,1 +1,0 @@
-"""Benchmarks: what this machine does, as ratios against baselines measured in the same run."""
