@@ -3,6 +3,8 @@
     plan → (quota → stage → validate → upload → publish), object by object, by `tiering.publish` → clean up
 
 Invariants
+- The job is over with the commit that publishes the last of its objects; where that cannot be said there, in one of
+  its own.
 - The plan, with the id that the blobs' keys are made of, is in the commit that enqueues the job: every attempt of the
   job puts the same bytes under the same keys, in the order of the plan.
 - An object is in at most one plan that is not over. A failed job keeps its objects: they are tried again with it.
@@ -131,6 +133,7 @@ class _Work:
 
     def __init__(self, todo: list[ObjectRow], done: int, total: int, saved: int) -> None:
         self.todo = iter(todo)
+        self.unrecorded = len(todo)  # of them, whose publication was not submitted to the log yet
         self.done = done
         self.total = total
         self.saved = saved
@@ -138,10 +141,13 @@ class _Work:
         self.tally = Tally(self._blob_done, self.total - self.done)
         self.error: Exception | None = None
         self.damaged: list[str] = []
+        self.ending = False  # the last publication is on its way to the log, and the job's end with it
+        self.released_bytes: int | None = None  # of quota, once it is cleaned up
 
     def _blob_done(self) -> None:
         self.done += 1
-        if self.done - self.saved >= max(1, self.total // SAVES_PER_JOB):
+        # The last one is in the commit that ends the job.
+        if self.done < self.total and self.done - self.saved >= max(1, self.total // SAVES_PER_JOB):
             self.save_due.set()
 
 
@@ -177,8 +183,8 @@ class CreateCheckpoint:
             work.tally.on_staged = partial(self._tell_staged, job)
             work.tally.on_uploaded = partial(self._tell_uploaded, job)
             await self._publish_all(job, plan, work)
-            work.tally.finish()
-            self._tell_published(job, plan)
+            if not job.finished:
+                self._tell_through(job, plan, work)
         except JobCancelledError:
             raise
         except Exception as e:
@@ -189,14 +195,11 @@ class CreateCheckpoint:
             )
             raise
         finally:
-            self._count(work.tally)
-            self._publisher.clean_up(job.name)
-            released = work.tally.released_bytes + self._publisher.quota.release_job(job.name)
-            events.checkpoint_cleaned_up(log, job_id=job.name, quota_released_bytes=released)
-        self._env.failpoint("checkpoint.cleaned_up")
-        if self._metrics is not None:
-            took_ms = max(0, self._env.now_ms() - job.row.created_ms)
-            self._metrics.checkpoint_duration_seconds.observe(took_ms / 1000)
+            if not job.finished:
+                self._clean_up(job, work)
+                self._tell_cleaned_up(job, work)
+        if not job.finished:
+            self._measure(job)
 
     async def _publish_all(self, job: JobContext, plan: Plan, work: _Work) -> None:
         async with open_nursery() as saver:
@@ -205,7 +208,8 @@ class CreateCheckpoint:
                 for _ in range(self._parallel):
                     nursery.start_soon(self._publish_some, job, plan, work)
             saver.cancel_scope.cancel()
-        await self._save(job, work)
+        if not job.finished:
+            await self._save(job, work)
         if work.error is not None:
             raise work.error
         if work.damaged:
@@ -249,16 +253,43 @@ class CreateCheckpoint:
         target = Target(job.tenant_id, job.tenant, row, self._compression_of(job.tenant), is_wanted=is_wanted)
         if not is_wanted():
             return
-        await self._publisher.publish(target, plan.checkpoint_id, job.name, work.tally)
+        along = partial(self._with_last, job, plan, work)
+        await self._publisher.publish(target, plan.checkpoint_id, job.name, work.tally, along)
         self._env.failpoint("checkpoint.object_published")
         if self._on_published is not None:
             self._on_published()
+
+    def _with_last(self, job: JobContext, plan: Plan, work: _Work) -> Callable[[Batch], None] | None:
+        """What the publication that is about to be recorded holds besides: the last one, the end of its job."""
+        work.unrecorded -= 1
+        if work.unrecorded or work.error is not None or work.damaged or job.cancel_requested:
+            return None
+
+        work.ending = True
+        self._clean_up(job, work)  # a job that is over holds nothing
+
+        def end(b: Batch) -> None:
+            # Others may have failed, or be sealed anew: the rows tell.
+            rows = (b.get(t.OBJECTS, key) for key in plan.objects)
+            if not any(row is not None and row.state == ObjectState.SEALED for row in rows):
+                job.finish_along(b, work.done, work.total, partial(self._tell_end, job, plan, work))
+
+        return end
+
+    def _clean_up(self, job: JobContext, work: _Work) -> None:
+        """Once: scratch and quota are given back, what was moved is counted."""
+        if work.released_bytes is None:
+            self._count(work.tally)
+            self._publisher.clean_up(job.name)
+            work.released_bytes = work.tally.released_bytes + self._publisher.quota.release_job(job.name)
+            self._env.failpoint("checkpoint.cleaned_up")
 
     async def _save_often(self, job: JobContext, work: _Work) -> None:
         while True:
             await work.save_due.wait()
             work.save_due = trio.Event()
-            await self._save(job, work)
+            if not work.ending:
+                await self._save(job, work)
 
     async def _save(self, job: JobContext, work: _Work) -> None:
         if work.done != work.saved or work.total != job.row.total:
@@ -293,12 +324,31 @@ class CreateCheckpoint:
             duration_ms=int(tally.uploaded_s * 1000),
         )
 
+    def _tell_end(self, job: JobContext, plan: Plan, work: _Work) -> None:
+        """On the writer thread, after the commit that ended the job."""
+        self._tell_through(job, plan, work)
+        self._tell_cleaned_up(job, work)
+        self._measure(job)
+
+    def _tell_through(self, job: JobContext, plan: Plan, work: _Work) -> None:
+        work.tally.finish()
+        self._tell_published(job, plan)
+
+    @staticmethod
+    def _tell_cleaned_up(job: JobContext, work: _Work) -> None:
+        events.checkpoint_cleaned_up(log, job_id=job.name, quota_released_bytes=work.released_bytes or 0)
+
     def _tell_published(self, job: JobContext, plan: Plan) -> None:
         with self._publisher.catalog.view() as view:
             generation = view.get(job.tenant_id, t.WATERMARKS, CHECKPOINT) or 0
         events.checkpoint_published(
             log, job_id=job.name, manifest_generation=generation, checkpoint_id=plan.checkpoint_id
         )
+
+    def _measure(self, job: JobContext) -> None:
+        if self._metrics is not None:
+            took_ms = max(0, self._env.now_ms() - job.row.created_ms)
+            self._metrics.checkpoint_duration_seconds.observe(took_ms / 1000)
 
     def _count(self, tally: Tally) -> None:
         if self._metrics is not None:

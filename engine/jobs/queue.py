@@ -155,6 +155,16 @@ def finish(b: Batch, job_id: int) -> JobRow:
     return row
 
 
+def finish_along(b: Batch, job_id: int, done: int, total: int) -> bool:
+    """`progress` and `finish` beside the last of the job's work; False for a job that is not to end like that."""
+    row = b.get(t.JOBS, job_id)
+    if row is None or row.state != JobState.RUNNING or envelope(row).cancel_requested:
+        return False
+    progress(b, job_id, done, total)
+    finish(b, job_id)
+    return True
+
+
 def fail(
     b: Batch,
     job_id: int,

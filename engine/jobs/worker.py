@@ -74,6 +74,7 @@ class JobContext:
         self.name = queue.job_name(row.tenant_id, row.job_id)
         self.body = queue.envelope(row).body
         self.cancel_requested = False
+        self.finished = False  # its end is in the commit that did the last of its work
         self._runner = runner
 
     def check_cancelled(self) -> None:
@@ -106,6 +107,19 @@ class JobContext:
         await self.commit(work, sync=sync)
         self._runner.env.failpoint("job.progressed")
         self._runner.changes.fire()
+
+    def finish_along(self, b: Batch, done: int, total: int, on_finished: Callable[[], object]) -> None:
+        """Ends the job in the commit that does the last of its work. On the writer thread."""
+
+        def finished() -> None:
+            self.finished = True
+            self._runner.env.failpoint("job.progressed")
+            on_finished()
+            self._runner.env.failpoint("job.finished")
+
+        self._runner.env.failpoint("job.executed")
+        if queue.finish_along(b, self.row.job_id, done, total):
+            b.after_commit.append(finished)
 
 
 class Executor(Protocol):
@@ -300,9 +314,10 @@ class JobRunner:
     async def _run_one(self, job: JobContext) -> None:
         try:
             await self._execute(job)
-            self.env.failpoint("job.executed")
-            await self._record(job, queue.finish)
-            self.env.failpoint("job.finished")
+            if not job.finished:
+                self.env.failpoint("job.executed")
+                await self._record(job, queue.finish)
+                self.env.failpoint("job.finished")
         except JobCancelledError:
             await self._record(job, queue.cancelled)
         except JobGoneError:
@@ -333,7 +348,8 @@ class JobRunner:
         work = partial(queue.renew, job_id=job.row.job_id, lease_ms=int(self._lease_s * 1000))
         while True:
             await trio.sleep(self._lease_s / 3)
-            await job.commit(work)
+            if not job.finished:
+                await job.commit(work)
 
     async def _failed(self, job: JobContext, error: Exception) -> None:
         verdict = judge(error, job.row.type)

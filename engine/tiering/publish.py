@@ -38,6 +38,7 @@ from aof2.engine.blob.format import Codec, Frame, encode_footer, hole_frame, mak
 from aof2.engine.blob.reader import check_identity, read_footer
 from aof2.engine.blob.writer import BlobWriter
 from aof2.engine.catalog import tables as t
+from aof2.engine.catalog.batch import Batch
 from aof2.engine.catalog.rows import ChunkRow, ObjectRow
 from aof2.engine.catalog.store import Catalog, View
 from aof2.engine.catalog.writer import CatalogWriter
@@ -93,6 +94,8 @@ class _Put(NamedTuple):
     compression: str
 
 
+# What a publication's commit is to hold beside it: asked on the trio thread, run on the writer's.
+Along = Callable[[], Callable[[Batch], object] | None]
 _Opened = Callable[[], contextlib.AbstractContextManager[Callable[[int, int], bytes]]]
 
 
@@ -136,12 +139,21 @@ class Publisher:
         self._flights: dict[tuple[int, bytes], _Flight] = {}
         self._begun: dict[int, dict[bytes, set[str]]] = {}  # by stream: content → keys it may already be under
 
-    async def publish(self, target: Target, checkpoint_id: int, job: str, tally: Tally | None = None) -> list[Uploaded]:
-        """All of the object's chunks into the remote, then one durable commit that says so."""
+    async def publish(
+        self, target: Target, checkpoint_id: int, job: str, tally: Tally | None = None, along: Along | None = None
+    ) -> list[Uploaded]:
+        """All of the object's chunks into the remote, then one durable commit that says so. `along` is asked, when the
+        commit is about to be made, for what else it is to hold."""
         tally = tally or Tally()
         mine: list[tuple[int, bytes]] = []
         try:
-            return await self._publish(target, checkpoint_id, job, tally, mine)
+            chunks = self._chunks(target)
+            done = await self._upload_all(target, chunks, checkpoint_id, job, tally, mine)
+            with tally.at("publish"):
+                await self._record(target, checkpoint_id, done, along() if along is not None else None)
+            for chunk in chunks:
+                self._begun.get(target.stream_id, {}).pop(chunk.sha256, None)
+            return done
         finally:
             for flight in mine:
                 self._flights.pop(flight, None)
@@ -150,10 +162,15 @@ class Publisher:
         """The job is over: nothing of it stays in scratch, its folder included."""
         shutil.rmtree(self.scratch / job, ignore_errors=True)
 
-    async def _publish(
-        self, target: Target, checkpoint_id: int, job: str, tally: Tally, mine: list[tuple[int, bytes]]
+    async def _upload_all(
+        self,
+        target: Target,
+        chunks: Sequence[ChunkRow],
+        checkpoint_id: int,
+        job: str,
+        tally: Tally,
+        mine: list[tuple[int, bytes]],
     ) -> list[Uploaded]:
-        chunks = self._chunks(target)
         scratch = self.scratch / job / f"{target.row.ino}.{target.row.generation}"
         uploads: list[Uploaded | None] = [None] * len(chunks)
 
@@ -166,22 +183,22 @@ class Publisher:
                 for i, chunk in enumerate(chunks):
                     nursery.start_soon(one, i, chunk)
         finally:
-            await trio.to_thread.run_sync(partial(shutil.rmtree, scratch, ignore_errors=True))
-        done = [u for u in uploads if u is not None]
-        work = partial(
-            objects.published,
-            ino=target.row.ino,
-            generation=target.row.generation,
-            checkpoint_id=checkpoint_id,
-            uploads=done,
-            purge_after_ms=self.purge_after_ms,
-        )
-        with tally.at("publish"):
-            await result_of(self.writer.submit(target.stream_id, work, sync=True))
+            if scratch.exists():  # small blobs are staged in memory
+                await trio.to_thread.run_sync(partial(shutil.rmtree, scratch, ignore_errors=True))
+        return [u for u in uploads if u is not None]
+
+    async def _record(
+        self, target: Target, checkpoint_id: int, done: list[Uploaded], along: Callable[[Batch], object] | None
+    ) -> None:
+        ino, generation = target.row.ino, target.row.generation
+
+        def work(b: Batch) -> None:
+            objects.published(b, ino, generation, checkpoint_id, done, purge_after_ms=self.purge_after_ms)
+            if along is not None:
+                along(b)
+
+        await result_of(self.writer.submit(target.stream_id, work, sync=True))
         self.hot.env.failpoint("publish.recorded")
-        for chunk in chunks:
-            self._begun.get(target.stream_id, {}).pop(chunk.sha256, None)
-        return done
 
     async def put_part(
         self,
