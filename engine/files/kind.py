@@ -383,8 +383,8 @@ class FilesKind(Catalogued):
     def unsealed(self) -> Unsealed:
         return Unsealed(self.files.dirty_count(), self.files.dirty_bytes())
 
-    async def seal(self, inos: Collection[int] | None = None) -> int:
-        return await self.files.sealer.seal_now(inos)
+    async def seal(self, inos: Collection[int] | None = None, *, begin: bool = False) -> int:
+        return await self.files.sealer.seal_now(inos, begin=begin)
 
     def holding(self, ino: int) -> AbstractAsyncContextManager[None]:
         return self.files.holding(ino)

@@ -1,4 +1,5 @@
 """Sealing: a while after the last close a dirty file is hashed, synced and recorded, and goes to the remote from there.
+Where a caller waits for that, the commit of the seal begins the job that takes it there.
 
 Files that were closed together are sealed together: hashed one after the other, written back all at once, synced, and
 recorded in one group commit; ten thousand small files do not mean ten thousand journal commits. A large file is sealed
@@ -31,11 +32,13 @@ import trio
 from aof2.engine import objects
 from aof2.engine.aio import open_nursery, result_of
 from aof2.engine.catalog import tables as t
+from aof2.engine.catalog.batch import Batch
 from aof2.engine.catalog.rows import ObjectRow, ObjectState
 from aof2.engine.catalog.store import View
 from aof2.engine.errors import Aof2Error, CorruptError, FatalIOError, ReadOnlyError, TransientError
 from aof2.engine.files import marks
 from aof2.engine.files.state import OpenFile, Stamp
+from aof2.engine.jobs.checkpoint import Begun
 from aof2.engine.local.hot import Identity, clear_range
 from aof2.engine.tiering.hashing import Hasher, HashingCancelledError, ObjectDigest
 
@@ -69,10 +72,11 @@ class Hashed(NamedTuple):
 
 
 class _Batch(NamedTuple):
-    """Files that are sealed together, or one large one."""
+    """Files that are sealed together, or one large one. `begin`: a caller waits for their upload."""
 
     files: list[OpenFile]
     large: bool
+    begin: bool = False
 
 
 class Sealer:
@@ -141,15 +145,16 @@ class Sealer:
                     found.append(ino)
         return found
 
-    async def seal_now(self, inos: Collection[int] | None = None) -> int:
-        """Seals at once what is closed and dirty, and waits for what is being sealed; how many files."""
+    async def seal_now(self, inos: Collection[int] | None = None, *, begin: bool = False) -> int:
+        """Seals at once what is closed and dirty, and waits for what is being sealed; how many files. `begin`: their
+        upload begins with that, it does not wait for others to be planned with."""
         before = self.sealed_files
         await self._files.kernel.settled()
         waiting = [*self._due, *self._later]
         wanted = waiting if inos is None else [ino for ino in waiting if ino in inos]
         busy = [over for ino, over in self._busy.items() if inos is None or ino in inos]
         async with open_nursery() as nursery:
-            batches = self._batches(wanted)
+            batches = self._batches(wanted, begin=begin)
             for batch in batches:
                 # A caller that goes away leaves what it began to the sealer.
                 (self._nursery or nursery).start_soon(self._seal_batch, batch)
@@ -165,7 +170,7 @@ class Sealer:
             if over is not None:
                 await over.wait()
 
-    def _batches(self, inos: Sequence[int]) -> list[_Batch]:
+    def _batches(self, inos: Sequence[int], *, begin: bool = False) -> list[_Batch]:
         """From here on these files are being sealed."""
         batches: list[_Batch] = []
         small: list[OpenFile] = []
@@ -178,15 +183,15 @@ class Sealer:
                 continue
             self._busy[ino] = trio.Event()
             if not file.whole or file.charged_bytes >= LARGE_BYTES:  # it may wait for the remote, or take long
-                batches.append(_Batch([file], large=file.charged_bytes >= LARGE_BYTES))
+                batches.append(_Batch([file], file.charged_bytes >= LARGE_BYTES, begin))
                 continue
             small.append(file)
             size += file.charged_bytes
             if len(small) >= BATCH_FILES or size >= BATCH_BYTES:
-                batches.append(_Batch(small, large=False))
+                batches.append(_Batch(small, False, begin))
                 small, size = [], 0
         if small:
-            batches.append(_Batch(small, large=False))
+            batches.append(_Batch(small, False, begin))
         return batches
 
     async def _seal_batch(self, batch: _Batch) -> None:
@@ -196,7 +201,7 @@ class Sealer:
             attempts = {file.ino: file.seal_attempt for file in files}
             work = partial(self._hash_all, files, attempts)
             hashed, later = await trio.to_thread.run_sync(work, limiter=self._lanes[batch.large])
-            await self._record_all(hashed)
+            await self._record_all(hashed, begin=batch.begin)
             self._again(later)
         except (ReadOnlyError, FatalIOError) as e:
             log.critical("files stay unsealed", extra={"files": len(files), "error": str(e)})
@@ -307,7 +312,7 @@ class Sealer:
 
     # -- recording ---------------------------------------------------------------------------------------------
 
-    async def _record_all(self, hashed: Sequence[Hashed]) -> None:
+    async def _record_all(self, hashed: Sequence[Hashed], *, begin: bool) -> None:
         """One commit a tenant for all that nobody opened meanwhile. Whoever opens one now waits for that commit."""
         files = self._files
         async with contextlib.AsyncExitStack() as held:
@@ -326,19 +331,26 @@ class Sealer:
                 if not await self._was_unchanged(one):
                     by_stream.setdefault(file.key[0], []).append(one)
             for stream_id, group in by_stream.items():
-                await self._record(stream_id, group)
+                await self._record(stream_id, group, begin=begin)
 
-    async def _record(self, stream_id: int, group: Sequence[Hashed]) -> None:
+    async def _record(self, stream_id: int, group: Sequence[Hashed], *, begin: bool) -> None:
         seals = [
             marks.Seal(one.file.ino, one.file.key[2], one.digest, one.identity, one.times, one.parts) for one in group
         ]
-        work = partial(marks.seal_all, seals=seals, block_bytes=self._files.block_bytes)
-        rows = await result_of(self._files.volume.writer.submit(stream_id, work))
-        self._files.volume.env.failpoint("seal.recorded")
-        for one, row in zip(group, rows, strict=True):
-            if row is not None:
-                self._sealed(one, row)
-                self._files.volume.jobs.sealed(stream_id, one.digest.data_bytes)
+        volume, block_bytes = self._files.volume, self._files.block_bytes
+        with volume.jobs.beginning(stream_id, wanted=begin) as begin_job:
+
+            def work(b: Batch) -> tuple[list[ObjectRow | None], Begun | None]:
+                rows = marks.seal_all(b, seals, block_bytes=block_bytes)
+                return rows, begin_job(b, [row for row in rows if row is not None])
+
+            rows, job = await result_of(volume.writer.submit(stream_id, work))
+        volume.env.failpoint("seal.recorded")
+        sealed = [(one, row) for one, row in zip(group, rows, strict=True) if row is not None]
+        for one, row in sealed:
+            self._sealed(one, row)
+        if sealed:
+            volume.jobs.begun(stream_id, sum(one.digest.data_bytes for one, _ in sealed), job)
 
     def _sealed(self, one: Hashed, row: ObjectRow) -> None:
         files, file = self._files, one.file

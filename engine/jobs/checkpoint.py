@@ -17,9 +17,9 @@ Owner: planning runs on the writer thread, the rest on the trio thread. A crash 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 import trio
@@ -39,6 +39,7 @@ from aof2.engine.jobs.worker import JobContext
 from aof2.engine.objects import CHECKPOINT, ObjectGoneError
 from aof2.engine.observe import events
 from aof2.engine.observe.metrics import StorageMetrics
+from aof2.engine.remote import keys
 from aof2.engine.tiering.publish import Publisher, Target
 from aof2.engine.tiering.tally import Tally
 
@@ -94,6 +95,51 @@ def make_plans(
     return made
 
 
+class Begun(NamedTuple):
+    """A job that is RUNNING as soon as it is in the log, and the keys of the uploads that its commit announced."""
+
+    row: JobRow
+    announced: frozenset[str]
+
+
+def begin(b: Batch, sealed: Sequence[ObjectRow], tenant: str, *, lease_ms: int) -> Begun | None:
+    """Plans what this batch seals and claims the plan, in the same commit; None where the planner has to look."""
+    taken, live = _taken(b.view, b.stream_id)
+    plan = [row for row in sealed if (row.ino, row.generation) not in taken]
+    if not plan or live >= PLANS_LIVE_MAX or len(plan) > PLAN_OBJECTS_MAX or _size(plan) > PLAN_BYTES_MAX:
+        return None
+    return begin_new(b, _enqueue(b, plan), tenant, lease_ms=lease_ms)
+
+
+def begin_new(b: Batch, job_id: int, tenant: str, *, lease_ms: int) -> Begun:
+    """Claims a job that this batch enqueued."""
+    row = queue.claim_new(b, job_id, lease_ms=lease_ms)
+    plan = plan_of(row)
+    first = [b.get(t.OBJECTS, key) for key in plan.objects[:OBJECTS_PARALLEL]]
+    return Begun(row, _announce(b, [row for row in first if row is not None], tenant, plan.checkpoint_id))
+
+
+def _announce(b: Batch, first: Sequence[ObjectRow], tenant: str, checkpoint_id: int) -> frozenset[str]:
+    """UploadStarted of the blobs that are uploaded first: of small objects whose content no other upload brings."""
+    prefix = t.STREAM.pack(b.stream_id) + t.SEGMENT_PENDING_UPLOAD
+    known = {keys.content_of(name) for name, _ in b.view.raw_scan("segments", prefix)}
+    announced: list[tuple[int, str]] = []
+    for row in first:
+        chunk = b.get(t.CHUNKS, row.data_chunks[0]) if len(row.data_chunks) == 1 else None
+        content = chunk.sha256.hex().encode() if chunk is not None else b""
+        if chunk is None or chunk.key or content in known or b.get(t.BLOBS, chunk.sha256) is not None:
+            continue
+        known.add(content)
+        key = keys.chunk_blob_key(tenant, checkpoint_id, chunk.chunk_id, chunk.generation, chunk.sha256)
+        announced.append((chunk.chunk_id, key))
+    objects.upload_started(b, announced)
+    return frozenset(key for _, key in announced)
+
+
+def _size(plan: Sequence[ObjectRow]) -> int:
+    return sum(row.size for row in plan)
+
+
 def is_plannable(view: View, tenant_id: int, *, live_max: int = PLANS_LIVE_MAX) -> bool:
     """Whether `make_plans` would make any."""
     taken, live = _taken(view, tenant_id)
@@ -123,7 +169,7 @@ def _plannable(b: Batch, taken: set[tuple[int, int]]) -> Iterator[ObjectRow]:
 def _enqueue(b: Batch, plan: list[ObjectRow]) -> int:
     checkpoint_id = b.next_id("checkpoint_id")
     objects = tuple((row.ino, row.generation) for row in plan)
-    body = t.encode(Plan(checkpoint_id, objects, sum(row.size for row in plan)))
+    body = t.encode(Plan(checkpoint_id, objects, _size(plan)))
     blobs = sum(len(row.data_chunks) for row in plan)
     return queue.enqueue(b, JobType.CREATE_CHECKPOINT, f"checkpoint/{checkpoint_id}", body, total=blobs)[0]
 
@@ -250,7 +296,14 @@ class CreateCheckpoint:
 
     async def _publish_one(self, job: JobContext, plan: Plan, work: _Work, row: ObjectRow) -> None:
         is_wanted = partial(self._is_still, job.tenant_id, row)
-        target = Target(job.tenant_id, job.tenant, row, self._compression_of(job.tenant), is_wanted=is_wanted)
+        target = Target(
+            job.tenant_id,
+            job.tenant,
+            row,
+            self._compression_of(job.tenant),
+            is_wanted=is_wanted,
+            announced=job.announced,
+        )
         if not is_wanted():
             return
         along = partial(self._with_last, job, plan, work)

@@ -133,6 +133,11 @@ def claim(
     return None
 
 
+def claim_new(b: Batch, job_id: int, *, lease_ms: int) -> JobRow:
+    """A job that this very batch enqueued, RUNNING at once: whoever enqueued it runs it."""
+    return _put(b, get(b, job_id), state=JobState.RUNNING, lease_until_ms=b.now_ms + min(lease_ms, LEASE_MAX_MS))
+
+
 def renew(b: Batch, job_id: int, *, lease_ms: int) -> JobRow:
     """The worker is alive: its lease runs anew."""
     return _put(b, _running(b, job_id), lease_until_ms=b.now_ms + min(lease_ms, LEASE_MAX_MS))

@@ -1,8 +1,10 @@
 """Jobs: what the volume opens, wakes and calls. The runner, its executors, and when checkpoints and prunes are made.
 
-A seal is told by `sealed`; what was sealed within COALESCE_S, or COALESCE_BYTES of it, becomes one plan. Planning goes
-on whenever a job is over, until everything sealed is published. Prunes are looked for every `prune_every_s` and made
-only where there is something to prune, so an idle volume writes nothing.
+What is sealed for a waiter is planned in the commit of the seal (`beginning`). Any other seal is told by `sealed`; what
+was sealed within COALESCE_S, or COALESCE_BYTES of it, becomes one plan: what is removed again so soon is not uploaded.
+The commit of a plan also claims its first job and announces the first uploads of it, where a place for a job is free.
+Planning goes on whenever a job is over, until everything sealed is published. Prunes are looked for every
+`prune_every_s` and made only where there is something to prune, so an idle volume writes nothing.
 
 Owner: the trio thread. A crash forgets only when to plan next: at start everything unpublished is planned.
 """
@@ -11,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from typing import Final
 
@@ -20,7 +22,8 @@ import trio
 from aof2.engine import objects
 from aof2.engine.aio import open_nursery, result_of
 from aof2.engine.catalog import tables as t
-from aof2.engine.catalog.rows import JobRow, JobState, JobType, ObjectState
+from aof2.engine.catalog.batch import Batch
+from aof2.engine.catalog.rows import JobRow, JobState, JobType, ObjectRow, ObjectState
 from aof2.engine.catalog.store import Catalog
 from aof2.engine.catalog.writer import CatalogWriter
 from aof2.engine.env import Env
@@ -36,6 +39,8 @@ from aof2.engine.tiering.publish import Publisher
 
 COALESCE_S: Final = 0.5
 COALESCE_BYTES: Final = 256 << 20
+
+Begin = Callable[[Batch, Sequence[ObjectRow]], checkpoint.Begun | None]
 
 
 class Jobs:
@@ -102,6 +107,30 @@ class Jobs:
         if self._sealed_bytes >= COALESCE_BYTES:
             self._plan_now.set()
 
+    @contextlib.contextmanager
+    def beginning(self, tenant_id: int, *, wanted: bool) -> Iterator[Begin]:
+        """What a commit that seals does besides, where it is `wanted` that what it seals is on its way with it: it is
+        planned, the job is claimed, its first uploads are announced. The answer goes to `begun`."""
+        tenant = self._tenants().get(tenant_id, "") if wanted else ""
+        with self.runner.place() as lease_ms:
+            if lease_ms and tenant:
+                yield partial(checkpoint.begin, tenant=tenant, lease_ms=lease_ms)
+            else:
+                yield lambda _b, _sealed: None
+
+    def begun(self, tenant_id: int, size_bytes: int, job: checkpoint.Begun | None) -> None:
+        """Objects were sealed, and their job claimed with them; None: they are planned soon."""
+        if job is None:
+            self.sealed(tenant_id, size_bytes)
+        else:
+            self.env.failpoint("job.enqueued")
+            self._start(job)
+
+    def _start(self, job: checkpoint.Begun | None) -> None:
+        if job is not None:
+            self.env.failpoint("job.claimed")
+            self.runner.start(job.row, job.announced)
+
     def pending_bytes(self) -> int:
         """What is sealed and not in the remote yet."""
         with self.catalog.view() as view:
@@ -153,9 +182,19 @@ class Jobs:
     async def plan(self, tenant_id: int) -> list[int]:
         """Enqueues checkpoints for what is sealed and not yet planned; the jobs' numbers. After a power loss that takes
         a plan away, what it named is planned again: a blob's key holds its hash, so one left behind is harmless."""
-        made = await result_of(self.writer.submit(tenant_id, self._plan))
+        tenant = self._tenants().get(tenant_id, "")
+        with self.runner.place() as lease_ms:
+
+            def work(b: Batch) -> tuple[list[int], checkpoint.Begun | None]:
+                made = self._plan(b)
+                may_begin = made and lease_ms and tenant
+                return made, checkpoint.begin_new(b, made[0], tenant, lease_ms=lease_ms) if may_begin else None
+
+            made, job = await result_of(self.writer.submit(tenant_id, work))
         if made:
             self.env.failpoint("job.enqueued")
+        self._start(job)
+        if len(made) > (job is not None):
             self.runner.wake()
         return made
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -67,8 +67,10 @@ class Changes:
 class JobContext:
     """A job as its executor sees it."""
 
-    def __init__(self, runner: JobRunner, row: JobRow, tenant: str) -> None:
+    def __init__(self, runner: JobRunner, row: JobRow, tenant: str, announced: frozenset[str] = frozenset()) -> None:
+        """`announced`: keys of uploads that are in the log as started, by the commit that claimed the job."""
         self.row = row
+        self.announced = announced
         self.tenant = tenant
         self.tenant_id = row.tenant_id
         self.name = queue.job_name(row.tenant_id, row.job_id)
@@ -167,6 +169,8 @@ class JobRunner:
         self._lease_s = lease_s
         self._on_over = on_over
         self._running: dict[JobKey, JobContext] = {}
+        self._kept = 0  # places for jobs whose claim is on its way to the log
+        self._nursery: trio.Nursery | None = None
         self._token: trio.lowlevel.TrioToken | None = None
         self._woken = trio.Event()
         self._refused = False
@@ -241,14 +245,14 @@ class JobRunner:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         self._token = trio.lowlevel.current_trio_token()
         await self.recover()
-        async with open_nursery() as nursery:
+        async with open_nursery() as self._nursery:
             task_status.started()
             while True:
                 self._woken = trio.Event()
                 with contextlib.suppress(
                     ReadOnlyError, FatalIOError
                 ):  # said already; whoever wakes us may find it well
-                    await self._start_due(nursery)
+                    await self._start_due()
                 with trio.move_on_after(self._idle_s()):
                     await self._woken.wait()
 
@@ -259,24 +263,41 @@ class JobRunner:
                 if any(row.state not in (JobState.DONE, JobState.CANCELLED) for row in self.jobs(tenant_id)):
                     await result_of(self.writer.submit(tenant_id, queue.recover))
 
+    @contextlib.contextmanager
+    def place(self) -> Iterator[int]:
+        """Keeps a place for a checkpoint that the caller's commit enqueues and claims, to be handed to `start`; the
+        milliseconds of its lease, 0 where no place is free."""
+        free = self._nursery is not None and JobType.CREATE_CHECKPOINT in self._free_types()
+        self._kept += free
+        try:
+            yield int(self._lease_s * 1000) if free else 0
+        finally:
+            self._kept -= free
+
+    def start(self, row: JobRow, announced: frozenset[str] = frozenset()) -> None:
+        """Runs a job that was claimed. Without a nursery its lease runs out, and it is claimed again."""
+        if self._nursery is not None:
+            job = JobContext(self, row, self._tenants()[row.tenant_id], announced)
+            self._running[row.tenant_id, row.job_id] = job
+            self._nursery.start_soon(self._run_one, job)
+
     def _free_types(self) -> set[JobType]:
         """What may be started now."""
-        if len(self._running) >= self._parallel:
+        if len(self._running) + self._kept >= self._parallel:
             return set()
         background = sum(job.row.type != JobType.CREATE_CHECKPOINT for job in self._running.values())
         return set(JobType) if background < self._background_max else {JobType.CREATE_CHECKPOINT}
 
-    async def _start_due(self, nursery: trio.Nursery) -> None:
+    async def _start_due(self) -> None:
         """Claims in turns, one job a tenant and round, until nothing is due or no slot is free."""
         claimed = True
         while claimed:
             claimed = False
-            for tenant_id, tenant in sorted(self._tenants().items()):
+            for tenant_id in sorted(self._tenants()):
                 row = await self._claim(tenant_id)
                 if row is not None:
                     claimed = True
-                    job = self._running[tenant_id, row.job_id] = JobContext(self, row, tenant)
-                    nursery.start_soon(self._run_one, job)
+                    self.start(row)
 
     async def _claim(self, tenant_id: int) -> JobRow | None:
         types = self._free_types()

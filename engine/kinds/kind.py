@@ -279,8 +279,8 @@ class Kind(ABC):
     def unsealed(self) -> Unsealed:
         return Unsealed()
 
-    async def seal(self, inos: Collection[int] | None = None) -> int:
-        """Seals what is closed and dirty now, of these or all; how many files."""
+    async def seal(self, inos: Collection[int] | None = None, *, begin: bool = False) -> int:
+        """Seals what is closed and dirty now, of these or all; how many files. `begin`: their upload begins with it."""
         return 0
 
     def holding(self, ino: int) -> AbstractAsyncContextManager[None]:

@@ -81,9 +81,9 @@ class Kinds:
         counts = [kind.unsealed() for kind in self.all]
         return Unsealed(sum(one.files for one in counts), sum(one.bytes for one in counts))
 
-    async def seal(self, inos: Collection[int] | None = None) -> int:
-        """Seals what is closed and dirty now, of these or all; how many files."""
-        return sum([await kind.seal(inos) for kind in self.all])
+    async def seal(self, inos: Collection[int] | None = None, *, begin: bool = False) -> int:
+        """Seals what is closed and dirty now, of these or all; how many files. `begin`: their upload begins with it."""
+        return sum([await kind.seal(inos, begin=begin) for kind in self.all])
 
     def holding(self, ino: int) -> AbstractAsyncContextManager[None]:
         return self.of(ino).holding(ino)

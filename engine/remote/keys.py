@@ -118,6 +118,11 @@ def chunk_blob_key(tenant: str, checkpoint_id: int, chunk_id: int, generation: i
     return f"{checkpoint_prefix(tenant, checkpoint_id)}chunk-{_n(chunk_id)}-{_n(generation)}-{_hex(sha256)}.blob"
 
 
+def content_of(name: bytes) -> bytes:
+    """The hash, in hex, in what ends with a blob's key; of anything else, bytes that are no hash."""
+    return name.removesuffix(b".blob")[-64:]
+
+
 def delta_blob_key(
     tenant: str, checkpoint_id: int, chunk_id: int, delta_id: int, generation: int, sha256: bytes
 ) -> str:

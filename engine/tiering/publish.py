@@ -72,6 +72,7 @@ class Target(NamedTuple):
     compression: str
     data: memoryview | None = None
     is_wanted: Callable[[], bool] = lambda: True
+    announced: frozenset[str] = frozenset()  # keys whose UploadStarted is in the log already, and nothing under them
 
     def check_wanted(self) -> None:
         if not self.is_wanted():
@@ -263,7 +264,7 @@ class Publisher:
         key = keys.chunk_blob_key(target.tenant, checkpoint_id, chunk.chunk_id, chunk.generation, chunk.sha256)
         with self.catalog.view() as view:
             blob = view.get(target.stream_id, t.BLOBS, chunk.sha256)
-            begun = self._begun_under(view, target.stream_id, chunk.sha256)
+            begun = self._begun_under(view, target.stream_id, chunk.sha256) - target.announced
         if blob is not None:
             return objects.found(blob, chunk)
         for name in sorted(begun):
@@ -271,8 +272,9 @@ class Publisher:
             if info is not None:
                 return Uploaded(chunk.chunk_id, name, info.etag, info.size, _stored_as(target), True)
         self._begun[target.stream_id].setdefault(chunk.sha256, set()).add(key)
-        started = partial(objects.upload_started, keys=[(chunk.chunk_id, key)])
-        await result_of(self.writer.submit(target.stream_id, started))
+        if key not in target.announced:
+            started = partial(objects.upload_started, keys=[(chunk.chunk_id, key)])
+            await result_of(self.writer.submit(target.stream_id, started))
         self.hot.env.failpoint("publish.started")
         try:
             return await self._staged_put(target, chunk, key, job, scratch, tally)
@@ -281,7 +283,7 @@ class Publisher:
             await result_of(self.writer.submit(target.stream_id, failed))
             raise
 
-    def _begun_under(self, view: View, stream_id: int, sha256: bytes) -> list[str]:
+    def _begun_under(self, view: View, stream_id: int, sha256: bytes) -> set[str]:
         """Keys under which an upload of this content was begun and not recorded: by this process, or one before it."""
         if stream_id not in self._begun:
             begun = self._begun[stream_id] = {}
@@ -292,7 +294,7 @@ class Publisher:
                 if isinstance(parsed, keys.ChunkBlobKey):
                     begun.setdefault(parsed.sha256, set()).add(key)
         candidates = self._begun[stream_id].get(sha256, ())
-        return [key for key in candidates if objects.upload_pending(view, stream_id, objects.blob_segment(key), key)]
+        return {key for key in candidates if objects.upload_pending(view, stream_id, objects.blob_segment(key), key)}
 
     async def rebuild(self, target: Target, chunk: ChunkRow, key: str, job: str) -> Uploaded:
         """Puts a damaged or missing blob again, from local bytes that prove to be right; CorruptError if they do not.

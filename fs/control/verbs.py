@@ -112,7 +112,7 @@ async def flush(mounted: Mounted, args: Flush, tell: Tell) -> Uploaded:
     if target.read_only_reason or not target.enabled:
         return Uploaded(0, 0)
     with trio.move_on_after(math.inf if args.wait else SEAL_NO_WAIT_MAX_S):  # it goes on until the mount is gone
-        await mounted.kinds.seal(None)
+        await mounted.kinds.seal(begin=True)
     return await _upload(mounted, set(mounted.volume.tenant_names()), tell, wait=args.wait, hint=", or use --no-wait")
 
 
@@ -123,7 +123,7 @@ async def checkpoint(mounted: Mounted, args: Checkpoint, tell: Tell) -> Uploaded
         tenants = {mounted.volume.tenant(args.tenant).tenant_id} if args.tenant is not None else set(names)
     except ObjectGoneError as e:
         raise ControlError(str(e)) from None
-    await mounted.kinds.seal(None)
+    await mounted.kinds.seal(begin=True)
     return await _upload(mounted, tenants, tell, wait=args.wait)
 
 
@@ -149,7 +149,7 @@ async def wait(mounted: Mounted, args: Paths, tell: Tell) -> Uploaded:
     inos = await _not_uploaded(mounted, places)
     while inos:
         await Closing(mounted).closed(inos)
-        await mounted.kinds.seal(inos)
+        await mounted.kinds.seal(inos, begin=True)
         wanted: dict[Key, int] = {k: n for k, n in durable.pending(volume, tenants).items() if k[1] in inos}
         await durable.plan(volume, tenants)
         some = await durable.uploaded(volume, wanted, tell)

@@ -47,7 +47,7 @@ class FakeFiles(Catalogued):
     async def fold(self, ino: int = 0, asked: Asked = Asked.ANY) -> None:
         await self.catches_up()
 
-    async def seal(self, inos: Collection[int] | None = None) -> int:
+    async def seal(self, inos: Collection[int] | None = None, *, begin: bool = False) -> int:
         wanted = [ino for ino in self.dirty if ino not in self.opened and (inos is None or ino in inos)]
         for ino in wanted:
             await self.volume.seal(self.dirty.pop(ino))
