@@ -48,6 +48,7 @@ from aof2.engine.remote.keys import check_key, check_prefix
 from aof2.engine.remote.resilience import Deadline, RemoteStats
 from aof2.engine.remote.s3_calls import S3Calls
 from aof2.engine.remote.s3_client import PreconditionFailedError, UploadGoneError, translate
+from aof2.engine.remote.s3_put import QUICK_BYTES_MAX
 from aof2.engine.remote.s3_read import READ_WINDOW, S3Reader, spans_of, to_ms
 from aof2.engine.remote.s3_upload import (
     COPY_PART_BYTES_MAX,
@@ -173,10 +174,7 @@ class S3Store:
         headers |= {f"x-amz-meta-{key}": value for key, value in metadata.items()}
         headers |= {CONDITIONS[key]: value for key, value in conditions.items()}
 
-        def attempt() -> str:
-            if (etag := self._calls.quick.put(name, bytes(payload), headers, deadline)) is not None:
-                self._calls.weather.sent(len(payload))
-                return etag
+        def by_sdk() -> str:
             answer = self._client.put_object(
                 Bucket=self._bucket,
                 Key=name,
@@ -188,7 +186,16 @@ class S3Store:
             self._calls.weather.sent(len(payload))
             return str(answer["ETag"])
 
-        return self._calls.write(f"put of {name}", attempt, deadline)
+        def attempt() -> str:
+            if (etag := self._calls.quick.put(name, bytes(payload), headers, deadline)) is not None:
+                self._calls.weather.sent(len(payload))
+                return etag
+            return self._calls.apart(what, by_sdk, deadline)
+
+        what = f"put of {name}"
+        if len(payload) > QUICK_BYTES_MAX:
+            return self._calls.write(what, by_sdk, deadline)
+        return self._calls.here(what, attempt, deadline)
 
     def _already(self, key: str, size: int, crc: int, deadline: Deadline, *, fence: bool) -> str | None:
         """The etag when these bytes are there. Other bytes: FencedError if that matters, else None."""

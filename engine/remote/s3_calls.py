@@ -1,5 +1,5 @@
 """Requests of one S3 store: each runs in a pool thread under the store's weather, and its caller waits no longer than
-its deadline, whatever the socket does.
+its deadline, whatever the socket does. Small ones that keep to it by themselves run on the caller's thread.
 
 Reads have threads of their own, so that a foreground read never queues behind the parts of an upload.
 
@@ -95,6 +95,14 @@ class S3Calls:
     def here(self, what: str, attempt: Callable[[], T], deadline: Deadline) -> T:
         """On the caller's own thread: for an attempt that keeps to the deadline by itself."""
         return self.weather.run(what, lambda: self._translated(what, attempt), deadline)
+
+    def apart(self, what: str, call: Callable[[], T], deadline: Deadline) -> T:
+        """One call of an attempt that runs `here`, on a pool thread: the SDK knows no deadline."""
+        try:
+            future = self._writers.submit(call)
+        except RuntimeError:
+            raise closed(what) from None
+        return self.wait(future, what, deadline)
 
     def start_read(
         self, what: str, attempt: Callable[[], T], deadline: Deadline, *, under_way: bool = False
