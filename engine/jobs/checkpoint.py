@@ -28,7 +28,7 @@ from aof2.engine import objects
 from aof2.engine.aio import open_nursery
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.batch import Batch
-from aof2.engine.catalog.rows import JobRow, JobState, JobType, ObjectRow, ObjectState
+from aof2.engine.catalog.rows import JobRow, JobType, ObjectRow, ObjectState
 from aof2.engine.catalog.store import View
 from aof2.engine.env import Env
 from aof2.engine.errors import CorruptError
@@ -75,10 +75,11 @@ def make_plans(
     bytes_max: int = PLAN_BYTES_MAX,
     objects_max: int = PLAN_OBJECTS_MAX,
     live_max: int = PLANS_LIVE_MAX,
+    unfinished: queue.Unfinished | None = None,
 ) -> list[int]:
     """Enqueues jobs for sealed objects that no job has yet; their numbers. With `live_max` jobs on their way it waits:
     planning goes on when one of them is over."""
-    taken, live = _taken(b.view, b.stream_id)
+    taken, live = _taken(b.view, b.stream_id, unfinished)
     made: list[int] = []
     plan: list[ObjectRow] = []
     size_bytes = 0
@@ -102,9 +103,11 @@ class Begun(NamedTuple):
     announced: frozenset[str]
 
 
-def begin(b: Batch, sealed: Sequence[ObjectRow], tenant: str, *, lease_ms: int) -> Begun | None:
+def begin(
+    b: Batch, sealed: Sequence[ObjectRow], tenant: str, *, lease_ms: int, unfinished: queue.Unfinished | None = None
+) -> Begun | None:
     """Plans what this batch seals and claims the plan, in the same commit; None where the planner has to look."""
-    taken, live = _taken(b.view, b.stream_id)
+    taken, live = _taken(b.view, b.stream_id, unfinished)
     plan = [row for row in sealed if (row.ino, row.generation) not in taken]
     if not plan or live >= PLANS_LIVE_MAX or len(plan) > PLAN_OBJECTS_MAX or _size(plan) > PLAN_BYTES_MAX:
         return None
@@ -140,18 +143,22 @@ def _size(plan: Sequence[ObjectRow]) -> int:
     return sum(row.size for row in plan)
 
 
-def is_plannable(view: View, tenant_id: int, *, live_max: int = PLANS_LIVE_MAX) -> bool:
+def is_plannable(
+    view: View, tenant_id: int, *, live_max: int = PLANS_LIVE_MAX, unfinished: queue.Unfinished | None = None
+) -> bool:
     """Whether `make_plans` would make any."""
-    taken, live = _taken(view, tenant_id)
+    if next(view.scan(tenant_id, t.UNPUBLISHED), None) is None:
+        return False
+    taken, live = _taken(view, tenant_id, unfinished)
     return live < live_max and any(key not in taken for key, _ in view.scan(tenant_id, t.UNPUBLISHED))
 
 
-def _taken(view: View, tenant_id: int) -> tuple[set[tuple[int, int]], int]:
+def _taken(view: View, tenant_id: int, unfinished: queue.Unfinished | None) -> tuple[set[tuple[int, int]], int]:
     """The objects that some job has, and how many of those jobs are on their way."""
     taken: set[tuple[int, int]] = set()
     live = 0
-    for job in queue.jobs(view, tenant_id):
-        if job.type == JobType.CREATE_CHECKPOINT and (job.state in queue.LIVE or job.state == JobState.FAILED):
+    for job in (unfinished or queue.Unfinished()).of(view, tenant_id):
+        if job.type == JobType.CREATE_CHECKPOINT:
             taken.update(plan_of(job).objects)
             live += job.state in queue.LIVE
     return taken, live
@@ -251,7 +258,7 @@ class CreateCheckpoint:
         async with open_nursery() as saver:
             saver.start_soon(self._save_often, job, work)
             async with open_nursery() as nursery:
-                for _ in range(self._parallel):
+                for _ in range(min(self._parallel, max(1, work.unrecorded))):
                     nursery.start_soon(self._publish_some, job, plan, work)
             saver.cancel_scope.cancel()
         if not job.finished:

@@ -94,6 +94,35 @@ def jobs(view: View, tenant_id: int) -> Iterator[JobRow]:
     return (row for _, row in view.scan(tenant_id, t.JOBS))
 
 
+class Unfinished:
+    """Finds the jobs that are not over without a look at those that are: a few live ones behind many that are kept to
+    be shown. A job that is over stays so, and numbers only rise: up to some number all are.
+
+    Owner: the trio thread learns that number; any thread may use it."""
+
+    def __init__(self) -> None:
+        self._over_until: dict[int, int] = {}
+
+    def of(self, view: View, tenant_id: int) -> list[JobRow]:
+        """All that are QUEUED, RUNNING or FAILED, oldest first."""
+        until = self._over_until.get(tenant_id, 0)
+        after = t.JOBS.pack_key(until) if until else None
+        return [row for _, row in view.scan(tenant_id, t.JOBS, after=after) if not _is_over(row)]
+
+    def learn(self, view: View, tenant_id: int) -> None:
+        """From a view of what is committed."""
+        until = self._over_until.get(tenant_id, 0)
+        for job_id, row in view.scan(tenant_id, t.JOBS, after=t.JOBS.pack_key(until) if until else None):
+            if not _is_over(row):
+                break
+            until = job_id
+        self._over_until[tenant_id] = until
+
+
+def _is_over(row: JobRow) -> bool:
+    return row.state in (JobState.DONE, JobState.CANCELLED)
+
+
 # -- changing --------------------------------------------------------------------------------------------------
 
 

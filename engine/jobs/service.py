@@ -91,7 +91,12 @@ class Jobs:
         self._tenants = tenants
         self._metrics = metrics
         self._prune_every_s = prune_every_s
-        self._plan = partial(checkpoint.make_plans, bytes_max=plan_bytes_max, objects_max=plan_objects_max)
+        self._plan = partial(
+            checkpoint.make_plans,
+            bytes_max=plan_bytes_max,
+            objects_max=plan_objects_max,
+            unfinished=self.runner.unfinished,
+        )
         self._sealed_bytes = 0
         self._to_plan: set[int] = set()
         self._plan_wanted = trio.Event()
@@ -114,7 +119,8 @@ class Jobs:
         tenant = self._tenants().get(tenant_id, "") if wanted else ""
         with self.runner.place() as lease_ms:
             if lease_ms and tenant:
-                yield partial(checkpoint.begin, tenant=tenant, lease_ms=lease_ms)
+                unfinished = self.runner.unfinished
+                yield partial(checkpoint.begin, tenant=tenant, lease_ms=lease_ms, unfinished=unfinished)
             else:
                 yield lambda _b, _sealed: None
 
@@ -142,7 +148,7 @@ class Jobs:
             pending = [(tenant_id, *key) for key, _ in view.scan(tenant_id, t.UNPUBLISHED)]
         if not pending:
             return 0
-        for row in self.runner.jobs(tenant_id):
+        for row in self.runner.live(tenant_id):
             waits = row.state == JobState.FAILED or (row.state == JobState.QUEUED and row.not_before_ms > 0)
             if row.type == JobType.CREATE_CHECKPOINT and waits:
                 await self.runner.retry(tenant_id, row.job_id)
@@ -172,7 +178,7 @@ class Jobs:
 
     def _raise_failed(self, keys: Collection[Key]) -> None:
         for tenant_id in {key[0] for key in keys}:
-            for row in self.runner.jobs(tenant_id):
+            for row in self.runner.live(tenant_id):
                 if row.type != JobType.CREATE_CHECKPOINT or row.state != JobState.FAILED:
                     continue
                 planned = set(checkpoint.plan_of(row).objects)
@@ -270,13 +276,13 @@ class Jobs:
     def _is_plannable(self, tenant_id: int) -> bool:
         """A look before a commit."""
         with self.catalog.view() as view:
-            return checkpoint.is_plannable(view, tenant_id)
+            return checkpoint.is_plannable(view, tenant_id, unfinished=self.runner.unfinished)
 
     async def _measure(self, metrics: StorageMetrics) -> None:
         """Keeps the number that a scrape reads."""
         while True:
             change = self.runner.changes.next()
-            rows = [row for tenant_id in self._tenants() for row in self.runner.jobs(tenant_id)]
+            rows = [row for tenant_id in self._tenants() for row in self.runner.live(tenant_id)]
             waiting = [r for r in rows if r.type == JobType.CREATE_CHECKPOINT and r.state == JobState.QUEUED]
             metrics.checkpoint_queue_depth.set(len(waiting))
             await change.wait()

@@ -169,6 +169,7 @@ class JobRunner:
         self._lease_s = lease_s
         self._on_over = on_over
         self._running: dict[JobKey, JobContext] = {}
+        self.unfinished = queue.Unfinished()
         self._kept = 0  # places for jobs whose claim is on its way to the log
         self._nursery: trio.Nursery | None = None
         self._token: trio.lowlevel.TrioToken | None = None
@@ -204,7 +205,7 @@ class JobRunner:
         """An operator acted: every failed job and every one in its backoff is tried again now; which."""
         kicked = []
         for tenant in [tenant_id] if tenant_id is not None else sorted(self._tenants()):
-            for row in self.jobs(tenant):
+            for row in self.live(tenant):
                 waits = row.state == JobState.QUEUED and row.not_before_ms > 0
                 if (row.state == JobState.FAILED or waits) and await self.retry(tenant, row.job_id):
                     kicked.append((tenant, row.job_id))
@@ -213,6 +214,11 @@ class JobRunner:
     def jobs(self, tenant_id: int) -> list[JobRow]:
         with self.catalog.view() as view:
             return list(queue.jobs(view, tenant_id))
+
+    def live(self, tenant_id: int) -> list[JobRow]:
+        """Those that are not over; failed ones, too."""
+        with self.catalog.view() as view:
+            return self.unfinished.of(view, tenant_id)
 
     def job(self, tenant_id: int, job_id: int) -> JobRow | None:
         return next((row for row in self.jobs(tenant_id) if row.job_id == job_id), None)
@@ -305,7 +311,7 @@ class JobRunner:
         now_ms = self.env.now_ms()
         # Looking costs nothing; a claim is a commit.
         if not any(
-            row.type in types and row.job_id not in mine and queue.is_due(row, now_ms) for row in self.jobs(tenant_id)
+            row.type in types and row.job_id not in mine and queue.is_due(row, now_ms) for row in self.live(tenant_id)
         ):
             return None
         work = partial(queue.claim, lease_ms=int(self._lease_s * 1000), types=types, skip=mine)
@@ -324,7 +330,7 @@ class JobRunner:
         waits = [
             wait_ms
             for tenant_id in (self._tenants() if types else ())
-            for row in self.jobs(tenant_id)
+            for row in self.live(tenant_id)
             if row.type in types and (tenant_id, row.job_id) not in self._running
             if (wait_ms := queue.due_in_ms(row, now_ms)) is not None
         ]
@@ -351,6 +357,8 @@ class JobRunner:
             await self._failed(job, e)
         finally:
             del self._running[job.tenant_id, job.row.job_id]
+            with self.catalog.view() as view:
+                self.unfinished.learn(view, job.tenant_id)
             self.quota.release_job(job.name)
             if self._on_over is not None:
                 self._on_over(job)
