@@ -71,7 +71,11 @@ class CommitObserver(Protocol):
     """Sees each commit that says more than the log's bookkeeping, after it is in the log and before its rows can be
     seen. Called on the writer thread."""
 
-    def committed(self, stream_id: int, ordinal: int, size_bytes: int, mutations: Iterable[Mutation]) -> None: ...
+    def committed(self, stream_id: int, ordinal: int, size_bytes: int, mutations: Iterable[Mutation]) -> bool:
+        """Whether the log up to there is to be sealed as soon as the commit is done."""
+
+    def sealed(self, stream_id: int, ordinal: int) -> None:
+        """The log before that record is sealed, and about to be uploaded."""
 
 
 class _Submission(NamedTuple):
@@ -227,7 +231,8 @@ class CatalogTarget:
             position = stream.log.commit(sync=False)
             if self.observer is not None and stream.log.substantive != before:
                 size_bytes = stream.staged.encoded_len
-                self.observer.committed(stream.stream_id, position.ordinal, size_bytes, stream.staged_rows)
+                if self.observer.committed(stream.stream_id, position.ordinal, size_bytes, stream.staged_rows):
+                    self.seal_below(stream.stream_id, position.ordinal)
         self.env.failpoint("catalog.commit.logged")
         try:
             put_positions(self._txn, self.catalog, {s.stream_id: s.log.position for s in touched})
@@ -310,8 +315,8 @@ class CatalogTarget:
         for stream in self.streams.values():
             if stream.log.needs_rotation() or self._seal_asked(stream):
                 sealed = stream.log.rotate()
-                if sealed is not None and self.events is not None:
-                    self.events.sealed(stream.stream_id, sealed)
+                if sealed is not None:
+                    self._tell_sealed(stream.stream_id, sealed)
             if stream.logged_bytes >= SNAPSHOT_EVERY_BYTES:
                 stream.logged_bytes = 0
                 if self.events is not None:
@@ -321,6 +326,12 @@ class CatalogTarget:
             pause_s = self.brake_s()
             if pause_s > 0:
                 time.sleep(pause_s)
+
+    def _tell_sealed(self, stream_id: int, chunk: SealedChunk) -> None:
+        if self.observer is not None:
+            self.observer.sealed(stream_id, chunk.header.base_record + chunk.record_count)
+        if self.events is not None:
+            self.events.sealed(stream_id, chunk)
 
     def close(self) -> None:
         if self._txn is not None:

@@ -163,6 +163,8 @@ class Fence:
     def check_ahead(self) -> None:
         """`check` for the manifest object that is put next, while it is still being made; good for a moment."""
         asked_s = time.monotonic()
+        if asked_s - self._ahead_s < AHEAD_S_MAX / 2:
+            return
         self.check()
         self._ahead_s = asked_s
 

@@ -11,7 +11,8 @@ seen and before it is answered; an upload takes away what it covers.
 Invariants
 - `there` never passes what the remote does not have, and no file is called durable before its commits are there. Past
   TOUCHED_MAX inodes the stream forgets which they are: until `there` has passed that place, every file counts as one.
-- A waiter asks for a seal and an upload; while one is under way the next waiters gather for the one after it.
+- A waiter asks for a seal and an upload; while one is under way the next waiters gather for the one after it. Where
+  it awaits a publication (`awaiting`), the commit of that asks for it.
 
 Owner: any thread, under one lock that is held for a few look-ups; waiting is the trio thread's. A crash leaves nothing:
 `tail.py` reads it from the log again.
@@ -22,7 +23,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
 import msgspec
@@ -123,6 +124,8 @@ class StreamPosition:
 
     def __init__(self) -> None:
         self.here = self.there = self.wanted = 0
+        self.sealed = 0  # up to here the log is sealed: past `there`, an upload is under way
+        self.sealing = 0  # up to here a commit had it sealed, which is told when it is done
         self.bytes_here = self.bytes_there = 0
         self.touched: _Recent[int] = _Recent()
         self.named: _Recent[int] = _Recent()
@@ -181,7 +184,9 @@ class Replication:
         self._streams: dict[int, StreamPosition] = {}
         self._token: trio.lowlevel.TrioToken | None = None
         self._changed: trio.Event | None = None
+        self._awaited: dict[tuple[int, ObjectKey], list[set[ObjectKey]]] = {}
         self.on_wanted: Callable[[int], None] = lambda _: None
+        self.on_expected: Callable[[int], None] = lambda _: None
 
     # -- told by the log's writer and its uploads, on any thread -------------------------------------------------
 
@@ -190,13 +195,34 @@ class Replication:
         with self._lock:
             self._streams[stream_id] = position
 
-    def committed(self, stream_id: int, ordinal: int, size_bytes: int, mutations: Iterable[Mutation]) -> None:
-        """A commit that says more than bookkeeping ends there. Before its rows can be seen."""
+    def committed(self, stream_id: int, ordinal: int, size_bytes: int, mutations: Iterable[Mutation]) -> bool:
+        """A commit that says more than bookkeeping ends there. Before its rows can be seen. True where it publishes
+        the last of what a caller awaits, and no upload is under way that others gather behind: the log up to there is
+        wanted now."""
         touches = touches_of(mutations)
         touches.published.difference_update([k for k in touches.published if self._was_published(stream_id, k)])
         now_ms = self._env.now_ms()
         with self._lock:
-            self._of(stream_id).note(ordinal, now_ms, size_bytes, touches)
+            position = self._of(stream_id)
+            position.note(ordinal, now_ms, size_bytes, touches)
+            if not self._is_last_awaited(stream_id, touches.published) or position.sealed > position.there:
+                return False
+            position.wanted = position.sealing = max(position.wanted, ordinal)
+            return True
+
+    def _is_last_awaited(self, stream_id: int, published: Iterable[ObjectKey]) -> bool:
+        """Whether a caller awaits nothing more than these. Under the lock."""
+        found = False
+        for key in published if self._awaited else ():
+            for group in self._awaited.pop((stream_id, key), ()):
+                group.discard(key)
+                found |= not group
+        return found
+
+    def sealed(self, stream_id: int, ordinal: int) -> None:
+        """The log before that record is sealed, and goes up next."""
+        with self._lock:
+            self._of(stream_id).sealed = ordinal
 
     def uploaded(self, stream_id: int, ordinal: int) -> None:
         """The remote has the log up to there."""
@@ -286,13 +312,40 @@ class Replication:
 
     # -- waiting, on the trio thread -----------------------------------------------------------------------------
 
+    @contextlib.contextmanager
+    def awaiting(self, stream_id: int, keys: Collection[ObjectKey], *, soon: bool) -> Iterator[None]:
+        """While a caller waits for these objects to be published, and then for the log: with the last of them the log
+        is sealed, in the same turn of its writer. `soon`: that is a matter of milliseconds."""
+        group = set(keys)
+        with self._lock:
+            for key in keys:
+                self._awaited.setdefault((stream_id, key), []).append(group)
+        if soon and group:
+            self.on_expected(stream_id)
+        try:
+            yield
+        finally:
+            with self._lock:
+                left = [(stream_id, key) for key in group]
+                for slot in left:
+                    others = [other for other in self._awaited.pop(slot, ()) if other is not group]
+                    if others:
+                        self._awaited[slot] = others
+            if left:
+                self.on_wanted(stream_id)  # what was put off for this caller is done now
+
+    def is_awaited(self, stream_id: int) -> bool:
+        """Whether a caller awaits what this stream is about to publish."""
+        with self._lock:
+            return any(stream == stream_id for stream, _ in self._awaited)
+
     def want(self, ends: Mapping[int, int]) -> None:
         """Asks for the log up to there to be sealed and uploaded now."""
         for stream_id, end in ends.items():
             with self._lock:
                 position = self._of(stream_id)
                 position.wanted = max(position.wanted, end)
-                needed = position.there < end
+                needed = position.there < end and position.sealing < end
             if needed:
                 self.on_wanted(stream_id)
 

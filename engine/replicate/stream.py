@@ -266,7 +266,6 @@ class StreamUploads:
     def step(self) -> bool:
         """Some uploads, or the upkeep after them; False when there is nothing left to do."""
         more = self._step()
-        self.local_bytes = chunk_bytes(self.directory)
         self.moved_at_s = self.env.monotonic_s()
         return more
 
@@ -322,6 +321,7 @@ class StreamUploads:
     def _refill(self) -> None:
         """The next sealed chunks that are not on the remote; those that are get their flag if a crash withheld it."""
         is_uploaded = log_state(self._catalog, self.stream_id).is_uploaded(self.stream_id)
+        self.local_bytes = chunk_bytes(self.directory)
         for chunk, header in chunk_headers(self.directory):
             if not header.sealed or chunk.path.stat().st_size != header.committed_len:
                 continue  # still written, or being sealed this moment: its event follows when it is cut to its length
@@ -378,6 +378,7 @@ class StreamUploads:
         self._prune_snapshots()
         with contextlib.suppress(FileNotFoundError):  # somebody else's retention was quicker: the next one goes on
             snapshots.retain(self.env, self._catalog, self.directory, self.stream_id, newest.position)
+        self.local_bytes = chunk_bytes(self.directory)
         return self._compact(newest)
 
     def _upload_snapshot_if_due(self, newest: SnapshotAt) -> None:

@@ -13,7 +13,7 @@ Invariants
 - Who waits for the log (`Replication.want`) does not wait for its timer: between two steps the stream's active chunk is
   sealed, once for all who wait, and goes up next.
 - FencedError ends it: `on_fenced(reason)` once, no further write by this component.
-- An idle engine: no events, no steps.
+- An idle engine: no events, no steps. Upkeep (audit, snapshot, retention) comes when no chunk came for REST_S.
 - A log that grows faster than it is uploaded and snapshotted is slowed down (`brake_s`), by a bounded wait, and only
   while the remote takes what it is given.
 
@@ -70,6 +70,7 @@ BRAKE_FROM_BYTES: Final = 32 << 20
 BRAKE_FULL_BYTES: Final = 56 << 20
 BRAKE_S_MAX: Final = 0.25
 STILL_S: Final = 5.0
+REST_S: Final = 0.1  # of a stream after a chunk, before audit, snapshot and retention
 # What a remote that comes back, or another try, does not mend.
 _STUCK: Final = (CorruptError, UnsupportedError, LimitError, RemoteMissingError, RemoteRefusedError)
 
@@ -95,6 +96,7 @@ class _Stream:
         self.audit: TenantAudit | None = None
         self.wake = trio.Event()
         self.busy = True
+        self.resting = False  # a chunk came a moment ago, and others may follow: upkeep waits for them
 
 
 class LogReplicator:
@@ -119,6 +121,7 @@ class LogReplicator:
         self.fence = fence
         self.replication = replication or Replication(env)
         self.replication.on_wanted = self._wanted
+        self.replication.on_expected = self._expected
         self.fenced = ""
         self.stuck: dict[int, str] = {}
         self.reports: dict[int, StreamReport] = {}
@@ -139,6 +142,7 @@ class LogReplicator:
         self._refused: set[str] = set()  # what was refused, and said to be
         self._away: set[str] = set()  # what last failed
         self._ended = False
+        self._draining = 0
         writer.target.observer = self.replication
 
     # -- events, on the trio thread ----------------------------------------------------------------------------
@@ -148,7 +152,17 @@ class LogReplicator:
         stream = self._stream(stream_id)
         if stream.uploads is not None:
             stream.uploads.note_sealed(chunk)
+        stream.resting = not self._draining
+        if chunk is not None:
+            stream.asked_below = max(stream.asked_below, chunk.header.base_record + chunk.record_count)
         self._wake(stream)
+
+    def _expected(self, stream_id: int) -> None:
+        """A caller awaits what is published in a moment: the fence is asked while that is uploaded."""
+        stream = self._stream(stream_id)
+        if not self._ended and stream.uploads is not None:
+            stream.uploads.expect()
+            self._wake(stream)
 
     def _wanted(self, stream_id: int) -> None:
         """A waiter wants the stream's log to be there."""
@@ -209,6 +223,16 @@ class LogReplicator:
 
     async def drain(self) -> None:
         """Waits until all that is committed is sealed and on the remote, or `run` ended. Set a time limit around it."""
+        self._draining += 1
+        try:
+            await self._drain()
+        finally:
+            self._draining -= 1
+
+    async def _drain(self) -> None:
+        for stream in self._streams.values():
+            stream.resting = False
+            self._wake(stream)
         while not self._ended:
             self.replication.want(self.replication.ends(self._streams))
             due_s = self._writer.target.due_s()
@@ -313,13 +337,19 @@ class LogReplicator:
             bundle_chunks=self._options.bundle_chunks,
             before_retention=stream.audit.catch_up if stream.audit is not None else None,
             on_put=partial(self._on_put, stream.stream_id),
-            is_wanted=lambda: self.replication.wanted(stream.stream_id) > 0,
+            is_wanted=lambda: stream.resting or self._is_wanted(stream.stream_id),
         )
         while True:
             stream.wake = trio.Event()
             stream.busy = True
             await self._steps(stream, stream.uploads)
             if stream.wake.is_set():
+                continue
+            if stream.resting:
+                with trio.move_on_after(REST_S):
+                    await stream.wake.wait()
+                    continue
+                stream.resting = False
                 continue
             stream.busy = False
             self._tell_moved()
@@ -333,7 +363,7 @@ class LogReplicator:
                 self.reports[stream.stream_id] = report
             while await self._attempts(uploads.step, what, prepare=partial(self._seal_wanted, stream)):
                 pass
-            if self.replication.wanted(stream.stream_id) and stream.asked_below:
+            if stream.resting or (self._is_wanted(stream.stream_id) and stream.asked_below):
                 return  # sealed any moment: what a waiter waits for goes first
             if stream.audit is not None:
                 await self._attempts(stream.audit.upload, f"audit log {stream.stream_id}")
@@ -344,6 +374,10 @@ class LogReplicator:
                 log.error("log upload stopped", extra={"stream_id": stream.stream_id, "error": str(e)})  # noqa: TRY400
             self.stuck[stream.stream_id] = str(e)
             self.replication.stands(stream.stream_id, str(e), refused=False)
+
+    def _is_wanted(self, stream_id: int) -> bool:
+        """Whether a caller waits for more of the log to be there, or will in a moment."""
+        return self.replication.wanted(stream_id) > 0 or self.replication.is_awaited(stream_id)
 
     def _seal_wanted(self, stream: _Stream) -> None:
         """What a waiter wants and the writer has not been asked to seal yet."""

@@ -10,6 +10,7 @@ Owner: the trio thread. A crash leaves what the jobs leave: they go on at the ne
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Final
@@ -31,6 +32,9 @@ LOOK_AT_MOST_S: Final = 0.05  # between two looks at many files, however often s
 LOOK_PER_FILE_S: Final = 0.00005
 LOOK_AT_FILES: Final = 1000
 ASK_EVERY_S: Final = 1.0
+# So little is uploaded within the moment for which the fence may be asked ahead.
+SOON_BYTES: Final = 1 << 20
+SOON_FILES: Final = 8
 Tell = Callable[[Progress], Awaitable[None]]
 
 
@@ -65,6 +69,15 @@ async def uploaded(volume: Volume, wanted: dict[Key, int], tell: Tell, *, hint: 
     """Until these objects are in the remote, gone, or written to again. `hint` ends the line if the remote is away."""
     if not wanted:
         return Uploaded(0, 0)
+    with contextlib.ExitStack() as stack:
+        soon = sum(wanted.values()) <= SOON_BYTES and len(wanted) <= SOON_FILES
+        for tenant_id in {key[0] for key in wanted}:
+            keys = [key[1:] for key in wanted if key[0] == tenant_id]
+            stack.enter_context(volume.replication.awaiting(tenant_id, keys, soon=soon))
+        return await _until_uploaded(volume, wanted, tell, hint)
+
+
+async def _until_uploaded(volume: Volume, wanted: dict[Key, int], tell: Tell, hint: str) -> Uploaded:
     total, files = sum(wanted.values()), len(wanted)
     left = deque(wanted.items())
     done = 0
@@ -165,7 +178,7 @@ def _drop_settled(volume: Volume, left: deque[tuple[Key, int]]) -> int:
 
 
 def _uploads(volume: Volume) -> list[JobRow]:
-    rows = [row for tenant_id in volume.tenant_names() for row in volume.jobs.runner.jobs(tenant_id)]
+    rows = [row for tenant_id in volume.tenant_names() for row in volume.jobs.runner.live(tenant_id)]
     return [row for row in rows if row.type == JobType.CREATE_CHECKPOINT]
 
 

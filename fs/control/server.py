@@ -23,6 +23,7 @@ import trio
 
 from aof2.engine.aio import open_nursery
 from aof2.engine.errors import Aof2Error
+from aof2.fs.control.durable import Uploaded
 from aof2.fs.control.mounted import Mounted
 from aof2.fs.control.protocol import (
     ALIVE_EVERY_S,
@@ -91,7 +92,8 @@ class ControlServer:
             return
         async with talk.cancelled_when_gone():
             answer = await self._do(request, talk)
-            await talk.send(await trio.to_thread.run_sync(encode, answer))  # which may be long
+            short = isinstance(answer.get("result"), Uploaded)
+            await talk.send(encode(answer) if short else await trio.to_thread.run_sync(encode, answer))
 
     async def _do(self, request: dict[str, object], talk: _Talk) -> dict[str, object]:
         try:
