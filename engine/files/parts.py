@@ -222,7 +222,9 @@ class Parts:
     async def _read_or_release(self, file: OpenFile, index: int) -> _Read | None:
         read = None
         try:
-            read = await self._read(file, index)
+            # Closed while it waited for its turn here, the file is the sealer's: taking parts would void its seal.
+            if self._is_takeable(file):
+                read = await self._read(file, index)
         finally:
             if read is None:
                 self._uploads.release()

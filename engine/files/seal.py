@@ -182,7 +182,8 @@ class Sealer:
             if file is None or not file.dirty or file.handles or ino in self._busy:
                 continue
             self._busy[ino] = trio.Event()
-            if not file.whole or file.charged_bytes >= LARGE_BYTES:  # it may wait for the remote, or take long
+            # It may wait for the remote, or take long.
+            if not file.whole or file.clearing or file.charged_bytes >= LARGE_BYTES:
                 batches.append(_Batch([file], file.charged_bytes >= LARGE_BYTES, begin))
                 continue
             small.append(file)
@@ -226,9 +227,9 @@ class Sealer:
                 self._wake.set()
 
     async def _fill_all(self, batch: list[OpenFile]) -> None:
-        """A file that was only partly here is hashed whole."""
+        """A file that was only partly here is hashed whole; one that loses a chunk this moment, once that is over."""
         for file in batch:
-            if not file.whole:
+            if not file.whole or file.clearing:
                 await self._files.parts.settle(file)
 
     # -- on a worker thread ------------------------------------------------------------------------------------

@@ -119,10 +119,18 @@ class FakeKernel:
 Body = Callable[[Files, FakeKernel], Awaitable[None]]
 
 
-def run_files(settings: Settings, body: Body, *, env: Env | None = None, passthrough: bool = True) -> None:
+def run_files(
+    settings: Settings,
+    body: Body,
+    *,
+    env: Env | None = None,
+    passthrough: bool = True,
+    kernel: FakeKernel | None = None,
+) -> None:
+    kernel = kernel or FakeKernel()
+
     async def main() -> None:
         async with open_volume(settings, env=env) as volume:
-            kernel = FakeKernel()
             files = Files(volume, kernel)
             files.passthrough = passthrough
             try:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import random
 import shutil
+from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 
 import msgspec
 import pytest
 import trio
+from trio.testing import wait_all_tasks_blocked
 
 from aof2.engine import namespace
 from aof2.engine.aio import result_of
@@ -245,6 +248,82 @@ def test_a_file_is_opened_while_a_chunk_of_it_is_taken(tmp_path: Path) -> None:
         await files.release(fh)
         await publish(files)
         assert await content(files, ino) == data
+
+    run_files(settings_of(tmp_path, "budget", timeout_s=10.0), body)
+
+
+class Gate(FakeKernel):
+    """A kernel that takes its time to let go of blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.opened = trio.Event(), trio.Event()
+
+    async def clear(self, nodeid: int, first: int, count: int) -> None:
+        self.asked.set()
+        await self.opened.wait()
+        await super().clear(nodeid, first, count)
+
+
+def test_a_seal_waits_for_a_chunk_that_is_being_taken(tmp_path: Path) -> None:
+    """Closed while the first chunk of it is on its way out: the seal speaks of the file without it, at once."""
+
+    async def body(files: Files, kernel: FakeKernel) -> None:
+        assert isinstance(kernel, Gate)
+        data = data_of(4 * CHUNK)
+        ino, fh = await create(files, b"a")
+        await write_all(files, kernel, fh, data)
+        lane = files.sealer._lanes[False]
+        async with trio.open_nursery() as nursery, trio.open_nursery() as sealing:
+            nursery.start_soon(files.parts.make_room, CHUNK)
+            await kernel.asked.wait()
+            await files.release(fh)
+            async with lane, on_behalf_of_another(lane):  # what is to be hashed waits
+                sealing.start_soon(files.seal_closed)
+                await wait_all_tasks_blocked()
+                kernel.opened.set()
+                while not files.parts.taken_bytes:
+                    await trio.sleep(0.01)
+        assert files.parts.taken_bytes == CHUNK
+        assert row_of(files, ino).state == ObjectState.SEALED
+        await publish(files)
+        assert await content(files, ino) == data
+
+    settings = settings_of(tmp_path, "budget", timeout_s=10.0)
+    run_files(settings, body, kernel=Gate())
+    verified(settings)
+
+
+@contextlib.asynccontextmanager
+async def on_behalf_of_another(limiter: trio.CapacityLimiter) -> AsyncIterator[None]:
+    """A task holds one token of a limiter for itself: this one is for another."""
+    holder = object()
+    await limiter.acquire_on_behalf_of(holder)
+    try:
+        yield
+    finally:
+        limiter.release_on_behalf_of(holder)
+
+
+def test_no_further_chunk_of_a_closed_file_is_taken(tmp_path: Path) -> None:
+    """Planned while it was open. Closed, it is the sealer's, and makes room as a whole."""
+
+    async def body(files: Files, kernel: FakeKernel) -> None:
+        ino, fh = await create(files, b"a")
+        await write_all(files, kernel, fh, data_of(6 * CHUNK))
+        uploads = files.parts._uploads
+        for _ in range(parts.UPLOADS):
+            await uploads.acquire()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(files.parts.make_room, 4 * CHUNK)
+            while not uploads.statistics().tasks_waiting:
+                await trio.sleep(0.01)
+            await files.release(fh)
+            for _ in range(parts.UPLOADS):
+                uploads.release()
+        assert not parts_of(files, ino)
+        await files.seal_closed()
+        assert row_of(files, ino).state == ObjectState.SEALED
 
     run_files(settings_of(tmp_path, "budget", timeout_s=10.0), body)
 
