@@ -63,6 +63,11 @@ class MountedVolume:
             as_recorded=(options.uid, options.gid, options.umask) == (None, None, None),
         )
         self.kinds = make_kinds(volume, channel, wish, self._top)
+        self.ending = trio.Event()
+
+    def end(self) -> None:
+        """As if the mount were gone. What is still open there answers ENOTCONN."""
+        self.ending.set()
 
     def _top(self, opens: Opens, tenants: Mapping[int, Kind]) -> DotKind:
         contents = Contents(
@@ -113,12 +118,15 @@ async def _run(mounted: MountedVolume, operations: Operations, ready: Callable[[
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_serve_kernel)
             nursery.start_soon(_until_gone, mounted, upcalls, nursery.cancel_scope)
+            nursery.start_soon(_until_told, mounted.ending, nursery.cancel_scope)
             for kind in mounted.kinds.all:
                 await background.start(kind.run)
             _watch_fence(mounted, background)
             await nursery.start(ControlServer(mounted.volume.state_dir / CONTROL_NAME, mounted).run)
             ready()
         with trio.CancelScope(shield=True):
+            if not mounted.channel.gone:
+                await mounted.channel.close()  # told to end: from here on no copy of the mount changes anything
             for kind in mounted.kinds.all:
                 await kind.end()
             await _say_left(mounted.volume)
@@ -145,6 +153,12 @@ async def _until_gone(mounted: MountedVolume, upcalls: Upcalls, scope: trio.Canc
         faulthandler.dump_traceback_later(END_WITHOUT_CHANNEL_MAX_S, exit=True, file=sys.__stderr__ or 2)
         raise
     log.info("the mount is gone")
+    scope.cancel()
+
+
+async def _until_told(ending: trio.Event, scope: trio.CancelScope) -> None:
+    await ending.wait()
+    log.info("told to end: the mount is gone from here, copies of it in other mount namespaces are not")
     scope.cancel()
 
 

@@ -38,7 +38,7 @@ from aof2.engine.inspect.rows import is_live
 from aof2.engine.observe.logs import configure_logging
 from aof2.engine.settings import Settings
 from aof2.fs.channel_wire import ChannelError
-from aof2.fs.control.client import ControlClient, NotMountedError
+from aof2.fs.control.client import ControlClient, NotMountedError, see_to_the_end
 from aof2.fs.control.protocol import ControlError
 from aof2.fs.mountpoint import FSTYPE, Answer, MountError, ask, detach, make_mountpoint, mounted_at, unmount
 from aof2.fs.options import Options
@@ -120,7 +120,16 @@ def settled(settings: Settings) -> Path | None:
         ending = where is not None and mounted_at(where) is None
         if not (between or ending) or time.monotonic() > deadline_s:
             return where
+        if ending:
+            _see_to_the_end(settings)
         time.sleep(SETTLE_EVERY_S)
+
+
+def _see_to_the_end(settings: Settings) -> None:
+    try:
+        see_to_the_end(settings)
+    except ControlError as e:
+        raise MountError(str(e)) from None
 
 
 def _is_open(settings: Settings) -> bool:
@@ -277,21 +286,21 @@ def _raise_open_files() -> int:
 
 
 async def _serve_until_told(serve: Serve, settings: Settings, options: Options, on_ready: Callable[[], None]) -> None:
-    mountpoint, is_up = settings.volume.mountpoint, trio.Event()
+    is_up = trio.Event()
 
     def ready() -> None:
         is_up.set()
         on_ready()
 
     async with open_nursery() as nursery:
-        await nursery.start(_stop_on_signal, mountpoint, is_up, nursery.cancel_scope)
-        await serve(settings, mountpoint, options, ready)
+        await nursery.start(_stop_on_signal, settings, is_up, nursery.cancel_scope)
+        await serve(settings, settings.volume.mountpoint, options, ready)
         notify("STOPPING=1")
         nursery.cancel_scope.cancel()
 
 
 async def _stop_on_signal(
-    mountpoint: Path,
+    settings: Settings,
     is_up: trio.Event,
     scope: trio.CancelScope,
     *,
@@ -307,12 +316,14 @@ async def _stop_on_signal(
                     scope.cancel()
                     return
                 notify("STOPPING=1", "STATUS=unmounting")
-                nursery.start_soon(_unmount, mountpoint, scope)
+                nursery.start_soon(_unmount, settings, scope)
 
 
-async def _unmount(mountpoint: Path, scope: trio.CancelScope) -> None:
+async def _unmount(settings: Settings, scope: trio.CancelScope) -> None:
+    mountpoint = settings.volume.mountpoint
     try:
         await trio.to_thread.run_sync(unmount, mountpoint, abandon_on_cancel=True)
+        await trio.to_thread.run_sync(see_to_the_end, settings, abandon_on_cancel=True)
     except Aof2Error as e:
         log.info("let go of, not unmounted", extra={"error": str(e)})
         with contextlib.suppress(Aof2Error):

@@ -374,6 +374,9 @@ class FilesKind(Catalogued):
     def is_unsealed(self, ino: int) -> bool:
         return self.files.file(ino) is not None
 
+    def open_inos(self) -> set[int]:
+        return {file.ino for file in self.files.open_files()}
+
     def open_count(self) -> int:
         return self.files.open_count
 

@@ -269,6 +269,9 @@ class Kind(ABC):
         """Whether it is open, or was written and is not sealed."""
         return False
 
+    def open_inos(self) -> set[int]:
+        return set()
+
     def open_count(self) -> int:
         return 0
 

@@ -70,6 +70,9 @@ class Kinds:
     def is_unsealed(self, ino: int) -> bool:
         return self.of(ino).is_unsealed(ino)
 
+    def open_inos(self) -> set[int]:
+        return set().union(*(kind.open_inos() for kind in self.all))
+
     def open_count(self) -> int:
         return sum(kind.open_count() for kind in self.all)
 

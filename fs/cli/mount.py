@@ -15,7 +15,7 @@ from aof2.fs.cli.client import shown_progress
 from aof2.fs.cli.conf import conf_option
 from aof2.fs.cli.errors import CliError, complain
 from aof2.fs.cli.left import left_behind
-from aof2.fs.control.client import ControlClient, NotMountedError, control_client
+from aof2.fs.control.client import ControlClient, NotMountedError, control_client, see_to_the_end
 from aof2.fs.launch import LOG_NAME, LaunchError, daemonise, foreground, prepare, serving, settled
 from aof2.fs.options import Options, parse_options
 from aof2.fs.privileges import check_folders, check_privileges
@@ -153,6 +153,7 @@ def _unmount_served(settings: Settings, client: ControlClient, *, wait: bool) ->
     with shown_progress() as show:
         uploaded: dict[str, int] = client.call("flush", show, wait=wait)
     mp.unmount(at)
+    see_to_the_end(settings)
     if not client.wait_ended(END_MAX_S + settings.remote.timeout_s):
         log = settings.volume.state_dir / LOG_NAME
         raise CliError(f"{at}: unmounted, but its daemon has not ended yet; see {log}")

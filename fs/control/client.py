@@ -8,6 +8,7 @@ Owner: the calling thread. A crash closes the socket, which the daemon notices.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import socket
@@ -38,9 +39,20 @@ class NotMountedError(Aof2Error):
     """No daemon answers for this volume. Mount it."""
 
 
+class WentAwayError(ControlError):
+    """The daemon ended before it answered."""
+
+
 def control_client(settings: Settings) -> ControlClient:
     """A connection to the volume's daemon. NotMountedError when there is none."""
     return ControlClient(settings)
+
+
+def see_to_the_end(settings: Settings) -> None:
+    """After an unmount: the daemon ends, by itself or, where copies of the mount in other mount namespaces keep the
+    kernel from telling it, because it is asked to. ControlError says why it goes on."""
+    with contextlib.suppress(NotMountedError, WentAwayError), control_client(settings) as client:
+        client.call("end")
 
 
 class ControlClient:
@@ -97,7 +109,7 @@ class ControlClient:
             raise ControlError(f"{self._path}: the daemon does not answer; see daemon.log beside it") from None
         except ConnectionError:
             pass
-        raise ControlError(f"{self._path}: the daemon went away before it was done; see daemon.log beside it")
+        raise WentAwayError(f"{self._path}: the daemon went away before it was done; see daemon.log beside it")
 
     # -- the daemon's end ------------------------------------------------------------------------------------------
 

@@ -22,6 +22,10 @@ class Channel(Protocol):
 
     def invalidate_entry(self, parent: int, name: bytes) -> None: ...
 
+    @property
+    def device(self) -> tuple[int, int]:
+        """Major and minor number of the mount."""
+
     async def settled(self) -> None:
         """Returns when what it was told before has had effect."""
 
@@ -46,3 +50,6 @@ class Mounted(Protocol):
 
     @property
     def started_ms(self) -> int: ...
+
+    def end(self) -> None:
+        """The daemon ends as it does when the mount is gone."""

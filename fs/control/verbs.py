@@ -21,7 +21,7 @@ from aof2.engine.inspect.paths import Place, resolve
 from aof2.engine.local.handles import Key
 from aof2.engine.objects import ObjectGoneError
 from aof2.engine.units import format_time
-from aof2.fs.control import durable, feed, move, past, snapshot, toggle, views, walk, work
+from aof2.fs.control import durable, ending, feed, move, past, snapshot, toggle, views, walk, work
 from aof2.fs.control.closing import Closing
 from aof2.fs.control.durable import Tell, Uploaded
 from aof2.fs.control.mounted import Mounted
@@ -69,7 +69,7 @@ async def dispatch(mounted: Mounted, request: dict[str, Any], tell: Tell) -> obj
         asked = msgspec.convert(request, args)
     except msgspec.ValidationError as e:
         raise ControlError(f"{verb}: {e}", 2) from None
-    if handler is not ping:
+    if handler not in (ping, ending.end):
         await mounted.kinds.fold()
     return await handler(mounted, asked, tell)
 
@@ -227,6 +227,7 @@ VERBS: Final[dict[str, tuple[type[Args], Handler]]] = {
     "pin": (Paths, pin),
     "unpin": (Paths, unpin),
     "flush": (Flush, flush),
+    "end": (Args, ending.end),
     "checkpoint": (Checkpoint, checkpoint),
     "wait": (Paths, wait),
     "undelete": (Undelete, undelete),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -43,6 +44,7 @@ kind = "files"
 kind = "files"
 """
 DEADLINE_S = 60
+needs_unshare = pytest.mark.skipif(shutil.which("unshare") is None, reason="util-linux")
 
 
 class Machine:
@@ -230,6 +232,65 @@ def test_sigterm_unmounts(mounted: Machine) -> None:
     wait_for(lambda: has_ended(pid))
     mounted.aof2("mount")
     assert (mounted.mnt / "default/a").read_bytes() == data
+
+
+@contextlib.contextmanager
+def another_namespace(script: str = "") -> Iterator[subprocess.Popen[str]]:
+    """A process in a mount namespace of its own, with a copy of every mount, until the block ends."""
+    process = subprocess.Popen(
+        ["unshare", "--mount", "--propagation", "private", "sh", "-c", f"{script}\necho there; exec cat"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None and process.stdout.readline() == "there\n"
+        yield process
+    finally:
+        process.communicate(timeout=DEADLINE_S)
+
+
+@needs_unshare
+@pytest.mark.parametrize("how", ["aof2 umount", "SIGTERM", "umount(8)"])
+def test_a_copy_of_the_mount_elsewhere_keeps_no_daemon(mounted: Machine, how: str) -> None:
+    data = write(mounted, "default/a")
+    pid = mounted.pid()
+    with another_namespace() as elsewhere:
+        if how == "aof2 umount":
+            mounted.aof2("umount")
+            assert has_ended(pid)
+        elif how == "SIGTERM":
+            os.kill(pid, signal.SIGTERM)
+            wait_for(lambda: has_ended(pid))
+        else:
+            subprocess.run(["umount", mounted.mnt], check=True)  # the daemon ends when its volume is wanted
+        mounted.aof2("mount")
+        assert mounted.is_mounted() and has_ended(pid) and elsewhere.poll() is None
+        assert (mounted.mnt / "default/a").read_bytes() == data
+    mounted.aof2("umount")
+
+
+@needs_unshare
+def test_a_file_that_is_open_elsewhere_is_named(mounted: Machine) -> None:
+    write(mounted, "default/a")
+    pid = mounted.pid()
+    with another_namespace(f"exec 3<'{mounted.mnt}/default/a'"):
+        said = mounted.aof2("umount", fails=1)
+        assert "1 file(s) are (default/a) open in another mount namespace" in said
+        assert not mounted.is_mounted() and not has_ended(pid)
+    wait_for(lambda: has_ended(pid))
+    mounted.aof2("mount")
+
+
+def test_a_mount_that_is_bound_to_a_second_place(mounted: Machine) -> None:
+    second = mounted.root / "second"
+    second.mkdir()
+    subprocess.run(["mount", "--bind", mounted.mnt / "default", second], check=True)
+    try:
+        assert f"still has it mounted at {second}" in mounted.aof2("umount", fails=1)
+    finally:
+        subprocess.run(["umount", second], check=True)
+    mounted.aof2("mount")
 
 
 def test_mounting_again_at_once(mounted: Machine) -> None:

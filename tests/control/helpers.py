@@ -56,6 +56,12 @@ class FakeFiles(Catalogued):
     def is_open(self, ino: int) -> bool:
         return ino in self.opened
 
+    def open_inos(self) -> set[int]:
+        return set(self.opened)
+
+    def open_inos(self) -> set[int]:
+        return self.opened
+
     def open_count(self) -> int:
         return len(self.opened)
 
@@ -71,6 +77,7 @@ class FakeChannel:
     def __init__(self) -> None:
         self.invalidated: list[tuple[int, bytes]] = []
         self.handed_over = 0
+        self.device = (0, 0)  # none that is mounted
 
     def invalidate_entry(self, parent: int, name: bytes) -> None:
         self.invalidated.append((parent, name))
@@ -85,6 +92,10 @@ class FakeMounted:
         self.kinds = Kinds(dict.fromkeys(volume.tenant_names(), self.files), Opens())
         self.channel = FakeChannel()
         self.started_ms = volume.env.now_ms()
+        self.ended = False
+
+    def end(self) -> None:
+        self.ended = True
 
     async def call(self, verb: str, *, on_progress: Callable[[Progress], None] | None = None, **args: object) -> Any:
         """What a command would get."""

@@ -457,3 +457,19 @@ def test_many_files_are_waited_for_a_few_at_a_time(tmp_path: Path, monkeypatch: 
         assert sum(looks) == 9 and max(looks) <= 2
 
     run_mounted(small_settings(tmp_path), body)
+
+
+def test_the_end(tmp_path: Path) -> None:
+    """After an unmount that copies of the mount outlive: what is open in one of them keeps the daemon."""
+
+    async def body(mounted: FakeMounted) -> None:
+        key = await mounted.files.write("default", b"a", b"x")
+        mounted.files.opened.add(key[1])
+        with pytest.raises(ControlError, match=r"1 file\(s\) are \(default/a\) open in another mount namespace"):
+            await mounted.call("end")
+        assert not mounted.ended
+        mounted.files.opened.clear()
+        await mounted.call("end")
+        assert mounted.ended
+
+    run_mounted(small_settings(tmp_path), body)
