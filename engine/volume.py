@@ -747,8 +747,10 @@ async def _wind_down(volume: Volume, *, drain: bool) -> None:
     with contextlib.suppress(ReadOnlyError, FatalIOError, OSError):
         await volume.hydrator.settle()
         if drain:
+            log.info("taking snapshots of the log")
             await volume.snapshot_all()
     if drain:
+        log.info("sending the end of the log")
         with trio.move_on_after(DRAIN_MAX_S):
             await volume.replicator.drain()
             with contextlib.suppress(Aof2Error, OSError):  # without the mark, restore says that it is not there
@@ -759,6 +761,7 @@ async def _wind_down(volume: Volume, *, drain: bool) -> None:
 
 
 async def _close(volume: Volume) -> None:
+    log.info("closing the volume")
     with contextlib.suppress(ReadOnlyError, FatalIOError, OSError):
         await volume.hydrator.settle()
         await volume.shadows.save()

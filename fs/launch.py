@@ -39,7 +39,7 @@ from aof2.engine.observe.logs import configure_logging
 from aof2.engine.settings import Settings
 from aof2.fs.channel_wire import ChannelError
 from aof2.fs.control.client import ControlClient, NotMountedError, see_to_the_end
-from aof2.fs.control.protocol import ControlError
+from aof2.fs.control.protocol import ControlError, ProtocolError, decode
 from aof2.fs.mountpoint import FSTYPE, Answer, MountError, ask, detach, make_mountpoint, mounted_at, unmount
 from aof2.fs.options import Options
 from aof2.fs.wording import explain_os_error, one_line
@@ -49,6 +49,7 @@ log = logging.getLogger(__name__)
 LOG_NAME: Final = "daemon.log"
 LOG_BYTES_MAX: Final = 16 << 20
 GRACE_S: Final = 5.0
+LAST_MESSAGE_BYTES: Final = 64 << 10
 # A daemon that was unmounted seals and sends the end of its log before it lets go of the volume.
 SETTLE_MAX_S: Final = 20.0
 SETTLE_EVERY_S: Final = 0.1
@@ -283,6 +284,19 @@ def _raise_open_files() -> int:
             continue
         return wanted
     return soft
+
+
+def last_message(log_path: Path) -> str:
+    """What a daemon's log said last in words; events are for machines."""
+    lines: list[bytes] = []
+    with contextlib.suppress(OSError), open(log_path, "rb") as f:
+        f.seek(max(0, os.fstat(f.fileno()).st_size - LAST_MESSAGE_BYTES))
+        lines = f.read().splitlines()
+    for line in reversed(lines):
+        with contextlib.suppress(ProtocolError):
+            if message := decode(line).get("message"):
+                return str(message)
+    return "its log says nothing"
 
 
 async def _serve_until_told(serve: Serve, settings: Settings, options: Options, on_ready: Callable[[], None]) -> None:

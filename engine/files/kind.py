@@ -154,6 +154,8 @@ class FilesKind(Catalogued):
         self.unlinks.close()
         for ino in list(self._replaced):
             await self._drop_replaced(ino)
+        if left := self.unsealed().files:
+            log.info("sealing what is not sealed yet", extra={"files": left})
         with trio.move_on_after(SEAL_AT_END_MAX_S), contextlib.suppress(Aof2Error, OSError):
             await self.seal()
         self.files.sealer.stop()

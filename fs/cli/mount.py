@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import click
@@ -16,7 +17,7 @@ from aof2.fs.cli.conf import conf_option
 from aof2.fs.cli.errors import CliError, complain
 from aof2.fs.cli.left import left_behind
 from aof2.fs.control.client import ControlClient, NotMountedError, control_client, see_to_the_end
-from aof2.fs.launch import LOG_NAME, LaunchError, daemonise, foreground, prepare, serving, settled
+from aof2.fs.launch import LOG_NAME, LaunchError, daemonise, foreground, last_message, prepare, serving, settled
 from aof2.fs.options import Options, parse_options
 from aof2.fs.privileges import check_folders, check_privileges
 
@@ -154,10 +155,20 @@ def _unmount_served(settings: Settings, client: ControlClient, *, wait: bool) ->
         uploaded: dict[str, int] = client.call("flush", show, wait=wait)
     mp.unmount(at)
     see_to_the_end(settings)
-    if not client.wait_ended(END_MAX_S + settings.remote.timeout_s):
-        log = settings.volume.state_dir / LOG_NAME
-        raise CliError(f"{at}: unmounted, but its daemon has not ended yet; see {log}")
+    _wait_ended(settings, client)
     return uploaded
+
+
+def _wait_ended(settings: Settings, client: ControlClient) -> None:
+    """Until the daemon has ended; says now and then what it does meanwhile."""
+    log = settings.volume.state_dir / LOG_NAME
+    until_s = time.monotonic() + END_MAX_S + settings.remote.timeout_s
+    while not client.wait_ended(output.PLAIN_PROGRESS_S):
+        doing = last_message(log)
+        if time.monotonic() > until_s:
+            at = settings.volume.mountpoint
+            raise CliError(f"{at}: unmounted, but its daemon has not ended yet ({doing}); see {log}")
+        complain(f"waiting for the daemon to end: {doing}")
 
 
 def _say_left(settings: Settings, said: str, *, wait: bool) -> None:

@@ -18,6 +18,7 @@ from typing import Final
 import msgspec
 import trio
 
+from aof2.engine.aio import open_nursery
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.rows import JobRow, JobState, JobType, ObjectState
 from aof2.engine.jobs import checkpoint as plans
@@ -25,6 +26,7 @@ from aof2.engine.local.handles import Key
 from aof2.engine.remote.resilience import COOL_DOWN_S_MAX, BreakerState
 from aof2.engine.replicate.position import Standing
 from aof2.engine.volume import Volume
+from aof2.fs.control.mounted import Mounted
 from aof2.fs.control.protocol import ControlError, Progress
 
 LOOK_EVERY_S: Final = 0.25
@@ -98,7 +100,22 @@ async def _until_uploaded(volume: Volume, wanted: dict[Key, int], tell: Tell, hi
             await change.wait()
 
 
-async def replicated(volume: Volume, ends: Mapping[int, int], *, hint: str = "") -> None:
+async def sealed(mounted: Mounted, tell: Tell) -> None:
+    """Until what is closed now is sealed, and its upload has begun."""
+    total = mounted.kinds.unsealed().files
+
+    async def say() -> None:
+        while True:
+            await trio.sleep(LOOK_EVERY_S)
+            await tell(Progress("seal", max(0, total - mounted.kinds.unsealed().files), total, "files"))
+
+    async with open_nursery() as nursery:
+        nursery.start_soon(say)
+        await mounted.kinds.seal(begin=True)
+        nursery.cancel_scope.cancel()
+
+
+async def replicated(volume: Volume, ends: Mapping[int, int], tell: Tell, *, hint: str = "") -> None:
     """Until the remote has these logs up to there. RemoteAwayError when they stand; ControlError when they end."""
     replication = volume.replication
     watch = _LogWatch(volume, ends, hint)
@@ -108,8 +125,10 @@ async def replicated(volume: Volume, ends: Mapping[int, int], *, hint: str = "")
             return
         watch.look()
         replication.want(ends)
-        with trio.move_on_after(LOOK_EVERY_S):
+        with trio.move_on_after(LOOK_EVERY_S) as waiting:
             await change.wait()
+        if waiting.cancelled_caught:
+            await tell(Progress("log", *watch.records(), "records"))
 
 
 class _LogWatch:
@@ -128,6 +147,11 @@ class _LogWatch:
 
     def _positions(self) -> list[int]:
         return [self._volume.replication.there(stream_id) for stream_id in self._ends]
+
+    def records(self) -> tuple[int, int]:
+        """How many the remote has of those that it is to have."""
+        has = sum(min(there, end) for there, end in zip(self._there, self._ends.values(), strict=True))
+        return has, sum(self._ends.values())
 
     def look(self) -> None:
         now_s, there = trio.current_time(), self._positions()

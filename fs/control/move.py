@@ -203,7 +203,7 @@ async def _make_durable(mounted: Mounted, places: Sequence[Place], closing: Clos
     if not inos:
         # Published, and so is the log that says so: what is evicted can be restored.
         ends = mounted.volume.log_ends({place.tenant_id for place in places})
-        await durable.replicated(mounted.volume, ends)
+        await durable.replicated(mounted.volume, ends, tell)
         return
     await closing.closed(inos)
     await mounted.kinds.seal(inos)
@@ -212,7 +212,7 @@ async def _make_durable(mounted: Mounted, places: Sequence[Place], closing: Clos
     wanted = {k: size for k, size in durable.pending(mounted.volume, tenants).items() if k[1] in chosen}
     await durable.plan(mounted.volume, tenants)
     await durable.uploaded(mounted.volume, wanted, tell)
-    await durable.replicated(mounted.volume, mounted.volume.log_ends(tenants))
+    await durable.replicated(mounted.volume, mounted.volume.log_ends(tenants), tell)
 
 
 async def _evict_page(mounted: Mounted, page: Sequence[Place], closing: Closing, moved: Moved) -> None:

@@ -40,7 +40,7 @@ class ControlError(Aof2Error):
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """How far the work is. `unit`: "bytes" or "files"."""
+    """How far the work is. `unit`: "bytes", "files", "blobs" or "records"."""
 
     what: str
     done: int

@@ -57,13 +57,13 @@ async def _create(mounted: Mounted, args: Snapshot, tell: Tell) -> list[Snapshot
     """What is closed reaches the remote first: a snapshot is of what is there."""
     volume = mounted.volume
     tenants = tenants_named(volume, args.tenant)
-    await mounted.kinds.seal(None)
+    await durable.sealed(mounted, tell)
     wanted = durable.pending(volume, set(tenants))
     if wanted:
         await durable.plan(volume, set(tenants))
         await durable.uploaded(volume, wanted, tell)
     made = [await _take(volume, tenant_id, tenant, args.name) for tenant_id, tenant in tenants.items()]
-    await durable.replicated(volume, volume.log_ends(set(tenants)))
+    await durable.replicated(volume, volume.log_ends(set(tenants)), tell)
     return made
 
 

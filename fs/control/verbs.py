@@ -112,7 +112,7 @@ async def flush(mounted: Mounted, args: Flush, tell: Tell) -> Uploaded:
     if target.read_only_reason or not target.enabled:
         return Uploaded(0, 0)
     with trio.move_on_after(math.inf if args.wait else SEAL_NO_WAIT_MAX_S):  # it goes on until the mount is gone
-        await mounted.kinds.seal(begin=True)
+        await durable.sealed(mounted, tell)
     return await _upload(mounted, set(mounted.volume.tenant_names()), tell, wait=args.wait, hint=", or use --no-wait")
 
 
@@ -123,7 +123,7 @@ async def checkpoint(mounted: Mounted, args: Checkpoint, tell: Tell) -> Uploaded
         tenants = {mounted.volume.tenant(args.tenant).tenant_id} if args.tenant is not None else set(names)
     except ObjectGoneError as e:
         raise ControlError(str(e)) from None
-    await mounted.kinds.seal(begin=True)
+    await durable.sealed(mounted, tell)
     return await _upload(mounted, tenants, tell, wait=args.wait)
 
 
@@ -135,7 +135,7 @@ async def _upload(mounted: Mounted, tenants: set[int], tell: Tell, *, wait: bool
     if not wait:
         return Uploaded(len(wanted), sum(wanted.values()))
     done = await durable.uploaded(volume, wanted, tell, hint=hint)
-    await durable.replicated(volume, volume.log_ends(tenants), hint=hint)
+    await durable.replicated(volume, volume.log_ends(tenants), tell, hint=hint)
     return done
 
 
@@ -159,7 +159,7 @@ async def wait(mounted: Mounted, args: Paths, tell: Tell) -> Uploaded:
         if left and (len(left) == len(inos) or all(map(mounted.kinds.is_open, left))):
             await _raise_open(mounted, places)
         inos = left
-    await durable.replicated(volume, volume.log_ends(tenants))
+    await durable.replicated(volume, volume.log_ends(tenants), tell)
     return done
 
 

@@ -59,9 +59,6 @@ class FakeFiles(Catalogued):
     def open_inos(self) -> set[int]:
         return set(self.opened)
 
-    def open_inos(self) -> set[int]:
-        return self.opened
-
     def open_count(self) -> int:
         return len(self.opened)
 

@@ -18,9 +18,13 @@ from aof2.engine.inspect.rows import is_live
 from aof2.engine.settings import Settings
 from aof2.fs import launch
 from aof2.fs.control.client import ControlClient, NotMountedError
+from aof2.fs.launch import last_message
 from tests.engine.helpers import small_settings
 
 TOP = Path(__file__).parents[2]
+
+# What a command that waits for a daemon's end tells its user.
+CLOSING = ("taking snapshots of the log", "sending the end of the log", "closing the volume")
 
 
 def start(tmp_path: Path, body: str, **env: str) -> subprocess.Popen[str]:
@@ -85,7 +89,7 @@ def test_the_parent_ends_when_the_mount_answers(tmp_path: Path) -> None:
         (tmp_path / "end").touch()
     until_gone(settings)
     assert (settings.volume.state_dir / "daemon.log").stat().st_mode & 0o777 == 0o600
-    assert [line["message"] for line in log_lines(settings)] == ["mounted", "unmounted"]
+    assert [line["message"] for line in log_lines(settings)] == ["mounted", *CLOSING, "unmounted"]
     with pytest.raises(NotMountedError):
         ControlClient(settings)
 
@@ -155,7 +159,7 @@ def test_foreground_tells_systemd_and_ends_on_a_signal(tmp_path: Path, number: s
         finally:
             code, _, err = finish(process)
     assert code == 0, err
-    assert [json.loads(line)["message"] for line in err.splitlines()] == ["mounted", "stopping", "unmounted"]
+    assert [json.loads(line)["message"] for line in err.splitlines()] == ["mounted", "stopping", *CLOSING, "unmounted"]
     until_gone(settings)
 
 
@@ -188,3 +192,10 @@ def test_notify_without_systemd(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     for address in ("", "relative", str(tmp_path / "nobody")):
         monkeypatch.setenv("NOTIFY_SOCKET", address)
         launch.notify("READY=1")
+
+
+def test_the_last_words_of_a_log(tmp_path: Path) -> None:
+    log = tmp_path / "daemon.log"
+    assert last_message(log) == "its log says nothing"
+    log.write_text('{"message": "sealing"}\n{"message": "sending the log"}\n{"event": "checkpoint.staged"}\nFatal\n')
+    assert last_message(log) == "sending the log"

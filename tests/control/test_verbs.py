@@ -473,3 +473,32 @@ def test_the_end(tmp_path: Path) -> None:
         assert mounted.ended
 
     run_mounted(small_settings(tmp_path), body)
+
+
+def test_who_waits_is_told_for_what(tmp_path: Path) -> None:
+    async def body(mounted: FakeMounted) -> None:
+        told: list[Progress] = []
+        heard = trio.Event()
+
+        async def tell(progress: Progress) -> None:
+            told.append(progress)
+            heard.set()
+
+        async def seal_when_heard(inos: object = None, *, begin: bool = False) -> int:
+            await heard.wait()
+            return 0
+
+        await mounted.files.write("default", b"a", b"x")
+        mounted.files.seal = seal_when_heard  # type: ignore[method-assign]
+        await durable.sealed(mounted, tell)  # type: ignore[arg-type]
+        assert told[-1] == Progress("seal", 0, 1, "files")
+        heard = trio.Event()
+        volume = mounted.volume
+        never = volume.replication.end(TENANT) + 1_000_000
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(durable.replicated, volume, {TENANT: never}, tell)
+            await heard.wait()
+            nursery.cancel_scope.cancel()
+        assert (told[-1].what, told[-1].total, told[-1].unit) == ("log", never, "records")
+
+    run_mounted(small_settings(tmp_path), body)
