@@ -142,12 +142,13 @@ def without_room(v: MountedVolume) -> Iterator[None]:
     cold.write_bytes(half_random(50, 20 * MIB))
     v.done("wait", cold)
     v.evict(cold)
+    used = [v.path / f"used{n}" for n in range(8)]
     with contextlib.ExitStack() as stack:
-        for n in range(8):
-            path = v.path / f"used{n}"
+        for n, path in enumerate(used):
             path.write_bytes(half_random(60 + n, 8 * MIB - 64 * 1024))
             v.done("wait", path)
             stack.enter_context(path.open("rb"))
+        v.done("warm", *used)  # one that was durable and not open yet may have made way for the next
         for _ in range(2):
             assert fresh(cold) == half_random(50, 20 * MIB)
         fd = stack.enter_context(cold.open("rb")).fileno()
@@ -155,8 +156,8 @@ def without_room(v: MountedVolume) -> Iterator[None]:
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
             assert os.pread(fd, 256 * 1024, 0) == half_random(50, 20 * MIB)[: 256 * 1024]
         yield
-    for n in range(8):
-        (v.path / f"used{n}").unlink()
+    for path in used:
+        path.unlink()
 
 
 @contextlib.contextmanager
