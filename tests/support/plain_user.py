@@ -2,8 +2,8 @@
 
     python tests/support/plain_user.py COMMAND …        (by root; in a mount namespace of its own, see `command`)
 
-In the namespace /dev/fuse is open to everybody, as distributions have it, and the folders above the interpreter and the
-project can be passed, however root keeps its home. The machine itself is left as it is.
+In the namespace /dev/fuse is open to everybody, as distributions have it, the folders above the interpreter and the
+project can be passed, however root keeps its home, and no volume is mounted. The machine itself is left as it is.
 
 Owner: the process that is started with it; the namespace ends with its last process.
 """
@@ -94,7 +94,16 @@ def _become_user() -> None:
     os.umask(0o022)
 
 
+def _let_go_of_others() -> None:
+    """Volumes that other tests have mounted: a copy in this namespace would keep them after their unmount."""
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        before, _, after = line.partition(" - ")
+        if after.startswith("fuse.aof2 "):
+            subprocess.run(["umount", "-l", before.split()[4]], capture_output=True, check=False)
+
+
 def main(args: Sequence[str]) -> None:
+    _let_go_of_others()
     with tempfile.TemporaryDirectory(prefix="aof2-plain-") as scratch:
         _open_device(Path(scratch))
         for needed in dict.fromkeys((PROJECT, Path(sys.prefix), Path(sys.base_prefix))):
