@@ -13,7 +13,11 @@ from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.rows import ObjectRow
 from aof2.engine.env import Env
 from aof2.engine.files import Files, stream_of
+from aof2.engine.files.kind import FilesKind
 from aof2.engine.files.state import Mode, NodeFlags
+from aof2.engine.kinds.mounted import Kinds
+from aof2.engine.kinds.opens import Opens
+from aof2.engine.kinds.registry import MountWish, Surroundings
 from aof2.engine.namespace import root_ino
 from aof2.engine.settings import Settings
 from aof2.engine.volume import Volume, open_volume
@@ -146,6 +150,13 @@ def run_files(
                 kernel.close()
 
     trio.run(main)
+
+
+def kinds_of(files: Files) -> Kinds:
+    """The kinds of a mount whose file table this is."""
+    volume, opens = files.volume, Opens()
+    kind = FilesKind(Surroundings(volume, files.kernel, opens, MountWish(), volume.tenant_names()), files)
+    return Kinds(dict.fromkeys(volume.tenant_names(), kind), opens)
 
 
 def top(volume: Volume) -> int:

@@ -19,15 +19,12 @@ from aof2.engine.aio import result_of
 from aof2.engine.catalog.rows import InodeRow
 from aof2.engine.files import Files, stream_of
 from aof2.engine.files.kind import FilesKind
-from aof2.engine.kinds.mounted import Kinds
-from aof2.engine.kinds.opens import Opens
-from aof2.engine.kinds.registry import MountWish, Surroundings
 from aof2.fs import attrs
 from aof2.fs.ahead import COUNT_MAX, Ahead, _Walk
 from aof2.fs.options import Options
 from aof2.fs.tree import Tree
 from tests.engine.helpers import small_settings
-from tests.files.helpers import FakeKernel, make, run_files, top
+from tests.files.helpers import FakeKernel, kinds_of, make, run_files, top
 
 ENTRY = struct.Struct("=QQQQII3Q3q10I")
 ATTR = struct.Struct("=QII3Q3q10I")
@@ -67,9 +64,7 @@ def test_an_absent_name_may_be_remembered() -> None:
 
 def run_ahead(tmp_path: Path, body: Any) -> None:
     async def main(files: Files, _: FakeKernel) -> None:
-        volume = files.volume
-        kind = FilesKind(Surroundings(volume, files.kernel, Opens(), MountWish(), volume.tenant_names()), files)
-        await body(files, Tree(Kinds(dict.fromkeys(volume.tenant_names(), kind), Opens()), Options()))
+        await body(files, Tree(kinds_of(files), Options()))
 
     run_files(small_settings(tmp_path), main)
 

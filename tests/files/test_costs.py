@@ -20,7 +20,7 @@ from aof2.engine.volume import Volume
 from aof2.fs.control import verbs
 from tests.engine.helpers import small_settings
 
-from .helpers import FakeKernel, make, run_files
+from .helpers import FakeKernel, kinds_of, make, run_files
 
 REQUESTS = ("put_blob", "put_if_absent", "replace_if_match", "get_blob", "get_ranges", "head_blob", "list")
 CONTENT = b"small" * 800
@@ -70,10 +70,8 @@ class Costs:
 async def waited_for(files: Files, name: str) -> None:
     async def tell(_: object) -> None: ...
 
-    async def caught_up() -> None: ...
-
     mounted: Any = SimpleNamespace(
-        volume=files.volume, files=files, mountpoint=Path("/nowhere"), caught_up=caught_up, channel=files.kernel
+        volume=files.volume, kinds=kinds_of(files), mountpoint=Path("/nowhere"), channel=files.kernel
     )
     await verbs.dispatch(mounted, {"verb": "wait", "paths": [f"default/{name}"]}, tell)
 
@@ -117,7 +115,7 @@ def test_a_file_that_nobody_waits_for(tmp_path: Path, monkeypatch: pytest.Monkey
         ino = await make(files, b"second", CONTENT[1:])
         await quiet(files.volume)
         costs = Costs(files.volume, monkeypatch)
-        await files.seal_closed()
+        await files.sealer.seal_now()
         await files.volume.jobs.wait_published([(1, ino, 1)])
         # The seal; the plan with the claim; the publication with the end of the job.
         assert (costs.counts["commits"], costs.counts["synced"]) == (3, 1)

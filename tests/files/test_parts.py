@@ -279,7 +279,7 @@ def test_a_seal_waits_for_a_chunk_that_is_being_taken(tmp_path: Path) -> None:
             await kernel.asked.wait()
             await files.release(fh)
             async with lane, on_behalf_of_another(lane):  # what is to be hashed waits
-                sealing.start_soon(files.seal_closed)
+                sealing.start_soon(files.sealer.seal_now)
                 await wait_all_tasks_blocked()
                 kernel.opened.set()
                 while not files.parts.taken_bytes:
@@ -322,7 +322,7 @@ def test_no_further_chunk_of_a_closed_file_is_taken(tmp_path: Path) -> None:
             for _ in range(parts.UPLOADS):
                 uploads.release()
         assert not parts_of(files, ino)
-        await files.seal_closed()
+        await files.sealer.seal_now()
         assert row_of(files, ino).state == ObjectState.SEALED
 
     run_files(settings_of(tmp_path, "budget", timeout_s=10.0), body)
