@@ -6,7 +6,7 @@ does not wait for a commit a file. FORMATS.md has the layout.
 
 Invariants
 - Only the one name of a regular file that nobody has open is removed this way. Anybody who could see the difference has
-  the log folded first (`fs/unlinks.py`).
+  the log folded first (`unlinks.py`).
 - A fold names its position; recovery starts behind it. A name that means another inode by then is left alone.
 - A record that fails its checksum is the torn end: nothing behind it was answered.
 
