@@ -156,6 +156,13 @@ bool fan_only_reads(pid_t tid) {
   }
 }
 
+bool fan_splices(pid_t tid, bool otherwise) {
+  char text[128];
+  if (!proc_text(tid, "syscall", text, sizeof text) || text[0] < '0' || text[0] > '9') return otherwise;
+  long call = strtol(text, NULL, 10);
+  return call == SYS_splice || call == SYS_sendfile;
+}
+
 bool fan_is_alive(pid_t tid) {
   char text[512];
   if (!proc_text(tid, "stat", text, sizeof text)) return false;
@@ -169,6 +176,11 @@ static uint64_t up(uint64_t n) { return n > UINT64_MAX - PAGE ? n : (n + PAGE - 
 uint64_t fan_disk_bytes(int fd) {
   struct stat st;
   return fstat(fd, &st) ? 0 : (uint64_t)st.st_blocks * 512;
+}
+
+uint64_t fan_size(int fd) {
+  struct stat st;
+  return fstat(fd, &st) ? 0 : (uint64_t)st.st_size;
 }
 
 /* Bytes of the range without an extent, preallocated ones included; all of it where the filesystem does not say. */

@@ -37,10 +37,13 @@ uint64_t fan_ino(const fan_event *e);
 bool fan_is_ours(pid_t tid, pid_t pid);
 /* Whether the call that is held is certainly none that writes. */
 bool fan_only_reads(pid_t tid);
+/* Whether the call is one that writes without a report; `otherwise` where that cannot be seen. */
+bool fan_splices(pid_t tid, bool otherwise);
 /* Whether the thread still waits. One that was killed does not. */
 bool fan_is_alive(pid_t tid);
 /* Bytes that the file takes on the disk. */
 uint64_t fan_disk_bytes(int fd);
+uint64_t fan_size(int fd);
 /* How much more it may take when this range has been written. */
 uint64_t fan_need(int fd, uint64_t offset, uint64_t length, bool append);
 #endif

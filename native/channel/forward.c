@@ -16,6 +16,7 @@
 
 #include "../bytes.h"
 #include "ahead.h"
+#include "brake.h"
 #include "channel.h"
 #include "nests.h"
 
@@ -99,7 +100,7 @@ static bool interrupts_upcall(const request *r) {
   pthread_mutex_lock(&tables_lock);
   bool found = pending_find(unique, false, &asked) && asked.upcall;
   pthread_mutex_unlock(&tables_lock);
-  return found;
+  return found || brake_interrupted(unique);
 }
 
 void request_handle(const uint8_t *buf, size_t len, uint8_t *data) {

@@ -226,9 +226,19 @@ static bool serve_getxattr(const request *r) {
     bool has = caps_has(r->header.nodeid);
     pthread_mutex_unlock(&tables_lock);
     if (has) return false;
+    if (brake_asks(r->header.nodeid, r->header.unique, (pid_t)r->header.pid)) return true;
   }
   answer(r, ENODATA, NULL, 0);
   return true;
+}
+
+/* A write that is denied its room is led here: what it should remove was never there. */
+static bool serve_removexattr(const request *r) {
+  static const char name[] = "security.capability";
+  if (r->body_len < sizeof name || memcmp(r->body, name, sizeof name)) return false;
+  int error = brake_denies(r->header.nodeid);
+  if (error) answer(r, error, NULL, 0);
+  return error;
 }
 
 /* Hands a request to the daemon on the control socket, which answers it there; false: no room to remember it. */
@@ -276,6 +286,7 @@ bool serve(const request *r, uint8_t *data) {
     case WIRE_READ: return serve_read(r, data);
     case WIRE_WRITE: return serve_write(r);
     case WIRE_GETXATTR: return serve_getxattr(r);
+    case WIRE_REMOVEXATTR: return serve_removexattr(r);
     case WIRE_LSEEK: return serve_lseek(r) || upcall(r);
     case WIRE_COPY_FILE_RANGE:
     case WIRE_COPY_FILE_RANGE_64:
