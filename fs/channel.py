@@ -238,7 +238,7 @@ class Channel:
         self._tell(Kind.DENY, wire.CAPS.pack(stream_id, code))
 
     def stop_silent(self, stream_id: int) -> None:
-        """Those of the tenant that write without a report (splice, sendfile) are stopped: there is no room."""
+        """What of the tenant grows and can neither be held nor asked (a mapping) is stopped: there is no room."""
         self._tell(Kind.DENY, wire.CAPS.pack(stream_id, errno.ENOSPC), flags=wire.SILENT)
 
     async def claim(self, nodeid: int, first: int, count: int) -> bool:

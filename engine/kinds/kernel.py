@@ -129,7 +129,7 @@ class Kernel(Protocol):
         """Those of the tenant that are held for want of room fail with this errno."""
 
     def stop_silent(self, stream_id: int) -> None:
-        """Those of the tenant that write without a report are stopped: there is no room."""
+        """What of the tenant grows and can neither be held nor asked is stopped: there is no room."""
 
     async def claim(self, nodeid: int, first: int, count: int) -> bool:
         """Each write into these blocks of a passthrough file is told first; False: not now."""

@@ -75,6 +75,16 @@ a, b = os.open(sys.argv[1], os.O_RDONLY), os.open(sys.argv[2], os.O_WRONLY | os.
 while os.sendfile(b, a, None, 1 << 22):
     pass
 """
+COPYFILE = "import shutil, sys; shutil.copyfile(sys.argv[1], sys.argv[2])"
+SPLICE = """
+import fcntl, os, sys
+a, b = os.open(sys.argv[1], os.O_RDONLY), os.open(sys.argv[2], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+r, w = os.pipe()
+fcntl.fcntl(w, fcntl.F_SETPIPE_SZ, 1 << 20)
+while n := os.splice(a, w, 1 << 20):
+    while n:
+        n -= os.splice(r, b, n)
+"""
 PARQUET = """
 import sys
 import pyarrow as pa, pyarrow.parquet as pq
@@ -94,7 +104,7 @@ for batch in pq.ParquetFile(sys.argv[1]).iter_batches(batch_size=256):
         digest.update(row.as_buffer())
 print(digest.hexdigest())
 """
-TOOLS = ("cp", "dd", "rsync", "parquet", "append", "sendfile")
+TOOLS = ("cp", "dd", "rsync", "parquet", "append", "sendfile", "copyfile", "splice")
 
 
 def command(tool: str, source: Path, target: Path) -> list[str]:
@@ -106,6 +116,8 @@ def command(tool: str, source: Path, target: Path) -> list[str]:
         "rsync": ["rsync", "--inplace", *at],
         "append": ["sh", "-c", 'cat "$1" >> "$2"', "sh", *at],
         "sendfile": [sys.executable, "-c", SENDFILE, *at],
+        "copyfile": [sys.executable, "-c", COPYFILE, *at],
+        "splice": [sys.executable, "-c", SPLICE, *at],
         "parquet": [sys.executable, "-c", PARQUET, *at],
     }[tool]
 
