@@ -7,7 +7,8 @@ without `sync` are answered once committed (they survive the process) and synced
 Invariants
 - Only this thread touches the target. Order of submission is order of application.
 - An item that cannot be appended fails alone; a failed commit or sync fails everyone in it.
-- The queue is bounded: submitters wait, memory does not grow.
+- The queue is bounded: threads that submit wait for room, memory does not grow. The trio thread never waits here: its
+  tasks wait for their Futures, so what it has queued is bounded by the tasks there are.
 - The thread sleeps until there is work or a deadline; it never polls.
 - Every Future is answered, also when the thread ends.
 
@@ -23,6 +24,8 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar
+
+import trio
 
 from aof2.engine.env import Env
 from aof2.engine.errors import Aof2Error, FatalIOError, ReadOnlyError
@@ -65,6 +68,7 @@ class _Submission(NamedTuple, Generic[T]):
     item: T | None  # None: only a sync, or housekeeping
     sync: bool
     future: Future[object]
+    waited: bool = False  # its submitter took a place in the queue
 
 
 class GroupThread(Generic[T]):
@@ -75,7 +79,8 @@ class GroupThread(Generic[T]):
         self._env = env
         self._target = target
         self._commit_period_s = commit_period_ms / 1000
-        self._queue: queue.Queue[_Submission[T] | None] = queue.Queue(QUEUE_LEN_MAX)
+        self._queue: queue.SimpleQueue[_Submission[T] | None] = queue.SimpleQueue()
+        self._places = threading.Semaphore(QUEUE_LEN_MAX)
         self._closing = threading.Lock()
         self._closed = False
         self._ending = False
@@ -109,14 +114,23 @@ class GroupThread(Generic[T]):
         self._thread.join()
 
     def _put(self, submission: _Submission[T]) -> Future[object]:
+        if not trio.lowlevel.in_trio_run():
+            self._places.acquire()
+            submission = submission._replace(waited=True)
         with self._closing:
             if self._closed:
+                self._left(submission)
                 raise ReadOnlyError(f"{self._thread.name} is closed")
             self._queue.put(submission)
         if self._ended:
             # The thread ended while we waited for room in the queue: it may have looked there for the last time.
             self._refuse_rest()
         return submission.future
+
+    def _left(self, submission: _Submission[T]) -> None:
+        """It is out of the queue, or was never in it."""
+        if submission.waited:
+            self._places.release()
 
     def _run(self) -> None:
         try:
@@ -155,6 +169,7 @@ class GroupThread(Generic[T]):
         return group
 
     def _append(self, s: _Submission[T], group: list[tuple[_Submission[T], Callable[[], object]]]) -> None:
+        self._left(s)
         if not s.future.set_running_or_notify_cancel():
             return  # its caller gave up before its turn came
         try:
@@ -221,7 +236,10 @@ class GroupThread(Generic[T]):
                 item = self._queue.get_nowait()
             except queue.Empty:
                 return
-            if item is not None and item.future.set_running_or_notify_cancel():
+            if item is None:
+                continue
+            self._left(item)
+            if item.future.set_running_or_notify_cancel():
                 item.future.set_exception(ReadOnlyError(f"{self._thread.name} is closed"))
 
 

@@ -8,7 +8,9 @@ from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
+import trio
 
+from aof2.engine import group as group_module
 from aof2.engine.env import Env, Files
 from aof2.engine.errors import FatalIOError, ReadOnlyError
 from aof2.engine.manifest import payloads as p
@@ -193,3 +195,34 @@ def test_closing_finishes_what_was_submitted_and_refuses_the_rest(tmp_path: Path
     with pytest.raises(ValueError, match="empty"):
         group.submit(RecordBatch(), sync=True)
     assert len(written(tmp_path)) == 100
+
+
+def test_threads_wait_for_room_in_the_queue_and_the_loop_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group_module, "QUEUE_LEN_MAX", 4)
+    files = GatedFiles()
+    group = GroupCommit(ManifestLogWriter.open(Env(files=files), tmp_path, small()), commit_period_ms=60_000).start()
+    files.gate.clear()
+    first = group.submit(one(0), sync=True)
+    files.arrived.wait()  # from here on the thread takes nothing
+    submitted: list[int] = []
+
+    def submit_ten() -> None:
+        for i in range(1, 11):
+            group.submit(one(i), sync=False)
+            submitted.append(i)
+
+    async def on_the_loop() -> list[object]:
+        return [group.submit(one(100 + i), sync=False) for i in range(20)]
+
+    futures = trio.run(on_the_loop)
+    thread = threading.Thread(target=submit_ten)
+    thread.start()
+    thread.join(0.2)
+    assert thread.is_alive() and len(submitted) <= 4
+    files.gate.set()
+    thread.join()
+    group.close()
+    assert first.done() and all(f.done() for f in futures)  # type: ignore[attr-defined]
+    assert sorted(int(str(r[2])) for r in written(tmp_path)) == [*range(11), *range(100, 120)]
