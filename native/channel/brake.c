@@ -58,9 +58,10 @@ void update(pool *p, int64_t now) {
 }
 
 /* -- what the daemon is told ------------------------------------------------------------------------------------- */
-/* What the write may take; a silent one says nothing of itself. */
+/* What must be left for the write; a silent one takes a step. */
 static uint64_t need_of(const held *h, const watch *w) {
-  return h->unique ? STEP : fan_need(h->e.fd, h->e.offset, h->e.length, w && w->append);
+  uint64_t steps = w ? (uint64_t)steps_room(w->pool) : 0;
+  return steps + (h->unique ? 0 : fan_need(h->e.fd, h->e.offset, h->e.length, w && w->append));
 }
 
 /* EV_SHORT: less than half is left of the last grant, or somebody waits. Once, until more room comes. */
@@ -119,7 +120,7 @@ static bool may_pass(held *h, bool first_in_turn, int64_t now) {
   if (claimed != h->touched) h->touched = claimed, h->told = false;
   if (claimed) return false;
   uint64_t need = fan_need(h->e.fd, h->e.offset, h->e.length, w->append);
-  if (need && (!first_in_turn || w->pool->left < (int64_t)need + SLACK)) return false;
+  if (need && (!first_in_turn || w->pool->left < (int64_t)need + steps_room(w->pool) + SLACK)) return false;
   w->pool->left -= (int64_t)need;
   w->pending += need;
   w->moved_ms = now;

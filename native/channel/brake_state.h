@@ -129,6 +129,7 @@ bool is_behind(const watch *w, uint64_t end);
 void is_asking(uint64_t nodeid, bool asks); /* takes the lock itself */
 void handle_holds(void);                    /* so does this */
 bool may_splice(held *h, watch *w, bool first_in_turn, int64_t now);
+int64_t steps_room(const pool *p);
 void step(watch *w);
 void answer_silent(const held *h, watch *w, int error);
 #endif

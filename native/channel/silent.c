@@ -32,6 +32,7 @@
 #define HOLD_MS_MAX 200     /* then those that wait for the file's lock get their turn */
 #define ASK_MS 5            /* a writer that was to ask has done so by now, if it writes */
 #define INTERRUPTS 16
+#define STEPS_MAX 8         /* of so many at once; more may pass the limit by a little */
 
 static uint64_t interrupted[INTERRUPTS]; /* uniques, the last few: the question may still be on its way to us */
 
@@ -93,6 +94,9 @@ static int64_t running_room(const pool *p) {
   int64_t room = 2 * MARGIN_MS * RATE_A_CORE * (int64_t)(p->silent ? p->silent : 1);
   return room < brake.margin ? room : brake.margin;
 }
+
+/* Each of them may have a step on its way, which is counted when it is done. */
+int64_t steps_room(const pool *p) { return (p->silent < STEPS_MAX ? p->silent : STEPS_MAX) * (int64_t)STEP; }
 
 /* The last resort, of what cannot be held: the file becomes immutable, and its writer gets EPERM (a mapping's, SIGBUS). */
 static void stop_silent(watch *w, int64_t past) {
@@ -173,7 +177,7 @@ void handle_holds(void) {
  * seen when it has taken it. */
 bool may_splice(held *h, watch *w, bool first_in_turn, int64_t now) {
   pool *p = w->pool;
-  bool room = first_in_turn && p->left >= STEP + SLACK, little = p->left < running_room(p);
+  bool room = first_in_turn && p->left >= steps_room(p) + SLACK, little = p->left < running_room(p);
   if (!room || !little) end_hold(w); /* the daemon may want to punch meanwhile */
   else if (!w->hold) begin_hold(w, now);
   h->settles = room && w->hold && !w->taken;
@@ -206,7 +210,7 @@ static void deny(watch *w, pid_t tid, int error) {
 
 /* A call that wrote something before it was denied says how much; its caller calls again for the rest, to learn why. */
 static bool wants_to_know(const watch *w, pid_t tid, int64_t now) {
-  return w->denied_before && w->denied_tid == tid && now - w->denied_ms < ALIVE_MS && w->pool->left < STEP + SLACK;
+  return w->denied_before && w->denied_tid == tid && now - w->denied_ms < ALIVE_MS && w->pool->left < steps_room(w->pool) + SLACK;
 }
 
 /* 0: it goes on. An error goes by a detour: there is something to remove, and that fails (brake_denies). */
