@@ -74,8 +74,8 @@ class CommitObserver(Protocol):
     def committed(self, stream_id: int, ordinal: int, size_bytes: int, mutations: Iterable[Mutation]) -> bool:
         """Whether the log up to there is to be sealed as soon as the commit is done."""
 
-    def sealed(self, stream_id: int, ordinal: int) -> None:
-        """The log before that record is sealed, and about to be uploaded."""
+    def sealed(self, stream_id: int, chunk: SealedChunk) -> None:
+        """The chunk, and the log before it, are sealed, and about to be uploaded."""
 
 
 class _Submission(NamedTuple):
@@ -329,7 +329,7 @@ class CatalogTarget:
 
     def _tell_sealed(self, stream_id: int, chunk: SealedChunk) -> None:
         if self.observer is not None:
-            self.observer.sealed(stream_id, chunk.header.base_record + chunk.record_count)
+            self.observer.sealed(stream_id, chunk)
         if self.events is not None:
             self.events.sealed(stream_id, chunk)
 

@@ -34,6 +34,7 @@ from aof2.engine.catalog.batch import Mutation
 from aof2.engine.catalog.rows import INO_STREAM_SHIFT, DentryRow, InodeRow, ObjectRow, ObjectState
 from aof2.engine.catalog.store import View
 from aof2.engine.env import Env
+from aof2.engine.manifest.writer import SealedChunk
 
 TOUCHED_MAX: Final = 500_000
 MARKS_MAX: Final = 4096
@@ -187,6 +188,7 @@ class Replication:
         self._awaited: dict[tuple[int, ObjectKey], list[set[ObjectKey]]] = {}
         self.on_wanted: Callable[[int], None] = lambda _: None
         self.on_expected: Callable[[int], None] = lambda _: None
+        self.on_sealed: Callable[[int, SealedChunk], None] = lambda _stream_id, _chunk: None  # on the writer thread
 
     # -- told by the log's writer and its uploads, on any thread -------------------------------------------------
 
@@ -219,10 +221,11 @@ class Replication:
                 found |= not group
         return found
 
-    def sealed(self, stream_id: int, ordinal: int) -> None:
-        """The log before that record is sealed, and goes up next."""
+    def sealed(self, stream_id: int, chunk: SealedChunk) -> None:
+        """The log up to the end of the chunk is sealed, and goes up next."""
         with self._lock:
-            self._of(stream_id).sealed = ordinal
+            self._of(stream_id).sealed = chunk.header.base_record + chunk.record_count
+        self.on_sealed(stream_id, chunk)
 
     def uploaded(self, stream_id: int, ordinal: int) -> None:
         """The remote has the log up to there."""

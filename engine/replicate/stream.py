@@ -21,6 +21,7 @@ import contextlib
 import itertools
 import logging
 import os
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -76,6 +77,7 @@ BATCH_CHUNKS_MAX: Final = 32
 BATCH_BYTES_MAX: Final = 16 << 20
 SNAPSHOTS_REMOTE: Final = 2
 UPKEEP_EVERY: Final = 32
+COMING_S: Final = 0.05  # as long as the fence may be asked ahead
 FLAGS_AT: Final = 56  # of ChunkHeader.flags
 CRASH_POINTS: Final = (
     "replicate.snapshot.started",
@@ -233,6 +235,8 @@ class StreamUploads:
         self._is_wanted = is_wanted
         self._backlog: deque[SealedChunk] = deque()
         self._told: deque[SealedChunk] = deque()  # sealed, and not in the backlog yet
+        self._told_last = -1
+        self._came = threading.Event()
         self._queued_last = -1  # the highest chunk index that was in the backlog
         self._rescan = True
         self._resume = True
@@ -252,12 +256,15 @@ class StreamUploads:
         self._upkeep_due = True
         if chunk is None:
             self._rescan = True
-        else:
+        elif chunk.header.chunk_index > self._told_last:  # told by the writer thread, and again by way of the trio one
+            self._told_last = chunk.header.chunk_index
             self._told.append(chunk)
             self.local_bytes += chunk.header.committed_len
+            self._came.set()
 
     def expect(self) -> None:
-        """A chunk is sealed any moment, and a waiter waits for it: the fence is asked meanwhile. Any thread."""
+        """A chunk is sealed any moment, and a waiter waits for it: the next step asks the fence meanwhile, and waits
+        for the chunk, COMING_S at most. Any thread."""
         self._expected = True
 
     def note_snapshot(self) -> None:
@@ -274,6 +281,7 @@ class StreamUploads:
             self._resume_pending()
             self._resume = False
             return True
+        self._came.clear()
         self._take_told()
         if not self._backlog and self._rescan:
             self._rescan = False
@@ -286,7 +294,8 @@ class StreamUploads:
             self._expected = False
             if not self._backlog:
                 self._fence.check_ahead()
-                return True
+                self._came.wait(COMING_S)
+                return True if not self._told else self._step()
         if self._backlog:
             before = self.uploads
             self._upload(self._next_batch())

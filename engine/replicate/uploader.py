@@ -122,6 +122,7 @@ class LogReplicator:
         self.replication = replication or Replication(env)
         self.replication.on_wanted = self._wanted
         self.replication.on_expected = self._expected
+        self.replication.on_sealed = self._note_sealed
         self.fenced = ""
         self.stuck: dict[int, str] = {}
         self.reports: dict[int, StreamReport] = {}
@@ -156,6 +157,12 @@ class LogReplicator:
         if chunk is not None:
             stream.asked_below = max(stream.asked_below, chunk.header.base_record + chunk.record_count)
         self._wake(stream)
+
+    def _note_sealed(self, stream_id: int, chunk: SealedChunk) -> None:
+        """On the writer thread: a step that waits for the chunk need not wait for the trio thread, too."""
+        stream = self._streams.get(stream_id)
+        if stream is not None and stream.uploads is not None:
+            stream.uploads.note_sealed(chunk)
 
     def _expected(self, stream_id: int) -> None:
         """A caller awaits what is published in a moment: the fence is asked while that is uploaded."""

@@ -96,9 +96,9 @@ def test_a_file_that_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert (counts["commits"], counts["synced"]) == (2, 1)
         # The blob; the log's chunk, after a look whether the volume is still ours.
         assert requests == {"put_blob": 1, "get_ranges": 1, "put_if_absent": 1}
-        # Hashing, and the upload. The log's: the look ahead, the chunk, and none or one in vain.
+        # Hashing, and the upload. The log's: the look ahead and the chunk; on a slow machine one in vain between them.
         assert counts["threads"] == 2
-        assert counts["steps"] <= 4
+        assert counts["steps"] <= 3
         await quiet(files.volume)
         assert costs.counts["commits"] == 2
         assert costs.counts["bookkeeping"] <= 2
