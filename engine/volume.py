@@ -103,6 +103,7 @@ PARTS = ("replicator", "jobs", "scrubber")
 LOG_WANTED_EVERY_S = 0.1
 # What a stop waits for the remote with the log's last chunks; they are uploaded at the next start otherwise.
 DRAIN_MAX_S = 10.0
+DRAIN_AGAIN_S = 0.01
 
 
 class _Events:
@@ -752,12 +753,21 @@ async def _wind_down(volume: Volume, *, drain: bool) -> None:
     if drain:
         log.info("sending the end of the log")
         with trio.move_on_after(DRAIN_MAX_S):
-            await volume.replicator.drain()
-            with contextlib.suppress(Aof2Error, OSError):  # without the mark, restore says that it is not there
-                await volume.replicator.leave()
+            await _send_log(volume)
         for lag in volume.replication.lags(volume.tenant_names()):
             if lag.lag_records:
                 log.warning("the log's end is not in the remote", extra=msgspec.structs.asdict(lag))
+
+
+async def _send_log(volume: Volume) -> None:
+    """Until the remote has the log's end, and says so. A job under way may publish meanwhile: then once more."""
+    while True:
+        await volume.replicator.drain()
+        with contextlib.suppress(Aof2Error, OSError):  # without the mark, restore says that it is not there
+            await volume.replicator.leave()
+        if volume.replicator.ended or volume.replicator.is_there:
+            return
+        await trio.sleep(DRAIN_AGAIN_S)
 
 
 async def _close(volume: Volume) -> None:

@@ -223,6 +223,11 @@ class LogReplicator:
         return self.fence is not None and not self.stuck and not any(s.busy for s in self._streams.values())
 
     @property
+    def is_there(self) -> bool:
+        """Whether the remote has all that is committed."""
+        return self.replication.has(self.replication.ends(self._streams))
+
+    @property
     def audit_problems(self) -> dict[int, str]:
         """Tenants whose audit log is damaged, and how."""
         audits = ((s.stream_id, s.audit) for s in self._streams.values())
