@@ -110,6 +110,7 @@ class CatalogTarget:
         self.read_only_streams: dict[int, str] = {}  # whose log is damaged, and how
         self.observer: CommitObserver | None = None
         self._seal_below: dict[int, int] = {}  # by stream: records before this one are to be sealed now
+        self._seal_now: dict[int, int] = {}  # the same, as the observer wants it; the writer thread's own
         # Seconds to wait every BRAKE_EVERY_BYTES, for the log not to grow faster than what is done with it. Bounded by
         # the giver. By bytes, not by groups: whoever does one small thing after the other is a group each time.
         self.brake_s: Callable[[], float] = lambda: 0.0
@@ -232,7 +233,7 @@ class CatalogTarget:
             if self.observer is not None and stream.log.substantive != before:
                 size_bytes = stream.staged.encoded_len
                 if self.observer.committed(stream.stream_id, position.ordinal, size_bytes, stream.staged_rows):
-                    self.seal_below(stream.stream_id, position.ordinal)
+                    self._seal_now[stream.stream_id] = position.ordinal
         self.env.failpoint("catalog.commit.logged")
         try:
             put_positions(self._txn, self.catalog, {s.stream_id: s.log.position for s in touched})
@@ -309,7 +310,8 @@ class CatalogTarget:
         return min((w for s in self.streams.values() if (w := s.log.rotation_wait_s()) is not None), default=None)
 
     def _seal_asked(self, stream: StreamState) -> bool:
-        return stream.log.holds_below(self._seal_below.get(stream.stream_id, 0))
+        asked = self._seal_below.get(stream.stream_id, 0), self._seal_now.get(stream.stream_id, 0)
+        return stream.log.holds_below(max(asked))
 
     def housekeep(self) -> None:
         for stream in self.streams.values():

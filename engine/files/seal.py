@@ -345,7 +345,8 @@ class Sealer:
                 rows = marks.seal_all(b, seals, block_bytes=block_bytes)
                 return rows, begin_job(b, [row for row in rows if row is not None])
 
-            rows, job = await result_of(volume.writer.submit(stream_id, work))
+            with trio.CancelScope(shield=True):  # the job is claimed, and started below
+                rows, job = await result_of(volume.writer.submit(stream_id, work))
         volume.env.failpoint("seal.recorded")
         sealed = [(one, row) for one, row in zip(group, rows, strict=True) if row is not None]
         for one, row in sealed:

@@ -196,7 +196,9 @@ class Jobs:
                 may_begin = made and lease_ms and tenant
                 return made, checkpoint.begin_new(b, made[0], tenant, lease_ms=lease_ms) if may_begin else None
 
-            made, job = await result_of(self.writer.submit(tenant_id, work))
+            # A caller that goes away leaves the job to the runner: claimed, it would wait for its lease to end.
+            with trio.CancelScope(shield=True):
+                made, job = await result_of(self.writer.submit(tenant_id, work))
         if made:
             self.env.failpoint("job.enqueued")
         self._start(job)

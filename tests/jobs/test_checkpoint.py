@@ -312,3 +312,16 @@ def test_staging_is_counted_and_cleaned_up(tmp_path: Path) -> None:
         assert not [p for p in scratch.rglob("*") if p.is_file()]
 
     run_world(settings, body, metrics=metrics)
+
+
+def test_a_plan_whose_caller_went_away_is_run(tmp_path: Path) -> None:
+    """It is claimed with its commit: nobody else would take it before its lease ends."""
+
+    async def body(w: World) -> None:
+        key = await w.put("a", content(1, 100))
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await w.jobs.plan(TENANT)
+        await w.until(lambda: w.v.object_row(key).state == ObjectState.PUBLISHED)
+
+    run_world(tmp_path, body)
