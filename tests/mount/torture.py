@@ -188,7 +188,8 @@ def recency(files: int, accesses: int, exponent: float, seed: int | None) -> Non
     shutil.rmtree(root)
 
 
-ROOM_SETS = (("cp",), ("dd",), ("rsync",), ("parquet",), ("append",), ("cp", "dd", "rsync", "parquet"))
+ALONE = ("cp", "dd", "rsync", "parquet", "append", "sendfile", "splice")
+ROOM_SETS = (*((tool,) for tool in ALONE), ("cp", "dd", "rsync", "parquet"))
 
 
 @main.command("room")
