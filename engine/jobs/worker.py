@@ -215,6 +215,11 @@ class JobRunner:
         with self.catalog.view() as view:
             return list(queue.jobs(view, tenant_id))
 
+    @property
+    def running(self) -> int:
+        """How many jobs have an executor; a moment longer than their rows say."""
+        return len(self._running)
+
     def live(self, tenant_id: int) -> list[JobRow]:
         """Those that are not over; failed ones, too."""
         with self.catalog.view() as view:
