@@ -48,7 +48,7 @@ class Assembler:
                 low = max(offset, first * self._block_bytes)
                 high = min(offset + length, (first + count) * self._block_bytes)
                 if absent:
-                    self._fetch(file, first, count, out, offset)
+                    self._fetch(file, fd, first, count, out, offset)
                 else:
                     out[low - offset : high - offset] = read_exactly(fd, low, high - low, path=str(file.path))
         finally:
@@ -68,7 +68,8 @@ class Assembler:
                 runs.append((block, 1, absent))
         return runs
 
-    def _fetch(self, file: OpenFile, first: int, count: int, out: memoryview, offset: int) -> None:
+    def _fetch(self, file: OpenFile, fd: int, first: int, count: int, out: memoryview, offset: int) -> None:
+        """Blocks of a part, as far as the part goes: what is behind its end in its last block is the file's own."""
         chunk = file.source.chunks[first // self._per_chunk]
         with self._volume.catalog.view() as view:
             blob = view.get(file.key[0], t.BLOBS, chunk.sha256)
@@ -76,11 +77,13 @@ class Assembler:
             raise NotAvailableError(f"chunk {chunk.chunk_id} has no copy anywhere", path=str(file.path))
         pages = self._volume.hydrator.fetcher.blocks(chunk, blob, first % self._per_chunk, count)
         for block, page in enumerate(pages, first):
-            start = block * self._block_bytes
-            high = min(start + len(page), file.base_len, offset + len(out))
-            low = max(start, offset)
+            start, end = block * self._block_bytes, offset + len(out)
+            low, high = max(start, offset), min(start + len(page), file.base_len, end)
             if low < high:
                 out[low - offset : high - offset] = page[low - start : high - start]
+            low, high = max(low, high), min(start + self._block_bytes, end)
+            if low < high:
+                out[low - offset : high - offset] = read_exactly(fd, low, high - low, path=str(file.path))
 
     # -- for a seal -------------------------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ from aof2.engine.files.parts import Parts
 from aof2.engine.files.room import WriteRoom
 from aof2.engine.files.state import Mode, OpenFile
 from aof2.engine.local.hot import read_exactly
+from aof2.engine.pagecache import PageKey
 from aof2.engine.tiering.patience import Patience
 
 if TYPE_CHECKING:
@@ -123,6 +124,8 @@ class Content:
             start = block * self._block_bytes
             await self._pwrite(file, start, page[: max(0, file.base_len - start)])
             file.source.take_over(block)
+            # The writer changes it from here on: in memory it would be an old block, for whoever reads the file later.
+            self._volume.pages.drop([PageKey(file.ino, file.key[2], block)])
             self._parts.tell(file, block, 1)
 
     async def fill(self, file: OpenFile) -> None:

@@ -461,9 +461,9 @@ class Files:
 
     def sealed(self, file: OpenFile, row: ObjectRow, disk_bytes: int) -> None:
         """The sealer is done with a file: it is clean, and the catalog counts so much of it."""
+        self.volume.pages.drop_object(file.ino, file.key[2])  # of before: blocks that were fetched while it was written
         if file.base is not None:
             file.base.close_file()
-            self.volume.pages.drop_object(file.ino, file.key[2])
             self.parts.sealed.add(file.key)
         self.charges.sealed(file, disk_bytes)
         self._recency.sized(file.ino, units_of(disk_bytes))

@@ -22,13 +22,14 @@ from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.rows import ObjectState
 from aof2.engine.env import Env
 from aof2.engine.files import Files, parts, seal, stream_of
+from aof2.engine.kinds.kernel import Grown
 from aof2.engine.local.hot import fallocate
 from aof2.engine.objects import HOT_BYTES
 from aof2.engine.settings import Settings
 from aof2.engine.verify.findings import Severity
 from aof2.engine.verify.run import verify
 from tests.engine.helpers import MIB
-from tests.files.helpers import FakeKernel, content, on_disk, publish, read, row_of, run_files, top, write
+from tests.files.helpers import FakeKernel, content, on_disk, publish, read, row_of, run_files, scribble, top, write
 from tests.files.test_room import BLOCK, CHUNK, LIMIT, accounts_add_up, create, data_of, settings_of, watched, write_all
 from tests.support.crash import Acks, Crash, PowerLoss, crash_cases, hits_of, run_until_crash
 
@@ -549,3 +550,63 @@ def test_every_point(tmp_path: Path) -> None:
         check(crash.root, base / "remote", length=answered, over=over, maybe_over=answered == len(WHOLE))
         shutil.rmtree(base)
     assert killed_at == set(POINTS)
+
+
+class Braked(FakeKernel):
+    """A kernel that holds passthrough writers off what is claimed; the test writes only where it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.claimed: set[int] = set()
+
+    async def claim(self, nodeid: int, first: int, count: int) -> bool:
+        await trio.lowlevel.checkpoint()
+        self.claimed |= set(range(first, first + count))
+        return True
+
+    def unclaim(self, nodeid: int, first: int, count: int) -> None:
+        self.claimed -= set(range(first, min(first + count, 1 << 16)))
+
+    def watch(self, nodeid: int, *, append: bool) -> None: ...
+
+    def expect(self, nodeid: int, more_bytes: int) -> None: ...
+
+    def room(self, stream_id: int, more_bytes: int) -> None: ...
+
+    async def grown(self, stream_id: int, *, take: bool = False) -> Grown:
+        await trio.lowlevel.checkpoint()
+        return Grown(0, 0, ())
+
+
+@pytest.mark.parametrize("reported", [True, False])
+def test_a_chunk_that_is_taken_before_it_is_finished(tmp_path: Path, reported: bool) -> None:
+    """It goes up as it is, comes back to its writer block by block, and goes up again. What is behind its end is the
+    file's own, even where a write came that no report told of."""
+
+    async def body(files: Files, kernel: FakeKernel) -> None:
+        assert isinstance(kernel, Braked)
+        files.room.brake.on = True
+        data, cut = data_of(2 * CHUNK), 2 * BLOCK + 5000
+        row, fh = await files.create(top(files.volume), b"a", os.O_WRONLY, mode=0o644, uid=0, gid=0)
+        file = files.file(row.ino)
+        assert file is not None
+        scribble(files, row.ino, data[:cut])
+        files.charges.charge(file)
+        assert await files.parts.make_room(1) == cut
+        assert file.absent_mask(0, CHUNK // BLOCK, BLOCK) == 0b111
+        if reported:
+            await files.make_present(row.ino, cut, 100)
+            assert 2 not in kernel.claimed and 1 in kernel.claimed
+        scribble(files, row.ino, data[cut : CHUNK + 10], cut)
+        assert await files.parts.make_room(1) == CHUNK
+        kernel.claimed.clear()
+        scribble(files, row.ino, data[CHUNK + 10 :], CHUNK + 10)
+        await files.release(fh)
+        await publish(files)
+        assert row_of(files, row.ino).sha256 == hashlib.sha256(data).digest()
+        await evict(files, row.ino)
+        assert await content(files, row.ino) == data
+
+    settings = settings_of(tmp_path, "passthrough", timeout_s=10.0)
+    run_files(settings, body, kernel=Braked())
+    verified(settings)
