@@ -108,16 +108,20 @@ from aof2.fs.channel import ChannelError
 daemon.END_WITHOUT_CHANNEL_MAX_S = 0.5
 
 class Channel:
-    answer = at_once = next_names = None
+    answer = at_once = next_names = kinds = None
 
     async def run(self, *_, **__):
         raise ChannelError("killed")
+
+    @property
+    def channel(self):
+        return self
 
 async def main():
     async with trio.open_nursery() as nursery:
         nursery.start_soon(trio.to_thread.run_sync, time.sleep, 100)
         await trio.testing.wait_all_tasks_blocked()
-        await daemon._until_gone(Channel(), Channel(), None, nursery.cancel_scope)
+        await daemon._until_gone(Channel(), Channel(), nursery.cancel_scope)
 
 trio.run(main)
 """
