@@ -257,15 +257,19 @@ class JobRunner:
         self._token = trio.lowlevel.current_trio_token()
         await self.recover()
         async with open_nursery() as self._nursery:
-            task_status.started()
-            while True:
-                self._woken = trio.Event()
-                with contextlib.suppress(
-                    ReadOnlyError, FatalIOError
-                ):  # said already; whoever wakes us may find it well
-                    await self._start_due()
-                with trio.move_on_after(self._idle_s()):
-                    await self._woken.wait()
+            try:
+                task_status.started()
+                await self._start_forever()
+            finally:
+                self._nursery = None  # closed to what is claimed from here on: the next start finds it
+
+    async def _start_forever(self) -> None:
+        while True:
+            self._woken = trio.Event()
+            with contextlib.suppress(ReadOnlyError, FatalIOError):  # said already; the next wake-up may find it well
+                await self._start_due()
+            with trio.move_on_after(self._idle_s()):
+                await self._woken.wait()
 
     async def recover(self) -> None:
         """Puts back what an earlier process was running. Before anything is claimed."""
