@@ -1,7 +1,7 @@
 """The daemon: volume, channel, pyfuse3 and control socket, opened in order and closed in reverse.
 
-    volume → channel (mounts) → pyfuse3 on its socket → files, control → ready        (serve)
-    mount gone → files sealed → volume closed                                          (the end)
+    volume → channel (mounts) → pyfuse3 on its socket → kinds, control → ready        (serve)
+    mount gone, or told to end → kinds ended: folded, sealed → volume closed           (the end)
     channel gone → volume closed, within seconds                                       (a crash of it)
 
 Owner: one trio run, one nursery. A crash leaves what the engine's recovery expects; the channel closes /dev/fuse when
