@@ -164,7 +164,7 @@ class Content:
                 await self.bring(file, self._absent(file, offset, length))
                 first, last = offset // self._block_bytes, (offset + max(1, length) - 1) // self._block_bytes
                 self._parts.unclaim(file, first, last + 1 - first)
-                done = True
+                done = not self._parts.is_taking(file, offset, length)  # since the blocks were asked for
 
     async def fill_for_readers(self, file: OpenFile) -> None:
         """All of a file that is passed through to a writer is here again, for readers; ENOSPC where it cannot be."""
@@ -174,6 +174,8 @@ class Content:
             if file.clearing:
                 raise os_error(errno.ENOSPC)  # a part of it is on its way out
             await self.bring(file, self._absent(file, 0, min(size, file.base_len)))
+            if file.clearing:
+                raise os_error(errno.ENOSPC)
             self._parts.unclaim(file, 0, -(-size // self._block_bytes))
             self.become_whole_if_so(file)
 

@@ -51,6 +51,7 @@ log = logging.getLogger(__name__)
 UPLOADS: Final = 2  # each holds a chunk in memory
 WORTH_SHARE: Final = 4  # of hot_bytes: with less in open files, what is closed frees more
 NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
+CLAIM_MAX_S: Final = 1.0
 CLAIMS_MAX: Final = 1 << 24  # blocks of one file that the channel can note
 CRASH_POINTS: Final = ("part.read", "part.begun", "part.uploaded", "part.recorded", "part.punched")
 
@@ -145,16 +146,15 @@ class Parts:
             await self._over.wait()
 
     def unclaim(self, file: OpenFile, first: int, count: int) -> None:
-        """A passthrough writer may write to these blocks, but for those of chunks that are not here."""
+        """A passthrough writer may write to these blocks, but for those that are not here, and those of chunks that are
+        being taken: what it wrote there would go with the punch."""
         if file.mode is not Mode.PASSTHROUGH or not file.registered or not self._files.room.brake.on:
             return
-        kept = [b for b in range(first, first + count) if file.is_absent(b, self._block_bytes)]
-        if not kept:
-            self._files.kernel.unclaim(file.ino, first, count)
-            return
-        here = [b for b in range(first, first + count) if b not in set(kept)]
-        for run_first, run_count in extents.runs_of(here):
+        for run_first, run_count in extents.runs_of(b for b in range(first, first + count) if self._is_free(file, b)):
             self._files.kernel.unclaim(file.ino, run_first, run_count)
+
+    def _is_free(self, file: OpenFile, block: int) -> bool:
+        return block // self._per_chunk not in file.clearing and not file.is_absent(block, self._block_bytes)
 
     def unclaim_behind(self, file: OpenFile, first: int) -> None:
         """What is behind this was cut off."""
@@ -245,7 +245,7 @@ class Parts:
         file.clearing.add(index)
         try:
             if not await self._hold_writers_off(file, index):
-                self._end(file, index)
+                self._let_be(file, index)
                 return None
             async with file.io:
                 await self._files.charges.collect(file)
@@ -271,12 +271,19 @@ class Parts:
         """From here on a write to the chunk is told first, and none is on its way; False: not now."""
         first = index * self._per_chunk
         if file.mode is Mode.PASSTHROUGH:
-            if not await self._files.kernel.claim(file.ino, first, self._per_chunk):
+            if not await self._claim(file, first):
                 return False
             await trio.to_thread.run_sync(extents.wait_for_direct_writes, file.path, index * self._chunk_bytes)
         elif file.registered and file.masked:
             await self._files.kernel.clear(file.ino, first, self._per_chunk)
         return True
+
+    async def _claim(self, file: OpenFile, first: int) -> bool:
+        """Whether the channel holds writes to the chunk. A write that stands still, because the disk does, may keep it
+        from that: then another file's chunk goes instead."""
+        with trio.move_on_after(CLAIM_MAX_S):
+            return await self._files.kernel.claim(file.ino, first, self._per_chunk)
+        return False
 
     def _let_be(self, file: OpenFile, index: int) -> None:
         """The chunk stays where it is."""

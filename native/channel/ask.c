@@ -32,24 +32,27 @@ static int open_root(void) {
   return -1;
 }
 
-static int open_node(int root, uint64_t nodeid) {
+int open_node(uint64_t nodeid) {
+  int root = open_root();
+  if (root < 0) return -1;
   union {
     struct file_handle handle;
     uint8_t room[sizeof(struct file_handle) + HANDLE_LEN];
   } name = {.handle = {.handle_bytes = HANDLE_LEN, .handle_type = HANDLE_TYPE}};
   uint32_t parts[3] = {(uint32_t)(nodeid >> 32), (uint32_t)nodeid, 0};
   memcpy(name.room + sizeof(struct file_handle), parts, sizeof parts);
-  return open_by_handle_at(root, &name.handle, O_PATH | O_CLOEXEC);
+  int fd = open_by_handle_at(root, &name.handle, O_PATH | O_CLOEXEC), error = errno;
+  close(root);
+  errno = error;
+  return fd;
 }
 
 static bool look_at(uint64_t nodeid) {
   struct statx st;
-  int root = open_root();
-  int fd = root < 0 ? -1 : open_node(root, nodeid);
+  int fd = open_node(nodeid);
   bool fresh = fd >= 0 && !statx(fd, "", AT_EMPTY_PATH | AT_STATX_FORCE_SYNC, STATX_BASIC_STATS, &st);
   if (!fresh) note("node %llu: the kernel cannot be made to ask before a write: %s", (unsigned long long)nodeid, strerror(errno));
   if (fd >= 0) close(fd);
-  if (root >= 0) close(root);
   return fresh;
 }
 

@@ -19,4 +19,6 @@
 int ask_open(void (*done)(uint64_t nodeid, bool asks));
 /* False: too many wait. Never waits. */
 bool ask_node(uint64_t nodeid);
+/* A file of the mount by its number, as a mere path; -1. Waits for an answer of the mount. */
+int open_node(uint64_t nodeid);
 #endif

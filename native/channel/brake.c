@@ -102,6 +102,7 @@ void tell_all(void) {
   for (uint32_t i = 0; i < brake.pools_used; i++) tell_short(&brake.pools[i]);
   for (uint32_t i = 0; i < brake.held_count; i++)
     if (brake.waiting[i].touched && !brake.waiting[i].told) tell_touched(&brake.waiting[i]);
+  tell_claims();
 }
 
 /* -- one write --------------------------------------------------------------------------------------------------- */
@@ -178,8 +179,10 @@ static void take_event(const fan_event *e, uint64_t nodeid) {
   end_hold(w);                     /* the inode's lock at the mount is this write's: no splice is under way */
   measure(w, true, now);
   set_silent(w, false);
+  w->spoke = true;
   if (brake.held_count == HELD_MAX) return fan_answer(e, 0);
   brake.waiting[brake.held_count++] = (held){.e = *e, .nodeid = nodeid, .number = ++brake.next_number};
+  grant_claims(nodeid); /* the inode's lock is this write's: those before it are over */
   let_go(now);
 }
 
@@ -253,6 +256,7 @@ void *brake_thread(void *unused) {
     if (at[2].revents) handle_holds();
     pthread_mutex_lock(&brake.lock);
     now = now_ms();
+    if (at[1].revents) tell_all();
     if (now >= due) {
       look_at_quiet();
       look(now);

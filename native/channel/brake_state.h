@@ -3,7 +3,8 @@
  *      brake.c     what a file took, what a write needs, who goes on; the thread
  *      watches.c   the tables, claims, and files that come and go
  *      silent.c    files that grow without reports: they are held, made to ask, and let go by the step
- *      orders.c    what the daemon says
+ *      claims.c    blocks that the daemon takes from under a writer
+ *      orders.c    what else the daemon says
  *
  * Owner: brake.lock, held by the caller of everything here but now_ms and wake_thread.
  */
@@ -25,7 +26,6 @@
 #define STREAM_SHIFT 40
 #define RATE_A_CORE 3000000 /* bytes a core can write into the page cache in a millisecond */
 #define MARGIN_MS 5         /* of writing on all cores, kept back while files are free */
-#define QUIET_MS 500        /* and of one reported for so long without a write, none is on its way */
 #define ALIVE_MS 1000
 #define STEP (1 << 20)      /* bytes: what a silent writer may write before the kernel asks again; a pipe is no longer */
 #define SLACK 65536         /* bytes: a file also takes blocks for its map, which no range tells */
@@ -46,6 +46,7 @@ typedef struct {
   int fd;
   pool *pool;
   bool append, ignored, active, stopped;
+  bool spoke; /* a write of it was reported since it was last ignored: it does not splice, as far as is known */
   uint64_t seen, size; /* bytes on the disk, and its length, when it was last looked at */
   uint64_t pending; /* taken from the room for the write that is on its way */
   uint64_t expected; /* that the daemon itself is about to add, out of room of its own */
@@ -118,6 +119,10 @@ void let_go(int64_t now);
 void end_held(bool (*which)(const held *, uint64_t), uint64_t arg, int error);
 bool is_of_node(const held *h, uint64_t nodeid);
 void wake_thread(void);
+
+/* claims.c */
+void grant_claims(uint64_t nodeid); /* writes of the file from before its claims are over */
+void tell_claims(void);
 
 /* silent.c */
 void set_silent(watch *w, bool on);

@@ -2,7 +2,8 @@
  *
  * Threads: workers (kernel → daemon, forward.c), one for replies (daemon → kernel, forward.c), one for control (control.c),
  * one for notifications (notify.c), one for backing files ahead of and after births (keeper.c), one for the brake, once the
- * daemon asked for it (brake.c), and with it one that makes the kernel ask (ask.c) and up to 64 that hold files (hold.c).
+ * daemon asked for it (brake.c), and with it one that makes the kernel ask (ask.c), up to 64 that hold files (hold.c) and 64 that
+ * wait for writes to be over (barrier.c).
  * `channel` is written before they start; later only where a field says so.
  */
 #ifndef AOF2_CHANNEL_H

@@ -125,39 +125,6 @@ void brake_deny(const control_message *m) {
   pthread_mutex_unlock(&brake.lock);
 }
 
-/* No write of this file is on its way: one is held, or there was none for long. With the lock. */
-static bool is_quiet(const watch *w, int64_t now) {
-  if (is_waiting(w)) return true;
-  if (w->hold) return false;
-  int64_t since = w->moved_ms > w->reported_ms ? w->moved_ms : w->reported_ms;
-  return !w->ignored && now - since >= QUIET_MS;
-}
-
-void brake_claim(const control_message *m) {
-  int64_t now = now_ms();
-  pthread_mutex_lock(&brake.lock);
-  watch *w = watch_of(m->nodeid);
-  bool ok = w && m->blocks.count <= CLAIM_BITS_MAX && claims_grow(w, m->blocks.first + m->blocks.count);
-  if (ok) {
-    set_ignored(w, false, now);
-    ok = is_quiet(w, now) && is_behind(w, (m->blocks.first + m->blocks.count) * brake.block_bytes);
-    if (ok) {
-      set_claims(w, m->blocks.first, m->blocks.count, true);
-      activate(w);
-    }
-  }
-  pthread_mutex_unlock(&brake.lock);
-  event_send(EV_CLAIMED, ok ? 0 : PROTO_AGAIN, m->seq, NULL, 0);
-}
-
-void brake_unclaim(const control_message *m) {
-  pthread_mutex_lock(&brake.lock);
-  watch *w = watch_of(m->nodeid);
-  if (w) set_claims(w, m->blocks.first, m->blocks.count, false);
-  let_go(now_ms());
-  pthread_mutex_unlock(&brake.lock);
-}
-
 void brake_pass(const control_message *m) {
   pthread_mutex_lock(&brake.lock);
   if (m->caps_on) end_held(has_number, m->nodeid, (int)m->caps_on);

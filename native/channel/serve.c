@@ -19,6 +19,7 @@
 
 #include "../bytes.h"
 #include "ahead.h"
+#include "barrier.h"
 #include "births.h"
 #include "brake.h"
 #include "channel.h"
@@ -232,8 +233,14 @@ static bool serve_getxattr(const request *r) {
   return true;
 }
 
-/* A write that is denied its room is led here: what it should remove was never there. */
+static bool is_barrier(const request *r) { return r->body_len >= sizeof BARRIER_XATTR && !memcmp(r->body, BARRIER_XATTR, sizeof BARRIER_XATTR); }
+
+/* A write that is denied its room is led here: what it should remove was never there. Or it is a barrier of ours. */
 static bool serve_removexattr(const request *r) {
+  if (is_barrier(r)) {
+    answer(r, ENODATA, NULL, 0);
+    return true;
+  }
   static const char name[] = "security.capability";
   if (r->body_len < sizeof name || memcmp(r->body, name, sizeof name)) return false;
   int error = brake_denies(r->header.nodeid);

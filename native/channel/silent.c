@@ -16,8 +16,8 @@
  * - Only what neither can be held nor asks (a mapping's stores; where the kernel cannot be made to ask) meets the last resort, the
  *   immutable flag.
  *
- * Where a step goes is not told. It is taken to go behind the end, where those before it went: of a silent file only what ends before
- * its end is claimed, and nothing once it grew without becoming longer.
+ * Where a step goes is not told. It is taken to go behind the end, where those before it went: of a silent file, and of one whose writer
+ * has not been heard since its writes are reported, only what ends before its end is claimed, and nothing once it grew without becoming longer.
  */
 #include <errno.h>
 
@@ -104,7 +104,9 @@ static void stop_silent(watch *w, int64_t past) {
 }
 
 /* Where a step goes is not told before. Who wrote at the end only goes on there: what was written before that end is finished. */
-bool is_behind(const watch *w, uint64_t end) { return !w->silent || (w->inside <= INSIDE_MAX && end <= w->size); }
+bool is_behind(const watch *w, uint64_t end) {
+  return (w->spoke && !w->silent) || (w->inside <= INSIDE_MAX && end <= w->size);
+}
 
 /* It may have written into holes. Of those that were punched the daemon takes nothing back: what went there is lost, so it ends here. */
 void mind_inside(watch *w, uint64_t grown, uint64_t longer) {
@@ -227,6 +229,7 @@ static void take_question(watch *w, uint64_t unique, pid_t tid, int64_t now) {
   w->splices = true;
   fan_event nowhere = {.fd = -1, .tid = tid, .offset = w->size};
   brake.waiting[brake.held_count++] = (held){.e = nowhere, .unique = unique, .nodeid = w->id, .number = ++brake.next_number};
+  grant_claims(w->id);
   let_go(now);
 }
 

@@ -63,7 +63,8 @@ void set_ignored(watch *w, bool on, int64_t now) {
   if (w->ignored == on) return;
   fan_ignore(w->fd, on);
   w->ignored = on;
-  if (!on) w->reported_ms = now;
+  if (on) w->spoke = false;
+  else w->reported_ms = now;
 }
 
 void set_stopped(watch *w, bool on) {

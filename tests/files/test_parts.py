@@ -10,6 +10,7 @@ import shutil
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -610,3 +611,48 @@ def test_a_chunk_that_is_taken_before_it_is_finished(tmp_path: Path, reported: b
     settings = settings_of(tmp_path, "passthrough", timeout_s=10.0)
     run_files(settings, body, kernel=Braked())
     verified(settings)
+
+
+def test_a_chunk_is_not_the_writers_again_while_it_is_being_taken(tmp_path: Path) -> None:
+    """It is claimed anew while the blocks of a held write are on their way back: that write waits until it is taken.
+    What it wrote after the chunk was read would go with the punch."""
+
+    async def body(files: Files, kernel: FakeKernel) -> None:
+        assert isinstance(kernel, Braked)
+        files.room.brake.on = True
+        data, cut = data_of(CHUNK), 2 * BLOCK + 5000
+        row, fh = await files.create(top(files.volume), b"a", os.O_WRONLY, mode=0o644, uid=0, gid=0)
+        file = files.file(row.ino)
+        assert file is not None
+        scribble(files, row.ino, data[:cut])
+        files.charges.charge(file)
+        assert await files.parts.make_room(1) == cut
+        asked, go_on, fetch = trio.Event(), trio.Event(), files.content.fetch
+
+        async def slow_fetch(*args: Any) -> dict[int, bytes]:
+            pages = await fetch(*args)
+            asked.set()
+            await go_on.wait()
+            return pages
+
+        async def held_write() -> None:
+            await files.make_present(row.ino, cut, 100)
+            assert not file.clearing and 2 not in kernel.claimed
+            scribble(files, row.ino, data[cut:], cut)
+
+        files.content.fetch = slow_fetch  # type: ignore[method-assign]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(held_write)
+            await asked.wait()
+            nursery.start_soon(files.parts.make_room, 1)
+            while not file.clearing:
+                await trio.sleep(0.001)
+            await wait_all_tasks_blocked()
+            go_on.set()
+        await files.release(fh)
+        await publish(files)
+        await evict(files, row.ino)
+        assert await content(files, row.ino) == data
+
+    settings = settings_of(tmp_path, "passthrough", timeout_s=10.0)
+    run_files(settings, body, kernel=Braked())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from tests.support.mount import MountedVolume, mounted_volume, until
 
 HOT = 128 * MIB
 LARGE = 256 * MIB
+TAKES_LONG_S = 3.0
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +125,52 @@ def test_a_writer_goes_back_to_its_header(tmp_path: Path, source: Path) -> None:
             expected[at : at + len(patch)] = patch
         assert path.read_bytes() == bytes(expected)
         assert not volume.complaints()
+
+
+# 1 MiB of a write is in memory that comes when the caller says so: it stands in the middle of the write until then.
+STANDS_STILL = """
+import ctypes, fcntl, mmap, os, struct, sys, threading
+MIB, PAGE, USERFAULTFD = 1 << 20, 4096, 323
+UFFDIO_API, UFFDIO_REGISTER, UFFDIO_COPY = 0xC018AA3F, 0xC020AA00, 0xC028AA03
+f = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT)
+for at in range(0, 20 * MIB, MIB):
+    os.pwrite(f, b"a" * MIB, at)
+fault = ctypes.CDLL(None).syscall(USERFAULTFD, os.O_CLOEXEC)
+fcntl.ioctl(fault, UFFDIO_API, bytearray(struct.pack("QQQ", 0xAA, 0, 0)))
+memory = mmap.mmap(-1, MIB, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+memory[: MIB // 2] = b"b" * (MIB // 2)
+base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+fcntl.ioctl(fault, UFFDIO_REGISTER, bytearray(struct.pack("QQQQ", base + MIB // 2, MIB // 2, 1, 0)))
+write = threading.Thread(target=os.pwrite, args=(f, memory, 20 * MIB))
+write.start()
+os.read(fault, 32)  # the write has come to what is missing
+print("stands", flush=True)
+sys.stdin.readline()
+rest = ctypes.create_string_buffer(b"c" * (MIB // 2))
+copy = struct.pack("QQQQq", base + MIB // 2, ctypes.addressof(rest), MIB // 2, 0, 0)
+fcntl.ioctl(fault, UFFDIO_COPY, bytearray(copy))
+write.join()
+os.close(f)
+"""
+
+
+def test_nothing_is_taken_under_a_write_that_takes_long(tmp_path: Path, source: Path) -> None:
+    """A write waits for a core or the disk as long as it takes: it is over when it is over."""
+    with volume_of(tmp_path) as volume:
+        slow = subprocess.Popen(
+            [sys.executable, "-c", STANDS_STILL, volume.path / "slow"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        assert slow.stdout is not None and slow.stdout.readline() == b"stands\n"
+        other = subprocess.Popen(command("cp", source, volume.path / "cp"))
+        held(volume, other)
+        time.sleep(TAKES_LONG_S)  # for what must not happen: that the chunk is taken
+        assert slow.communicate(b"go on\n", timeout=90) and slow.returncode == 0
+        assert other.wait(90) == 0
+        volume.done("wait", volume.path)
+        volume.evict(volume.path / "slow", volume.path / "cp")
+        expected = b"a" * (20 * MIB) + b"b" * (MIB // 2) + b"c" * (MIB // 2)
+        assert hashlib.sha256((volume.path / "slow").read_bytes()).digest() == hashlib.sha256(expected).digest()
+        assert sha256(volume.path / "cp") == sha256(source)
 
 
 def test_readers_wait_for_the_writer_of_what_is_not_here(tmp_path: Path, source: Path) -> None:
