@@ -273,7 +273,10 @@ class Parts:
         if file.mode is Mode.PASSTHROUGH:
             if not await self._claim(file, first):
                 return False
-            await trio.to_thread.run_sync(extents.wait_for_direct_writes, file.path, index * self._chunk_bytes)
+            try:
+                await trio.to_thread.run_sync(extents.wait_for_direct_writes, file.path, index * self._chunk_bytes)
+            except PermissionError:
+                return False  # the channel stopped its writer: until there is room nothing of the file can be punched
         elif file.registered and file.masked:
             await self._files.kernel.clear(file.ino, first, self._per_chunk)
         return True

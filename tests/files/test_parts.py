@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import random
@@ -22,7 +23,7 @@ from aof2.engine.aio import result_of
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.rows import ObjectState
 from aof2.engine.env import Env
-from aof2.engine.files import Files, parts, seal, stream_of
+from aof2.engine.files import Files, extents, parts, seal, stream_of
 from aof2.engine.kinds.kernel import Grown
 from aof2.engine.local.hot import fallocate
 from aof2.engine.objects import HOT_BYTES
@@ -656,3 +657,29 @@ def test_a_chunk_is_not_the_writers_again_while_it_is_being_taken(tmp_path: Path
 
     settings = settings_of(tmp_path, "passthrough", timeout_s=10.0)
     run_files(settings, body, kernel=Braked())
+
+
+def test_a_stopped_file_keeps_no_other_from_being_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the channel stopped is immutable: the next file's chunk goes instead."""
+
+    async def body(files: Files, kernel: FakeKernel) -> None:
+        files.room.brake.on = True
+        paths = []
+        for name, size in ((b"stopped", CHUNK + 10), (b"other", CHUNK + 5)):
+            row, _ = await files.create(top(files.volume), name, os.O_WRONLY, mode=0o644, uid=0, gid=0)
+            scribble(files, row.ino, data_of(size))
+            file = files.file(row.ino)
+            assert file is not None
+            files.charges.charge(file)
+            paths.append(file.path)
+        wait = extents.wait_for_direct_writes
+
+        def refused(path: Path, offset: int) -> None:
+            if path == paths[0]:
+                raise PermissionError(errno.EPERM, "Operation not permitted", str(path))
+            wait(path, offset)
+
+        monkeypatch.setattr(extents, "wait_for_direct_writes", refused)
+        assert await files.parts.make_room(1) == CHUNK
+
+    run_files(settings_of(tmp_path, "passthrough", timeout_s=10.0), body, kernel=Braked())
