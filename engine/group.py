@@ -21,7 +21,7 @@ import contextlib
 import logging
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
@@ -41,6 +41,9 @@ T_contra = TypeVar("T_contra", contravariant=True)
 
 class GroupTarget(Protocol[T_contra]):
     """What the thread commits to."""
+
+    def before(self, item: T_contra) -> Iterator[None]:
+        """Takes in what must be there before the item; each time it stops that is enough for a commit of its own."""
 
     def append(self, item: T_contra) -> Callable[[], object]:
         """Takes the item in; the callable gives its answer once the commit is done. Raising fails the item alone."""
@@ -173,6 +176,10 @@ class GroupThread(Generic[T]):
         if not s.future.set_running_or_notify_cancel():
             return  # its caller gave up before its turn came
         try:
+            if s.item is not None:
+                for _ in self._target.before(s.item):
+                    self._commit(group)
+                    group.clear()
             answer = self._target.append(s.item) if s.item is not None else _nothing
         except Exception as e:  # noqa: BLE001 (the caller's future carries it; the others go on)
             s.future.set_exception(e)

@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 VOLUME_STREAM = 0
 RESERVE_LOOK_S = 2.0
 RESERVE_INODES_KEPT = 32
-# What a start makes for itself: a socket, a probe, logs of births and unlinks.
+# What a start makes for itself: a socket, a probe, intent logs.
 START_INODES = 8
 START_BYTES = 1 << 20
 # How long opening waits for a remote to say whose volume it is; past it the claim is made when the remote answers.

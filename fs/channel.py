@@ -265,9 +265,9 @@ class Channel:
         """Where backing files of a tenant are made."""
         self._tell(Kind.BIRTH_DIR, wire.CAPS.pack(stream_id, slot), fd)
 
-    def birth_log(self, stream_id: int, offset: int, fd: int) -> None:
-        """Where a tenant's births are recorded, from an offset on."""
-        self._tell(Kind.BIRTH_LOG, wire.GRANT.pack(stream_id, offset), fd)
+    def birth_log(self, stream_id: int, fd: int) -> None:
+        """A tenant's intent log, where births are recorded."""
+        self._tell(Kind.BIRTH_LOG, wire.GRANT.pack(stream_id, 0), fd)
 
     def birth_inos(self, stream_id: int, first: int, count: int) -> None:
         """Inode numbers for births to come; what is left of the last ones is forgotten."""

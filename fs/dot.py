@@ -142,10 +142,9 @@ class DotKind(Kind):
         """The root shows attributes of the tenants' directories."""
         return ino != ROOT or all(kind.is_folded(0, Asked.ANY) for kind in self._tenants.values())
 
-    async def fold(self, ino: int = 0, asked: Asked = Asked.ANY) -> None:
-        if ino == ROOT:
-            for kind in self._tenants.values():
-                await kind.fold()
+    async def fold(self) -> None:
+        for kind in self._tenants.values():
+            await kind.fold()
 
     def parent(self, row: InodeRow) -> int:
         if row.ino in (STATUS, METRICS, MANIFEST):

@@ -1,7 +1,7 @@
 /* The whole C API of AOF2's core: pure functions over caller-owned memory, and one that moves bytes.
  *
  * Nothing here allocates, keeps state between calls or trusts a length it read, and nothing but aof2_receive blocks
- * (aof2_page_take waits for the channel, a second at most).
+ * (aof2_page_take and _append wait for the channel, a second at most).
  * Every function may be called from any thread. Formats: engine/FORMATS.md. Only native/__init__.py calls these.
  */
 #ifndef AOF2_NATIVE_H
@@ -114,11 +114,13 @@ int64_t aof2_page_diff(const uint8_t *a, size_t a_len, const uint8_t *b, size_t 
 
 /* -- the page shared with the channel (sharedpage.h) -------------------------------------------------------------
  * `page` is a mapping of at least 272 bytes, aligned to 8. `take` reads how far a stream's log is and says that the daemon
- * has taken it so far, in one step that no drop of a node by the channel can come between; a slot past the last is 0. */
+ * has taken it so far, in one step that no drop of a node by the channel can come between; a slot past the last is 0.
+ * `append` puts a record behind the last one of the slot's log, `fd`: where that ends then, or -errno. */
 uint64_t aof2_page_total(uint8_t *page);
 uint64_t aof2_page_end(uint8_t *page, uint32_t slot);
 uint64_t aof2_page_take(uint8_t *page, uint32_t slot);
 void aof2_page_arm(uint8_t *page);
+int64_t aof2_page_append(uint8_t *page, uint32_t slot, int fd, const uint8_t *record, size_t len);
 
 /* -- moving ----------------------------------------------------------------------------------------------------
  * Takes `len` bytes off a connected socket and writes them to `file` at `offset`, by way of `scratch`. They are pieces of

@@ -2,7 +2,7 @@
 #include "native.h"
 #include "sharedpage.h"
 
-static birth_page *page_at(uint8_t *p) { return (birth_page *)(void *)p; }
+static intent_page *page_at(uint8_t *p) { return (intent_page *)(void *)p; }
 
 uint64_t aof2_page_total(uint8_t *page) { return atomic_load(&page_at(page)->total); }
 
@@ -13,11 +13,20 @@ uint64_t aof2_page_end(uint8_t *page, uint32_t slot) {
 }
 
 uint64_t aof2_page_take(uint8_t *page, uint32_t slot) {
-  birth_page *p = page_at(page);
+  intent_page *p = page_at(page);
   if (slot >= STREAMS_MAX) return 0;
   page_lock(p, PAGE_LOCK_MAX_S); /* a channel that was killed with it drops nothing any more */
   uint64_t end = atomic_load(&p->streams[slot].end);
   atomic_store(&p->streams[slot].taken, end);
+  page_unlock(p);
+  return end;
+}
+
+int64_t aof2_page_append(uint8_t *page, uint32_t slot, int fd, const uint8_t *record, size_t len) {
+  intent_page *p = page_at(page);
+  if (slot >= STREAMS_MAX) return -EINVAL;
+  page_lock(p, PAGE_LOCK_MAX_S);
+  int64_t end = page_append(p, slot, fd, record, len) ? (int64_t)atomic_load(&p->streams[slot].end) : -errno;
   page_unlock(p);
   return end;
 }

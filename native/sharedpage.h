@@ -1,19 +1,23 @@
-/* The page that daemon and channel share: how far the birth logs are, and how far the daemon has taken them.
+/* The page that daemon and channel share: how far the intent logs are, and how far the daemon has taken them.
  *
- * The channel writes `end` and `total`, the daemon `armed` and `taken`; each word by one atomic store. `lock` makes two
- * steps exclude each other: the daemon's "read end, say taken" and the channel's "is it taken? else record the close and drop
- * the node". Without it the daemon could take a birth, and answer an open by its node, while the channel drops that.
+ * A tenant's intent log (engine/FORMATS.md) has one order, whichever of the two appends: `end` moves under `lock`, with the record it is
+ * about. The daemon writes `armed` and `taken`; each word by one atomic store. The lock also makes two steps exclude each other: the
+ * daemon's "read end, say taken" and the channel's "is it taken? else record the close and drop the node". Without it the daemon could
+ * take a birth, and answer an open by its node, while the channel drops that.
  *
- * Who holds the lock waits for nothing. The channel ends with the daemon, so it may wait for it for ever; the daemon does
- * not outlive a channel for long, and waits PAGE_LOCK_MAX_S for one that was killed with the lock.
+ * Who holds the lock waits for nothing but the page cache. The channel ends with the daemon, so it may wait for it for ever; the daemon
+ * does not outlive a channel for long, and waits PAGE_LOCK_MAX_S for one that was killed with the lock.
  */
 #ifndef AOF2_SHAREDPAGE_H
 #define AOF2_SHAREDPAGE_H
+#include <errno.h>
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <time.h>
+#include <unistd.h>
 
 #define STREAMS_MAX 16
 #define PAGE_LOCK_MAX_S 1
@@ -25,10 +29,10 @@ typedef struct {
   struct {
     _Atomic uint64_t end, taken;
   } streams[STREAMS_MAX];
-} birth_page;
+} intent_page;
 
 /* False: not within max_s seconds (0: for ever). */
-static inline bool page_lock(birth_page *page, int max_s) {
+static inline bool page_lock(intent_page *page, int max_s) {
   struct timespec began = {0}, now;
   for (unsigned spins = 0;; spins++) {
     uint32_t expected = 0;
@@ -41,5 +45,19 @@ static inline bool page_lock(birth_page *page, int max_s) {
   }
 }
 
-static inline void page_unlock(birth_page *page) { atomic_store(&page->lock, 0); }
+static inline void page_unlock(intent_page *page) { atomic_store(&page->lock, 0); }
+
+/* Puts a whole record behind the last one of a slot's log; false, with errno: nothing counts as written (what is there of it is written
+ * over, or fails its checksum). With the lock held. */
+static inline bool page_append(intent_page *page, uint32_t slot, int fd, const void *record, size_t len) {
+  uint64_t end = atomic_load(&page->streams[slot].end);
+  ssize_t done;
+  do done = pwrite(fd, record, len, (off_t)end);
+  while (done < 0 && errno == EINTR);
+  if (done >= 0 && done != (ssize_t)len) errno = ENOSPC;
+  if (done != (ssize_t)len) return false;
+  atomic_store(&page->streams[slot].end, end + len);
+  atomic_fetch_add(&page->total, len);
+  return true;
+}
 #endif

@@ -3,12 +3,13 @@
 `struct.pack_into` will not do: it clears the bytes before it sets them, and reads them one by one. `sharedpage.h` says
 what the words mean.
 
-Owner: the trio thread. A crash leaves nothing: it is memory.
+Owner: none, any thread may call. A crash leaves nothing: it is memory.
 """
 
 from __future__ import annotations
 
 import mmap
+import os
 
 from aof2.native._native import ffi, lib
 
@@ -35,3 +36,10 @@ class SharedPage:
     def arm(self) -> None:
         """The channel sends an event for the next record."""
         lib.aof2_page_arm(self._at)
+
+    def append(self, slot: int, fd: int, record: bytes) -> int:
+        """A record behind the last one of a stream's log; where it ends. OSError: nothing was appended."""
+        end = int(lib.aof2_page_append(self._at, slot, fd, record, len(record)))
+        if end < 0:
+            raise OSError(-end, os.strerror(-end))
+        return end

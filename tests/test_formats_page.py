@@ -16,7 +16,7 @@ from aof2.engine.blob import format as blob_format
 from aof2.engine.blob.reader import BlobReader
 from aof2.engine.blob.writer import encode_blob
 from aof2.engine.env import Env
-from aof2.engine.files import birthlog, unlinklog
+from aof2.engine.intents import format as intent_format
 from aof2.engine.manifest import format as manifest_format
 from aof2.engine.manifest import payloads as p
 from aof2.engine.manifest import snapshot as manifest_snapshot
@@ -74,8 +74,7 @@ def test_every_struct_is_on_the_page_with_its_real_length() -> None:
         "LogHeader": 24,
         "LogRecord": 16,
         "ArtifactRef": 8,
-        "BirthRecord": birthlog.RECORD.size,
-        "UnlinkRecord": unlinklog.RECORD.size,
+        "IntentRecord": intent_format.RECORD.size,
         "FrameEntry": blob_format.ENTRY.size,
         "BlobTrailer": blob_format.TRAILER.size,
     }
@@ -196,21 +195,15 @@ def test_blob() -> None:
     assert blob_format.encode_footer(reader.footer) == data[-136:]
 
 
-def test_birth_log() -> None:
-    data = example("birth-log")
-    born, released = birthlog.parse(data, check=True)
-    fh = 1 << 61 | 1
-    time_ns = 1_700_000_000_123_456_789
+def test_intent_log() -> None:
+    data = example("intent-log")
+    kinds, fh, time_ns = intent_format.IntentKind, 1 << 61 | 1, 1_700_000_000_123_456_789
     ino, top = 1 << 40 | 300, 1 << 40 | 1
-    assert born == birthlog.Birth(ino, top, b"part-0", 0o100644, 1000, 1000, time_ns, fh, 0o100101, 80)
-    assert released == birthlog.Release(ino, fh, dropped=True, end=152)
-
-
-def test_unlink_log() -> None:
-    data = example("unlink-log")
-    ino, top, time_ns = 1 << 40 | 300, 1 << 40 | 1, 1_700_000_000_123_456_789
-    assert list(unlinklog.parse(data)) == [unlinklog.Unlink(top, b"part-0", ino, time_ns, 38)]
-    assert unlinklog.pack(top, b"part-0", ino, time_ns) == data
+    born, closed, unlinked = intent_format.parse(data, check=True)
+    assert born == (kinds.BORN, ino, top, b"part-0", 0o100644, 1000, 1000, time_ns, fh, 0o100101, 80)
+    assert closed == (kinds.CLOSED, ino, 0, b"", 0, 0, 0, 0, fh, intent_format.DROPPED, 152)
+    assert unlinked == (kinds.UNLINKED, ino, top, b"part-0", 0, 0, 0, time_ns + 1, 0, 0, 232)
+    assert intent_format.pack(kinds.UNLINKED, ino, parent=top, name=b"part-0", time_ns=time_ns + 1) == data[152:]
 
 
 def test_recency_example() -> None:

@@ -17,9 +17,10 @@ Owner: the group thread. A crash leaves logs that are ahead of the rows by at mo
 
 from __future__ import annotations
 
+import errno
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, Final, NamedTuple, Protocol, TypeVar, cast
@@ -32,7 +33,7 @@ from aof2.engine.catalog.fold import StreamFold
 from aof2.engine.catalog.lmdb_errors import MAP_FULL, translated
 from aof2.engine.catalog.store import Catalog, View
 from aof2.engine.env import Env
-from aof2.engine.errors import Aof2Error, CorruptError, FatalIOError, LimitError, ReadOnlyError
+from aof2.engine.errors import Aof2Error, CorruptError, FatalIOError, LimitError, ReadOnlyError, os_error
 from aof2.engine.group import GroupThread
 from aof2.engine.local.reserve import is_no_room
 from aof2.engine.manifest.batch import RecordBatch
@@ -78,6 +79,14 @@ class CommitObserver(Protocol):
         """The chunk, and the log before it, are sealed, and about to be uploaded."""
 
 
+class Unfolded(Protocol):
+    """What callers were answered before the rows have it: it goes into the rows before any other change of its stream.
+    Called on the writer thread."""
+
+    def steps(self) -> Iterator[Callable[[Batch], object]]:
+        """A batch each; each changes what those before it left, also where a commit in between failed."""
+
+
 class _Submission(NamedTuple):
     stream_id: int
     work: Callable[[Batch], object]
@@ -109,6 +118,7 @@ class CatalogTarget:
         self.enabled = True
         self.read_only_streams: dict[int, str] = {}  # whose log is damaged, and how
         self.observer: CommitObserver | None = None
+        self.unfolded: dict[int, Unfolded] = {}  # replaced whole: other threads set it
         self._seal_below: dict[int, int] = {}  # by stream: records before this one are to be sealed now
         self._seal_now: dict[int, int] = {}  # the same, as the observer wants it; the writer thread's own
         # Seconds to wait every BRAKE_EVERY_BYTES, for the log not to grow faster than what is done with it. Bounded by
@@ -122,6 +132,7 @@ class CatalogTarget:
         self._failed = ""
         self._touched: dict[int, StreamState] = {}
         self._after: list[Callable[[], None]] = []
+        self._aborts = 0
 
     def add_stream(self, stream: StreamState) -> None:
         """A new tenant's. The dictionary is replaced: the writer thread may be walking the old one."""
@@ -137,13 +148,27 @@ class CatalogTarget:
     def read_only_reason(self) -> str:
         return self._failed
 
+    def before(self, item: _Submission) -> Iterator[None]:
+        unfolded, aborts = self.unfolded.get(item.stream_id), self._aborts
+        for work in unfolded.steps() if unfolded is not None else ():
+            self._take(item.stream_id, work)
+            if self.full():
+                yield
+            if self._aborts != aborts:
+                raise os_error(errno.ENOSPC)  # only a full disk refuses one commit and takes the next
+
     def append(self, item: _Submission) -> Callable[[], object]:
+        value = self._take(item.stream_id, item.work)
+        return lambda: value
+
+    def _take(self, stream_id: int, work: Callable[[Batch], object]) -> object:
+        """Runs one change in the group's transaction, and stages what it changed."""
         self._refuse()
-        stream = self.streams.get(item.stream_id)
-        if stream is None and item.stream_id in self.read_only_streams:
-            raise ReadOnlyError(f"the tenant is read-only: {self.read_only_streams[item.stream_id]}")
+        stream = self.streams.get(stream_id)
+        if stream is None and stream_id in self.read_only_streams:
+            raise ReadOnlyError(f"the tenant is read-only: {self.read_only_streams[stream_id]}")
         if stream is None:
-            raise LimitError(f"there is no stream {item.stream_id}")
+            raise LimitError(f"there is no stream {stream_id}")
         if self._txn is None:
             if self.catalog.nearly_full():
                 raise LimitError(MAP_FULL)
@@ -151,14 +176,14 @@ class CatalogTarget:
             self._txn = self.catalog.begin_write()
         view = self.catalog.view_of(self._txn)
         ordinal = stream.log.position.ordinal + len(stream.staged)
-        batch = Batch(view, item.stream_id, self.env.now_ms(), self.env.now_ns(), ordinal)
-        value = item.work(batch)
+        batch = Batch(view, stream_id, self.env.now_ms(), self.env.now_ns(), ordinal)
+        value = work(batch)
         subscribed = self._subscribed(stream, batch.view)
         self._stage(stream, batch, batch.finish(subscribed=subscribed))
         self._after += batch.after_commit
         if subscribed and batch.ops and self.events is not None:
             self._after.append(partial(self.events.changed, stream.stream_id))
-        return lambda: value
+        return value
 
     @staticmethod
     def _subscribed(stream: StreamState, view: View) -> bool:
@@ -270,6 +295,8 @@ class CatalogTarget:
         return False
 
     def _abort(self) -> None:
+        self._aborts += 1
+        self._after = []
         if self._txn is not None:
             self._txn.abort()
         touched = list(self._touched.values())
@@ -370,6 +397,11 @@ class CatalogWriter:
     def flushed(self) -> Future[object]:
         """Done when everything submitted before is durable."""
         return self._thread.flush()
+
+    def take_first(self, stream_id: int, unfolded: Unfolded | None) -> None:
+        """From here on a change of the stream comes after what this has to fold. Any thread."""
+        others = {stream: one for stream, one in self.target.unfolded.items() if stream != stream_id}
+        self.target.unfolded = others if unfolded is None else {**others, stream_id: unfolded}
 
     def seal(self, stream_id: int, ordinal: int) -> None:
         """What was submitted before and lies before that record is sealed soon: `sealed` tells. Any thread."""

@@ -1,13 +1,14 @@
 """The kind `files`: ordinary files. Names are rows of the catalog, bytes are in the file table (`table.py`).
 
-Two logs hold what is acknowledged before the catalog has it: files that the channel created (`births.py`), and unlinks
-(`unlinks.py`). `is_folded` says whether a request could see the difference, `fold` ends it.
+A log holds what is acknowledged before the catalog has it (`engine/intents`): files that the channel created
+(`births.py`), and unlinks (`unlinks.py`). A change meets it folded, whoever makes it; `is_folded` says whether a
+request that only looks could see the difference, `fold` ends it.
 
 Invariants
 - A replaced file stays whole until the kernel forgets it: a caller that looked its name up a moment ago finds it.
 - Permissions are the kernel's to check.
 
-Owner: the trio thread. A crash leaves DIRTY rows, backing files, birth and unlink logs: `recover` is for those.
+Owner: the trio thread. A crash leaves DIRTY rows, backing files, intent logs: `recover` is for those.
 """
 
 from __future__ import annotations
@@ -29,16 +30,17 @@ from aof2.engine import namespace
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.rows import InodeRow, stream_of
 from aof2.engine.errors import Aof2Error
-from aof2.engine.files.birthlog import recover_births
 from aof2.engine.files.births import Births
 from aof2.engine.files.cold import COLD_SCAN, check_value
 from aof2.engine.files.recover import recover_dirty
 from aof2.engine.files.state import Stamp
 from aof2.engine.files.table import Files
-from aof2.engine.files.unlinklog import recover_unlinks
 from aof2.engine.files.unlinks import Unlinks
+from aof2.engine.intents.format import Intent
+from aof2.engine.intents.mounted import Intents
+from aof2.engine.intents.recover import recover_intents
 from aof2.engine.kinds.catalogued import CAPABILITY, Catalogued, without_privileges
-from aof2.engine.kinds.kernel import KernelGoneError, Short, Touched
+from aof2.engine.kinds.kernel import Short, Touched
 from aof2.engine.kinds.kind import Asked, Caller, Told, Unsealed, Way
 from aof2.engine.kinds.registry import Surroundings
 
@@ -63,8 +65,7 @@ def make(at: Surroundings) -> FilesKind:
 
 def recover(volume: Volume, tenants: Mapping[int, str]) -> None:
     """What was acknowledged is folded; every dirty file is where it can be opened and sealed."""
-    recover_births(volume, tenants)
-    recover_unlinks(volume, tenants)
+    recover_intents(volume, tenants)
     volume.dirty_inos += recover_dirty(volume, tenants)
 
 
@@ -76,8 +77,9 @@ class FilesKind(Catalogued):
         self._kernel = at.kernel
         self._wish = at.wish
         self.files = files or Files(at.volume, at.kernel, at.opens, self.kill_privileges)
-        self.births = Births(self.files, at.kernel)
-        self.unlinks = Unlinks(self.files)
+        self.intents = Intents(at.volume, self)
+        self.births = Births(self.files, at.kernel, self.intents)
+        self.unlinks = Unlinks(self.files, self.intents)
         self._replaced: set[int] = set()  # without a name, whole until the kernel forgets them
         self._way = Way()
 
@@ -90,20 +92,19 @@ class FilesKind(Catalogued):
             self._announce_capabilities()
             self.files.cold.load()
             if not self._wish.read_only and self.volume.settings.manifest.enabled:
-                await self._start_logs(nursery)
+                await self._start_intents(nursery)
             for ino in self.volume.dirty_inos:
                 nursery.start_soon(self._adopt, ino)
             task_status.started()
 
-    async def _start_logs(self, nursery: trio.Nursery) -> None:
-        """The channel may create files by itself where they can be passed through and look as they are; unlinks are
-        answered from a log."""
-        stream_ids = [s for s in self.volume.writable_tenants() if s in self.tenants]
+    async def _start_intents(self, nursery: trio.Nursery) -> None:
+        """Unlinks are answered from a log; the channel may create files by itself where they can be passed through and
+        look as they are."""
+        await self.intents.start(s for s in self.volume.writable_tenants() if s in self.tenants)
+        await nursery.start(self.births.run)
         if self._way.passthrough and self._wish.as_recorded:
-            await self.births.start(stream_ids)
-            await nursery.start(self.births.run)
-        await self.unlinks.start(stream_ids)
-        await nursery.start(self.unlinks.run)
+            await self.births.start()
+        await nursery.start(self.intents.run)
 
     async def _find_way(self) -> Way:
         """Passthrough and brake or not: once for the mount, said once."""
@@ -146,12 +147,9 @@ class FilesKind(Catalogued):
             log.warning("a file that was being written is not sealed yet", extra={"ino": ino, "error": str(e)})
 
     async def end(self) -> None:
-        with contextlib.suppress(Aof2Error, OSError, KernelGoneError):  # said, and left to recovery
-            await self.births.catch_up()
-        self.births.close()
         with contextlib.suppress(Aof2Error, OSError):  # said, and left to recovery
-            await self.unlinks.catch_up()
-        self.unlinks.close()
+            await self.intents.fold()
+        self.intents.close()
         for ino in list(self._replaced):
             await self._drop_replaced(ino)
         if left := self.unsealed().files:
@@ -167,8 +165,7 @@ class FilesKind(Catalogued):
         self.births.pause()
 
     def refuse_writes(self) -> int:
-        with contextlib.suppress(KernelGoneError):
-            self.births.stop_for_good()
+        self.births.stop_for_good()
         return self.files.refuse_writes()
 
     # -- names: reading ----------------------------------------------------------------------------------------
@@ -218,16 +215,24 @@ class FilesKind(Catalogued):
     # -- names: acknowledged, not folded -----------------------------------------------------------------------
 
     def is_folded(self, ino: int, asked: Asked) -> bool:
-        if self.births.behind():
+        if not self.intents.is_folded(own=False):
             return False
-        if asked in (Asked.LOOK_UP, Asked.UNLINK):  # which mind by themselves what was unlinked
+        if asked in (Asked.LOOK_UP, Asked.UNLINK, Asked.HANDLE):  # which mind by themselves what was unlinked
             return True
-        return not (self.unlinks.is_nameless(ino) if asked is Asked.ATTRIBUTES else self.unlinks.behind())
+        return not self.unlinks.is_nameless(ino) if asked is Asked.ATTRIBUTES else self.intents.is_folded()
 
-    async def fold(self, ino: int = 0, asked: Asked = Asked.ANY) -> None:
-        await self.births.catch_up()
-        if not self.is_folded(ino, asked):
-            await self.unlinks.catch_up()
+    async def fold(self) -> None:
+        await self.intents.fold()
+
+    def adopt(self, folded: list[tuple[Intent, InodeRow | None]]) -> None:
+        self.births.adopt(folded)
+        self.unlinks.adopt(folded)
+
+    async def adopted(self) -> None:
+        await self.births.settled()
+
+    def no_more(self) -> None:
+        self.births.pause()
 
     # -- names: changing ---------------------------------------------------------------------------------------
 
@@ -262,7 +267,6 @@ class FilesKind(Catalogued):
         if row is not None:
             self.lost_its_name(row)
             return
-        await self.unlinks.catch_up()
         work = partial(namespace.unlink, parent=parent, name=name, is_open=self.files.is_open)
         row = await self.change(parent, work)
         if row is None or row.nlink:
@@ -403,7 +407,7 @@ class FilesKind(Catalogued):
         self.files.refused(ino)
 
     def changes_waiting(self) -> None:
-        self.births.wake()
+        self.intents.wake()
 
     def room_short(self, short: Short) -> None:
         self.files.room.brake.short(short)

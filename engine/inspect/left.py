@@ -14,8 +14,8 @@ import msgspec
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.rows import InodeRow
 from aof2.engine.catalog.store import View
-from aof2.engine.files import birthlog
 from aof2.engine.inspect.rows import tenant_names
+from aof2.engine.intents.recover import waiting_births
 
 PATHS_MAX: Final = 5
 _DEPTH_MAX: Final = 4096  # of a path; more would be a circle
@@ -53,7 +53,7 @@ def left_here(view: View, state_dir: Path) -> Left:
             if inode is not None and inode.nlink:
                 size = _taken(state_dir / "hot_cache" / tenant / f"{ino}.{dirty.generation}")
                 left.add(path_of(view, tenant_id, tenant, inode), size, sealed=False)
-        for birth in birthlog.waiting(view, state_dir, tenant_id):
+        for birth in waiting_births(view, state_dir, tenant_id):
             size = _taken(state_dir / "hot_cache" / tenant / f"{birth.ino}.1")
             inode = InodeRow(birth.ino, birth.mode, parent=birth.parent, last_name=birth.name)
             left.add(path_of(view, tenant_id, tenant, inode), size, sealed=False)

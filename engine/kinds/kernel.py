@@ -182,8 +182,8 @@ class Kernel(Protocol):
     def birth_dir(self, stream_id: int, slot: int, fd: int) -> None:
         """Where backing files of a tenant are made."""
 
-    def birth_log(self, stream_id: int, offset: int, fd: int) -> None:
-        """Where a tenant's births are recorded, from an offset on."""
+    def birth_log(self, stream_id: int, fd: int) -> None:
+        """A tenant's intent log, where births are recorded."""
 
     def birth_inos(self, stream_id: int, first: int, count: int) -> None:
         """Inode numbers for births to come; what is left of the last ones is forgotten."""

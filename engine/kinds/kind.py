@@ -5,7 +5,8 @@ finds the kind of an inode without a look-up (`mounted.py`).
 
 Invariants
 - Reading names (`row`, `find`, `entries`) never waits. A kind that acknowledges changes before its catalog has them
-  says so by `is_folded`; the mount calls `fold` first where it is False, so a caller cannot see an old tree.
+  says so by `is_folded`; the mount calls `fold` first where it is False, so a caller cannot see an old tree. What
+  changes rows meets them folded in any case (`catalog/writer.py`).
 - Refusals are OSErrors with the errno POSIX asks for. Who may do what is the kernel's to check.
 - What a reader is shown may differ from what is stored: only `FileHandle` knows where bytes come from.
 
@@ -42,7 +43,8 @@ class Asked(IntEnum):
     ATTRIBUTES = 2
     LIST = 3
     UNLINK = 4
-    ANY = 5
+    HANDLE = 5  # an open file, by its number
+    ANY = 6
 
 
 class Caller(NamedTuple):
@@ -178,8 +180,8 @@ class Kind(ABC):
         """Whether the rows show everything that was acknowledged, as far as it matters for this."""
         return True
 
-    async def fold(self, ino: int = 0, asked: Asked = Asked.ANY) -> None:
-        """Returns when `is_folded`."""
+    async def fold(self) -> None:
+        """Returns when the rows show everything that was acknowledged before."""
 
     # -- names: changing ---------------------------------------------------------------------------------------
 

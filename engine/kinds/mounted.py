@@ -43,7 +43,7 @@ class Kinds:
         """The same, with rows that show all that was acknowledged."""
         kind = self.of(ino)
         if not kind.is_folded(ino, asked):
-            await kind.fold(ino, asked)
+            await kind.fold()
         return kind
 
     async def fold(self) -> None:
@@ -54,7 +54,7 @@ class Kinds:
     async def handle(self, number: int) -> FileHandle:
         """An open file. What the channel opened by itself is known once it is folded. EBADF."""
         for kind in self.all:
-            if not kind.is_folded(0, Asked.ANY):
+            if not kind.is_folded(0, Asked.HANDLE):
                 await kind.fold()
         return self.opens.get(number)
 

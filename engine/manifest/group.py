@@ -8,7 +8,7 @@ Owner: the group thread. A crash leaves what `writer` says.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Final, cast
 
@@ -26,6 +26,9 @@ class _LogTarget:
     def __init__(self, writer: ManifestLogWriter, on_sealed: Callable[[SealedChunk], None] | None) -> None:
         self.writer = writer
         self._on_sealed = on_sealed
+
+    def before(self, batch: RecordBatch) -> Iterator[None]:
+        return iter(())
 
     def append(self, batch: RecordBatch) -> Callable[[], LogPosition]:
         self.writer.append_batch(batch)

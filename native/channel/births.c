@@ -19,7 +19,7 @@
 #endif
 #define CRADLES_MIN 16u
 #define UNFOLDED_MAX (UINT64_C(4) << 20)
-#define LOG_MAX (UINT64_C(1) << 30)
+#define LOG_MAX (UINT64_C(1) << 39)
 #define STREAM_SHIFT 40
 #define ATTR_VALID_S 1
 
@@ -27,7 +27,7 @@ typedef struct {
   uint64_t id;
   int dir_fd, log_fd;
   uint32_t slot;
-  uint64_t offset, next_ino, end_ino;
+  uint64_t next_ino, end_ino;
   bool granted;             /* births are allowed: the last grant was not of 0 */
   uint32_t wanted, ordered; /* cradles there should be; and are being made */
   uint32_t first, ready;    /* of the ring */
@@ -37,7 +37,7 @@ typedef struct {
 pthread_mutex_t births_lock = PTHREAD_MUTEX_INITIALIZER;
 static stream streams[STREAMS_MAX];
 static uint32_t streams_used;
-static birth_page *page;
+static intent_page *page;
 static uint64_t next_fh;
 static uint32_t crc_table[256];
 
@@ -158,14 +158,13 @@ void births_dir(uint64_t stream_id, uint32_t slot, int fd) {
   if (fd >= 0) close(fd);
 }
 
-void births_log(uint64_t stream_id, uint64_t offset, int fd) {
+void births_log(uint64_t stream_id, int fd) {
   int old = fd;
   pthread_mutex_lock(&births_lock);
   stream *s = stream_find(stream_id);
   if (s && fd >= 0) {
     old = s->log_fd;
     s->log_fd = fd;
-    s->offset = offset;
   }
   pthread_mutex_unlock(&births_lock);
   if (old >= 0) close(old);
@@ -185,18 +184,13 @@ void births_inos(uint64_t stream_id, uint64_t first, uint64_t count) {
 }
 
 /* -- records ---------------------------------------------------------------------------------------------------- */
-/* A record at the end of the log; false: not written. With the lock. */
+static uint64_t end_of(const stream *s) { return atomic_load(&page->streams[s->slot].end); }
+
+/* A record behind the last of the log, which the daemon appends to, too; false: not written. With the page's lock. */
 static bool append(stream *s, uint8_t *record, size_t len) {
   store_u32(record, (uint32_t)len);
   store_u32(record + 4, crc32_of(record + 8, len - 8));
-  ssize_t done;
-  do done = pwrite(s->log_fd, record, len, (off_t)s->offset);
-  while (done < 0 && errno == EINTR);
-  if (done != (ssize_t)len) return false; /* what is there of it is written over, or fails its checksum */
-  s->offset += len;
-  atomic_store(&page->streams[s->slot].end, s->offset);
-  atomic_fetch_add(&page->total, len);
-  return true;
+  return page_append(page, s->slot, s->log_fd, record, len);
 }
 
 static void tell_daemon(void) {
@@ -226,8 +220,8 @@ static bool take_cradle(stream *s, cradle *out) {
 
 /* With the lock, and the page. Whether there is a log with room for a record, and a number. */
 static bool can_bear(const stream *s) {
-  return s->log_fd >= 0 && s->granted && (s->ready || s->next_ino < s->end_ino) && s->offset < LOG_MAX &&
-         s->offset - atomic_load(&page->streams[s->slot].taken) < UNFOLDED_MAX;
+  return s->log_fd >= 0 && s->granted && (s->ready || s->next_ino < s->end_ino) && end_of(s) < LOG_MAX &&
+         end_of(s) - atomic_load(&page->streams[s->slot].taken) < UNFOLDED_MAX;
 }
 
 /* An inode number and the name, taken; false: not here. */
@@ -248,9 +242,9 @@ static bool claim_birth(const request *r, const uint8_t *name, size_t len, claim
 
 static bool record_birth(const request *r, const claim *c, const wire_create_in *in, const struct stat *st,
                          const uint8_t *name, size_t name_len) {
-  uint8_t record[BIRTH_RECORD_LEN + NAME_MAX_LEN + 8] = {0};
-  size_t len = (BIRTH_RECORD_LEN + name_len + 7) & ~(size_t)7;
-  store_u16(record + 8, BIRTH_BORN);
+  uint8_t record[INTENT_LEN + NAME_MAX_LEN + 8] = {0};
+  size_t len = (INTENT_LEN + name_len + 7) & ~(size_t)7;
+  store_u16(record + 8, INTENT_BORN);
   store_u16(record + 10, (uint16_t)name_len);
   store_u32(record + 12, in->mode);
   store_u64(record + 16, c->in.ino);
@@ -260,11 +254,13 @@ static bool record_birth(const request *r, const claim *c, const wire_create_in 
   store_u64(record + 40, (uint64_t)st->st_mtim.tv_sec * 1000000000u + (uint64_t)st->st_mtim.tv_nsec);
   store_u64(record + 48, c->fh);
   store_u32(record + 56, in->flags);
-  memcpy(record + BIRTH_RECORD_LEN, name, name_len);
+  memcpy(record + INTENT_LEN, name, name_len);
+  page_lock(page, 0); /* before births_lock, as a close has them */
   pthread_mutex_lock(&births_lock);
   bool ok = append(c->s, record, len);
   if (ok) nests_born(r->header.nodeid, &st->st_mtim);
   pthread_mutex_unlock(&births_lock);
+  page_unlock(page);
   return ok;
 }
 
@@ -282,7 +278,7 @@ static bool enter_tables(const claim *c) {
   aftermath after = AFTERMATH_NONE;
   /* A lower bound of where the record will be: it is written last, when nothing can fail any more but itself. */
   pthread_mutex_lock(&births_lock);
-  store_u64(cookie, c->s->offset);
+  store_u64(cookie, end_of(c->s));
   pthread_mutex_unlock(&births_lock);
   store_u64(cookie + 8, c->in.ino);
   pthread_mutex_lock(&tables_lock);
@@ -368,14 +364,14 @@ static bool take_handle(uint64_t nodeid, uint64_t fh, uint64_t *born_at) {
 
 /* Whether the close is in the log; *unknown: the daemon has not taken the birth. */
 static bool record_close(uint64_t nodeid, uint64_t fh, uint64_t born_at, bool *unknown) {
-  uint8_t record[BIRTH_RECORD_LEN] = {0};
+  uint8_t record[INTENT_LEN] = {0};
   pthread_mutex_lock(&births_lock);
   stream *s = stream_of(nodeid);
   *unknown = s && born_at >= atomic_load(&page->streams[s->slot].taken);
-  store_u16(record + 8, BIRTH_RELEASED);
+  store_u16(record + 8, INTENT_CLOSED);
   store_u64(record + 16, nodeid);
   store_u64(record + 48, fh);
-  store_u32(record + 56, *unknown ? BIRTH_DROPPED : 0);
+  store_u32(record + 56, *unknown ? INTENT_DROPPED : 0);
   bool ok = s && append(s, record, sizeof record);
   pthread_mutex_unlock(&births_lock);
   return ok;

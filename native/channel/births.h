@@ -1,7 +1,7 @@
 /* Births: files the channel creates by itself, so that making many small ones does not wait for the daemon each time.
  *
  * In a *nest* (nests.h), where a name that is not known is not there, CREATE takes a backing file under an inode number that
- * the daemon granted, made ahead (keeper.h) or now, writes a record to the tenant's birth log, and answers with a passthrough
+ * the daemon granted, made ahead (keeper.h) or now, writes a record to the tenant's intent log, and answers with a passthrough
  * handle. RELEASE of such a handle is a record, too. A *stream* is what a tenant has for that: folder, log and numbers.
  * The daemon folds the records into the catalog soon after, always before it looks at any later request.
  *
@@ -15,7 +15,7 @@
  * record and what it does to the nest's attributes are one step. (The page and a stream's folder stay once they are there,
  * and are used without it.) Any thread may call. The functions of both headers take the lock themselves, but those under "with
  * births_lock held", which births.c and nests.c have for each other. It and tables_lock are never held together, and who
- * calls the others holds neither. Nothing is sent under it.
+ * calls the others holds neither; the page's lock is taken before either. Nothing is sent under it.
  */
 #ifndef AOF2_CHANNEL_BIRTHS_H
 #define AOF2_CHANNEL_BIRTHS_H
@@ -30,10 +30,10 @@
 extern pthread_mutex_t births_lock;
 
 #define BIRTH_FH (UINT64_C(1) << 61) /* set in the handles of births */
-#define BIRTH_BORN 1
-#define BIRTH_RELEASED 2
-#define BIRTH_DROPPED 1u /* flag of RELEASED: the node was dropped, too */
-#define BIRTH_RECORD_LEN 72
+#define INTENT_BORN 1 /* kinds of records of an intent log: engine/FORMATS.md */
+#define INTENT_CLOSED 2
+#define INTENT_DROPPED 1u /* flag of CLOSED: the node was dropped, too */
+#define INTENT_LEN 72
 
 /* A backing file whose inode nobody has yet. */
 typedef struct {
@@ -51,7 +51,7 @@ void births_over(void);
 /* control.c hands these on; they own the descriptor. */
 void births_page(int fd);
 void births_dir(uint64_t stream_id, uint32_t slot, int fd);
-void births_log(uint64_t stream_id, uint64_t offset, int fd);
+void births_log(uint64_t stream_id, int fd);
 void births_inos(uint64_t stream_id, uint64_t first, uint64_t count);
 
 /* keeper.c: an inode number to make a file for, if one is wanted; and what became of it. False: it is the keeper's to undo. */

@@ -91,15 +91,12 @@ void brake_claim(const control_message *m) {
   pthread_mutex_lock(&brake.lock);
   watch *w = watch_of(m->nodeid);
   pending_claim *c = free_slot();
-  bool begun = c && begin_claim(w, m, now_ms());
-  if (begun) {
-    *c = (pending_claim){m->nodeid, m->blocks.first, m->blocks.count, m->seq, is_waiting(w) ? GRANTED : WAITS};
-    if (c->state == WAITS && !barrier_begin(m->nodeid, brake.woken, is_past)) c->state = REFUSED;
-    tell_all();
-  }
+  bool begun = c && begin_claim(w, m, now_ms()), sure = begun && is_waiting(w);
+  if (begun) *c = (pending_claim){m->nodeid, m->blocks.first, m->blocks.count, m->seq, sure ? GRANTED : WAITS};
   pthread_mutex_unlock(&brake.lock);
   if (!begun) event_send(EV_CLAIMED, PROTO_AGAIN, m->seq, NULL, 0);
-  wake_thread();
+  else if (sure) wake_thread();
+  else if (!barrier_begin(m->nodeid, brake.woken, is_past)) is_past(m->nodeid, false);
 }
 
 static bool overlaps(const pending_claim *c, const control_message *m) {

@@ -147,7 +147,7 @@ void control_apply(const control_message *m, int fd) {
   if (m->kind == PROTO_BRAKE) return brake_open(m, fd);
   if (m->kind == PROTO_BIRTH_PAGE) return births_page(fd);
   if (m->kind == PROTO_BIRTH_DIR) return births_dir(m->nodeid, m->caps_on, fd);
-  if (m->kind == PROTO_BIRTH_LOG) return births_log(m->nodeid, m->grant_bytes, fd);
+  if (m->kind == PROTO_BIRTH_LOG) return births_log(m->nodeid, fd);
   if (fd >= 0) {
     note("a descriptor with message %u, which takes none", m->kind);
     close(fd);

@@ -16,8 +16,19 @@
 
 #define GROWN_A_MESSAGE 2048
 
+/* Who holds the lock runs with the priority of those who wait for it: the brake's thread must not wait for a core behind writers. Other
+ * threads leave the lock alone until there is a group (fan_fd). */
+static void share_priority(pthread_mutex_t *lock) {
+  pthread_mutexattr_t attributes;
+  pthread_mutexattr_init(&attributes);
+  pthread_mutexattr_setprotocol(&attributes, PTHREAD_PRIO_INHERIT);
+  pthread_mutex_init(lock, &attributes);
+  pthread_mutexattr_destroy(&attributes);
+}
+
 void brake_open(const control_message *m, int fd) {
   uint8_t body[4];
+  if (fan_fd() < 0) share_priority(&brake.lock);
   int error = fan_fd() >= 0 ? EALREADY : fd < 0 ? EBADF : channel.privileged ? fan_open(fd) : EPERM;
   if (!error) {
     long cores = sysconf(_SC_NPROCESSORS_ONLN);

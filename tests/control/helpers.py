@@ -12,7 +12,7 @@ import trio
 from aof2.engine.catalog import tables as t
 from aof2.engine.env import Env
 from aof2.engine.kinds.catalogued import Catalogued
-from aof2.engine.kinds.kind import Asked, Unsealed, Way
+from aof2.engine.kinds.kind import Unsealed, Way
 from aof2.engine.kinds.mounted import Kinds
 from aof2.engine.kinds.opens import Opens
 from aof2.engine.local.handles import Key
@@ -44,7 +44,7 @@ class FakeFiles(Catalogued):
     def way(self) -> Way:
         return Way(passthrough_why="there is no mount", brake_why="there is no mount")
 
-    async def fold(self, ino: int = 0, asked: Asked = Asked.ANY) -> None:
+    async def fold(self) -> None:
         await self.catches_up()
 
     async def seal(self, inos: Collection[int] | None = None, *, begin: bool = False) -> int:

@@ -147,7 +147,7 @@ def test_directories_and_what_is_open_dirty_or_unlinked_are_not_told(tmp_path: P
         names, parent = await many(files, 40), top(files.volume)
         kind = tree.kinds.of(parent)
         assert isinstance(kind, FilesKind)
-        await kind.unlinks.start(files.volume.writable_tenants())
+        await kind.intents.start(files.volume.writable_tenants())
         opened = await make(files, b"f00006+open", b"x")
         await files.sealer.seal_now()
         fh = await files.open(opened, os.O_RDONLY)
@@ -158,6 +158,6 @@ def test_directories_and_what_is_open_dirty_or_unlinked_are_not_told(tmp_path: P
         assert len(found) > 30 and not {names[7], names[20], b"f00005+dirty", b"f00006+open"} & set(found)
         await files.release(fh)
         assert set(told(Ahead(tree)._next(_Walk(b"f00006"), parent))) > {b"f00006+open"}
-        kind.unlinks.close()
+        kind.intents.close()
 
     run_ahead(tmp_path, body)

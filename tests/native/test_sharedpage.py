@@ -7,6 +7,7 @@ import os
 import struct
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -59,3 +60,23 @@ def test_a_channel_that_was_killed_with_the_lock_is_not_waited_for(shared: tuple
     struct.pack_into("<Q", raw, STREAMS_AT, 144)
     assert page.take(0) == 144
     assert page.take(0) == 144  # and the lock is free again
+
+
+def test_both_sides_append_in_one_order(shared: tuple[SharedPage, mmap.mmap], tmp_path: Path) -> None:
+    page, raw = shared
+    fd = os.open(tmp_path / "log", os.O_RDWR | os.O_CREAT)
+    records = [bytes([n]) * 72 for n in range(200)]
+    threads = [threading.Thread(target=lambda n=n: [page.append(3, fd, r) for r in records[n::4]]) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert page.end(3) == page.total() == 200 * 72
+    data = (tmp_path / "log").read_bytes()
+    assert sorted(data[i : i + 72] for i in range(0, len(data), 72)) == records
+    os.close(fd)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        page.append(3, fd, records[0])
+    assert page.end(3) == 200 * 72 and struct.unpack_from("<I", raw, LOCK_AT) == (0,)
+    with pytest.raises(OSError, match="Invalid argument"):
+        page.append(16, 0, b"")

@@ -347,10 +347,10 @@ static void check_cradles(void) {
   int page = memfd_create("page", MFD_CLOEXEC), before = open_count();
   tables_open(0, 0, 0);
   seen = (outside){0};
-  CHECK(mkdtemp(folder) && !ftruncate(page, sizeof(birth_page)));
+  CHECK(mkdtemp(folder) && !ftruncate(page, sizeof(intent_page)));
   births_page(page);
   births_dir(TENANT, 0, open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  births_log(TENANT, 0, memfd_create("log", MFD_CLOEXEC));
+  births_log(TENANT, memfd_create("log", MFD_CLOEXEC));
   births_inos(TENANT, INO(100), 1000);
   CHECK(!nests_change(NEST, NEST_OPEN, false, 0, 1) && !nests_change(NEST, NEST_SERVE, false, 0, 2));
   CHECK(!keeper_round() && !files_from(100, 1100)); /* nothing is made where nothing was born */

@@ -1,0 +1,119 @@
+"""What intents do to rows: many in one commit, in the order they were answered, each once.
+
+Invariants
+- A fold says in the same commit how far it got; the next one starts behind that.
+- A birth whose place is taken, and an unlink whose name means another inode by now, change nothing.
+
+Owner: the catalog thread, for the length of a batch.
+"""
+
+from __future__ import annotations
+
+import logging
+import stat
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from aof2.engine import namespace, objects
+from aof2.engine.catalog import tables as t
+from aof2.engine.catalog.batch import Batch
+from aof2.engine.catalog.rows import INO_STREAM_SHIFT, InodeRow
+from aof2.engine.intents.format import Intent, IntentKind
+from aof2.engine.namespace import nodes
+
+log = logging.getLogger(__name__)
+
+POSITION: Final = "intents"  # a counter of the stream: log number << 40 | offset
+POSITION_SHIFT: Final = 40
+STEP: Final = 256  # intents of one batch
+_INO_MASK: Final = (1 << INO_STREAM_SHIFT) - 1
+
+
+def position_of(number: int, offset: int) -> int:
+    return number << POSITION_SHIFT | offset
+
+
+def offset_in(position: int, number: int) -> int | None:
+    """How far this log is folded; None: all of it, a later one had its turn."""
+    if position >> POSITION_SHIFT > number:
+        return None
+    return position & (1 << POSITION_SHIFT) - 1 if position >> POSITION_SHIFT == number else 0
+
+
+def reserve_inos(b: Batch, *, count: int) -> int:
+    """Inode numbers for files that are not born yet; the first."""
+    return b.stream_id << INO_STREAM_SHIFT | b.next_id("ino", step=count)
+
+
+def begin(b: Batch, *, number: int) -> None:
+    """From here on it is this log's turn."""
+    b.put(t.COUNTERS, POSITION, position_of(number, 0))
+
+
+def fold(b: Batch, intents: Sequence[Intent], *, number: int, chunk_bytes: int) -> list[InodeRow | None]:
+    """The inode of each as it is then; None where nothing was done."""
+    touched: dict[int, int] = {}
+    rows = [_fold_one(b, intent, touched, chunk_bytes) for intent in intents]
+    for parent, time_ns in touched.items():
+        _touch(b, parent, time_ns)
+    last = max((intent.ino & _INO_MASK for intent in intents if intent.kind is IntentKind.BORN), default=0)
+    if last > (b.get(t.COUNTERS, "ino") or 0):
+        b.put(t.COUNTERS, "ino", last)  # the grant itself was lost with the power
+    if intents:
+        b.put(t.COUNTERS, POSITION, position_of(number, intents[-1].end))
+    return rows
+
+
+def _fold_one(b: Batch, intent: Intent, touched: dict[int, int], chunk_bytes: int) -> InodeRow | None:
+    if intent.kind is IntentKind.BORN:
+        return _born(b, intent, touched, chunk_bytes)
+    if intent.kind is IntentKind.UNLINKED:
+        return _unlinked(b, intent, touched)
+    return None
+
+
+def _born(b: Batch, intent: Intent, touched: dict[int, int], chunk_bytes: int) -> InodeRow | None:
+    if b.get(t.INODES, intent.ino) is not None:
+        return None
+    try:
+        nodes.check_free(b, intent.parent, intent.name)
+    except OSError as e:
+        log.critical("a new file lost its place", extra={"ino": intent.ino, "error": str(e)})
+        return None
+    time_ns = intent.time_ns
+    row = InodeRow(
+        intent.ino,
+        stat.S_IFREG | stat.S_IMODE(intent.mode),
+        intent.uid,
+        intent.gid,
+        mtime_ns=time_ns,
+        ctime_ns=time_ns,
+        atime_ns=time_ns,
+        generation=1,
+        parent=intent.parent,
+        last_name=intent.name,
+    )
+    b.put(t.INODES, intent.ino, row)
+    nodes.put_entry(b, intent.parent, intent.name, row)
+    objects.create(b, intent.ino, 1, chunk_bytes=chunk_bytes)
+    touched[intent.parent] = max(time_ns, touched.get(intent.parent, 0))
+    return row
+
+
+def _unlinked(b: Batch, intent: Intent, touched: dict[int, int]) -> InodeRow | None:
+    entry = b.get(t.DENTRIES, (intent.parent, intent.name))
+    if entry is None or entry.ino != intent.ino:
+        return None
+    touched[intent.parent] = max(intent.time_ns, touched.get(intent.parent, 0))
+    b.now_ns = intent.time_ns
+    return namespace.unlink(b, intent.parent, intent.name)
+
+
+def _touch(b: Batch, parent: int, time_ns: int) -> None:
+    """The directory as it was told meanwhile: its times never go back."""
+    above = b.get(t.INODES, parent)
+    if above is not None:
+        now_ns = max(time_ns, above.mtime_ns)
+        b.put(t.INODES, parent, msgspec.structs.replace(above, mtime_ns=now_ns, ctime_ns=max(now_ns, above.ctime_ns)))

@@ -1,0 +1,78 @@
+"""Records of an intent log. FORMATS.md has the layout; the channel writes the same (`native/channel/births.c`).
+
+Invariant: a record that is cut or fails its checksum is the torn end; nothing behind it was answered.
+
+Owner: pure functions.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+RECORD: Final = struct.Struct("<IIHHIQQIIQQI12x")
+_ALIGN: Final = 8
+_CRC_FROM: Final = 8
+DROPPED: Final = 1  # flag of CLOSED: the channel let go of the backing file
+
+
+class IntentKind(IntEnum):
+    """Written to disk. Never renumber."""
+
+    BORN = 1  # the channel created a file, and opened it
+    CLOSED = 2  # its creator closed it
+    UNLINKED = 3  # the one name of a file that no process had open
+
+
+class Intent(NamedTuple):
+    kind: IntentKind
+    ino: int
+    parent: int
+    name: bytes
+    mode: int
+    uid: int
+    gid: int
+    time_ns: int
+    fh: int
+    flags: int
+    end: int  # of the record, in its log
+
+
+def pack(
+    kind: IntentKind,
+    ino: int,
+    *,
+    parent: int = 0,
+    name: bytes = b"",
+    mode: int = 0,
+    uid: int = 0,
+    gid: int = 0,
+    time_ns: int = 0,
+    fh: int = 0,
+    flags: int = 0,
+) -> bytes:
+    size = -(-(RECORD.size + len(name)) // _ALIGN) * _ALIGN
+    fixed = RECORD.pack(size, 0, kind, len(name), mode, ino, parent, uid, gid, time_ns, fh, flags)
+    body = (fixed + name).ljust(size, b"\0")[_CRC_FROM:]
+    return struct.pack("<II", size, zlib.crc32(body)) + body
+
+
+def parse(data: bytes, offset: int = 0, *, check: bool = False) -> Iterator[Intent]:
+    """The records in `data`, which starts at `offset` of the log; ends at the first that is cut, is of a kind that this
+    release does not know, or (`check`) fails its checksum."""
+    at = 0
+    while at + RECORD.size <= len(data):
+        size, crc, kind, name_len, mode, ino, parent, uid, gid, time_ns, fh, flags = RECORD.unpack_from(data, at)
+        if size < RECORD.size or at + size > len(data) or RECORD.size + name_len > size or kind not in _KINDS:
+            return
+        if check and zlib.crc32(data[at + _CRC_FROM : at + size]) != crc:
+            return
+        name = data[at + RECORD.size : at + RECORD.size + name_len]
+        at += size
+        yield Intent(_KINDS[kind], ino, parent, name, mode, uid, gid, time_ns, fh, flags, offset + at)
+
+
+_KINDS: Final = {int(kind): kind for kind in IntentKind}
