@@ -19,6 +19,9 @@ def _run(*args: object) -> None:
     subprocess.run([*map(str, args)], check=True, capture_output=True, timeout=60)
 
 
+FOLDER = "other"  # what another user of the disk has
+
+
 class LoopDisk:
     """ext4 in a file, mounted at `path`."""
 
@@ -74,10 +77,10 @@ class LoopDisk:
         return False
 
     def give_back(self) -> None:
-        shutil.rmtree(self._folder(), ignore_errors=True)
+        shutil.rmtree(self.path / FOLDER, ignore_errors=True)
 
     def _folder(self) -> Path:
-        folder = self.path / "somebody"
+        folder = self.path / FOLDER
         folder.mkdir(exist_ok=True)
         return folder
 
