@@ -19,7 +19,7 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, Protocol
 
 import msgspec
@@ -55,14 +55,14 @@ CRASH_POINTS: Final = (
 class ManifestRemote(Protocol):
     """What the log asks of a remote. Failures are TransientError with a reason code, or another Aof2Error for good."""
 
-    def put(self, key: str, data: bytes, metadata: Mapping[str, str]) -> str:
+    def put(self, key: str, data: bytes, metadata: Mapping[str, str] | None = None) -> str:
         """Stores the object unless it is already there with these bytes; its etag."""
 
     def compose(self, key: str, sources: Sequence[str]) -> str:
         """Stores the concatenation of the sources under `key`; its etag."""
 
-    def delete(self, key: str) -> None:
-        """The object is gone afterwards, whether or not it was there."""
+    def delete(self, keys: Iterable[str]) -> None:
+        """The objects are gone afterwards, whether or not they were there."""
 
 
 # Appends records and commits them durably; the group commit's `commit_now`, or a writer's own.
@@ -203,7 +203,7 @@ class ChunkUploader:
         self._log_all([Tier2Deleted(key) for key in keys], chunk_index)
 
     def _delete(self, key: str) -> str:
-        self._remote.delete(key)
+        self._remote.delete([key])
         return ""
 
     def _retrying(self, key: str, chunk_index: int, attempt: Callable[[], str], *, upload: bool = True) -> str:

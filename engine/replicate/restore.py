@@ -40,7 +40,6 @@ from aof2.engine.remote.fence import VolumeRecord
 from aof2.engine.remote.open import open_remote
 from aof2.engine.remote.store import RemoteStore
 from aof2.engine.replicate.follow import Follower, StreamFollowed
-from aof2.engine.replicate.listing import get_bytes
 from aof2.engine.replicate.lost import Lost, TenantSalvage
 from aof2.engine.replicate.stream import local_snapshots
 from aof2.engine.settings.remote import RemoteSettings
@@ -300,7 +299,7 @@ def _restore_audit(env: Env, store: RemoteStore, staging: Path, tenant_id: int, 
 
     def parts() -> Iterator[tuple[int, bytes]]:
         for first in firsts:
-            data = get_bytes(store, keys.audit_range_key(tenant_id, first))
+            _, data = store.get_blob(keys.audit_range_key(tenant_id, first))
             yield first, data
             good.append(data)  # asked for the next one: this one was whole
 

@@ -66,7 +66,6 @@ from aof2.engine.manifest.upload import ChunkUploader, RetryPolicy
 from aof2.engine.manifest.writer import SealedChunk
 from aof2.engine.remote import keys
 from aof2.engine.remote.fence import Fence
-from aof2.engine.remote.manifest import FencedManifestRemote
 from aof2.engine.remote.store import RemoteStore
 
 log = logging.getLogger(__name__)
@@ -228,7 +227,7 @@ class StreamUploads:
         self._store = store
         self._fence = fence
         self._expected = False
-        self._remote = FencedManifestRemote(fence)
+        self._remote = fence
         self._bundle_chunks = bundle_chunks
         self._before_retention = before_retention
         self._on_put = on_put

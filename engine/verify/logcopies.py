@@ -35,7 +35,6 @@ from aof2.engine.remote.fence import Fence
 from aof2.engine.remote.store import RemoteStore
 from aof2.engine.replicate.audit import AUDIT_CHUNK, AUDIT_LOGSEQ
 from aof2.engine.replicate.auditmend import audit_path, rebuild_audit
-from aof2.engine.replicate.listing import get_bytes
 from aof2.engine.replicate.stream import append_records, as_uploaded, sealed_chunk
 from aof2.engine.verify.context import Context
 from aof2.engine.verify.findings import (
@@ -142,7 +141,7 @@ def _ranges(path: Path) -> Iterator[LogRange]:
 
 def _differs(store: RemoteStore, key: str, path: Path, part: LogRange) -> str:
     try:
-        theirs = get_bytes(store, key)
+        _, theirs = store.get_blob(key)
     except RemoteMissingError:
         return "missing in the remote"
     except CorruptError as e:
@@ -180,7 +179,7 @@ class CopyMender:
             raise CorruptError("no whole copy here", path=fix.key)
         fence = self._fence()
         fence.delete([fix.key])
-        etag = fence.put_manifest(fix.key, data)
+        etag = fence.put(fix.key, data)
         self._log(fix.stream_id, UploadDone(fix.key, etag))
 
     def drop_log(self, fix: DropLog) -> None:
@@ -200,7 +199,7 @@ class CopyMender:
         fence, key = self._fence(), keys.audit_range_key(fix.stream_id, fix.first_logseq)
         fence.delete([key])
         metadata = {"last_logseq": str(part.after.logseq - 1), "last_hash": part.after.prev_hash.hex()}
-        fence.put_manifest(key, data, metadata)
+        fence.put(key, data, metadata)
 
     def rebuild_audit(self, fix: RebuildAudit) -> None:
         catalog, writer = self._opened()

@@ -32,7 +32,6 @@ from aof2.engine.objects import full_mask
 from aof2.engine.remote.errors import RemoteMissingError
 from aof2.engine.remote.keys import ManifestChunkKey, ManifestSnapshotKey, parse_key
 from aof2.engine.remote.location import LocatedBlob
-from aof2.engine.remote.source import BytesWriter
 from aof2.engine.remote.store import BlobInfo, RemoteStore
 from aof2.engine.tiering.hashing import block_crc
 from aof2.engine.verify.context import Context
@@ -192,9 +191,7 @@ def check_log_copies(ctx: Context, remote: RemoteStore, view: View, stream_id: i
 
 
 def _log_copy(ctx: Context, remote: RemoteStore, stream_id: int, key: str) -> str:
-    out = BytesWriter()
-    remote.get_blob(key, out)
-    data = out.getvalue()
+    _, data = remote.get_blob(key)
     match parse_key(key):
         case ManifestChunkKey(_, index):
             parse_chunk(data, path=key, last=False, expect_index=index)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -38,7 +38,7 @@ class FolderRemote:
     def __init__(self, root: Path) -> None:
         self.root = root
 
-    def put(self, key: str, data: bytes, metadata: Mapping[str, str]) -> str:
+    def put(self, key: str, data: bytes, metadata: Mapping[str, str] | None = None) -> str:
         path = self.root / key.replace("/", "%")
         self.root.mkdir(exist_ok=True)
         assert not path.exists() or path.read_bytes() == data, f"{key} was put with other bytes"
@@ -48,7 +48,8 @@ class FolderRemote:
     def compose(self, key: str, sources: Sequence[str]) -> str:
         return self.put(key, b"".join((self.root / s.replace("/", "%")).read_bytes() for s in sources), {})
 
-    def delete(self, key: str) -> None:
+    def delete(self, keys: Iterable[str]) -> None:
+        (key,) = keys
         (self.root / key.replace("/", "%")).unlink(missing_ok=True)
 
 

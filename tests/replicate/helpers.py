@@ -27,7 +27,6 @@ from aof2.engine.env import Env
 from aof2.engine.manifest import payloads as p
 from aof2.engine.manifest.writer import SealedChunk
 from aof2.engine.remote import (
-    BytesWriter,
     RemoteAuthError,
     RemoteSettings,
     RemoteStore,
@@ -90,9 +89,7 @@ def keys_of(store: RemoteStore, prefix: str = "") -> list[str]:
 
 
 def content_of(store: RemoteStore, key: str) -> bytes:
-    out = BytesWriter()
-    store.get_blob(key, out)
-    return out.getvalue()
+    return store.get_blob(key)[1]
 
 
 class Events:

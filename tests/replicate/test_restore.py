@@ -339,7 +339,7 @@ def test_what_cannot_be_restored_is_refused_with_a_reason(tmp_path: Path) -> Non
     with pytest.raises(RestoreError, match="not empty"):
         run_restore(tmp_path, settings)
     shutil.rmtree(settings.volume.state_dir)
-    fence.put_manifest(f"manifest/{TENANT}/0.mlog", b"x")
+    fence.put(f"manifest/{TENANT}/0.mlog", b"x")
     with pytest.raises(RestoreError, match="volume's own log"):
         run_restore(tmp_path, settings)
     assert unfinished(settings.volume.state_dir) is None

@@ -393,6 +393,6 @@ def test_a_claim_that_was_never_remembered_is_taken_again(tmp_path: Path) -> Non
     assert fence.epoch == 2
     assert read_identity(tmp_path / "state") == fence.record.volume_uuid
     (tmp_path / "other").mkdir()
-    fence.put_manifest("manifest/0/0.mlog", b"x")
+    fence.put("manifest/0/0.mlog", b"x")
     with pytest.raises(FencedError, match="belongs to none"):
         take_claim(env, store, tmp_path / "other")
