@@ -56,14 +56,6 @@ class Reserve:
         self.given = 0  # units, since it was opened
 
     @property
-    def units(self) -> int:
-        return len(self._units)
-
-    @property
-    def unit_bytes(self) -> int:
-        return self._unit_bytes
-
-    @property
     def is_whole(self) -> bool:
         return len(self._units) >= self.units_wanted
 

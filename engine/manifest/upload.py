@@ -27,7 +27,7 @@ import msgspec
 from aof2.engine.env import Env
 from aof2.engine.errors import Aof2Error, CorruptError, ReadOnlyError, TransientError
 from aof2.engine.manifest.batch import RecordBatch
-from aof2.engine.manifest.chunk import mark_uploaded
+from aof2.engine.manifest.chunk import as_uploaded, mark_uploaded
 from aof2.engine.manifest.format import LOG_SEGMENT_ID, LogPosition, ReasonCode, bundle_key, chunk_key
 from aof2.engine.manifest.payloads import (
     Payload,
@@ -170,7 +170,7 @@ class ChunkUploader:
         data = read_file(sealed.path)
         # What leaves this machine is checked once more: a chunk damaged on disk must not become the good copy.
         parse_chunk(data, path=str(sealed.path), last=False, expect_index=sealed.header.chunk_index)
-        return _as_uploaded(data[: sealed.header.committed_len])
+        return as_uploaded(data[: sealed.header.committed_len])
 
     def _put(self, sealed: SealedChunk, body: bytes, snapshot_id: int) -> str:
         metadata = {
@@ -239,8 +239,3 @@ class ChunkUploader:
             batch.add(payload, segment_id=LOG_SEGMENT_ID, logical_offset=chunk_index)
         if batch:
             (append or self._append)(batch)
-
-
-def _as_uploaded(data: bytes) -> bytes:
-    """A chunk's bytes with the `uploaded` flag clear: the remote copy is the same whenever it is put."""
-    return data[:56] + (1).to_bytes(8, "little") + data[64:]

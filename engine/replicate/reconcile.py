@@ -24,6 +24,7 @@ from aof2 import native
 from aof2.engine.catalog.store import Catalog
 from aof2.engine.errors import Aof2Error, CorruptError, UnsupportedError
 from aof2.engine.manifest import retention
+from aof2.engine.manifest.chunk import as_uploaded
 from aof2.engine.manifest.reader import ChunkFile
 from aof2.engine.manifest.snapshot import snapshot_name
 from aof2.engine.remote import keys
@@ -33,7 +34,6 @@ from aof2.engine.replicate.stream import (
     LogState,
     SnapshotAt,
     StreamUploads,
-    as_uploaded,
     chunk_headers,
     local_snapshots,
     log_state,
@@ -71,11 +71,6 @@ class StreamReport(msgspec.Struct, frozen=True, kw_only=True):
 
     def of(self, *statuses: Status) -> list[ObjectFinding]:
         return [finding for finding in self.objects if finding.status in statuses]
-
-    @property
-    def divergent(self) -> frozenset[str]:
-        """Keys that `manifest inspect` marks."""
-        return frozenset(finding.key for finding in self.of(Status.DIVERGENT))
 
     @property
     def clean(self) -> bool:

@@ -15,7 +15,6 @@ Owner: blocking; the thread that calls it. A crash leaves `<state_dir>.restoring
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -313,9 +312,3 @@ def _restore_audit(env: Env, store: RemoteStore, staging: Path, tenant_id: int, 
         env.make_dirs(folder)
         env.replace_file(folder / f"{tenant_id}.asl", b"".join(good))
     return AuditRestored(tenant=tenant, records=records, problem=problem)
-
-
-def unfinished(state_dir: Path) -> Path | None:
-    """What a restore that was interrupted left beside `state_dir`, if anything."""
-    staging = state_dir.with_name(state_dir.name + STAGING_SUFFIX)
-    return staging if os.path.lexists(staging) else None

@@ -44,7 +44,6 @@ from aof2.engine.manifest.chunk import is_bookkeeping, mark_uploaded
 from aof2.engine.manifest.format import (
     CHUNK_HEADER_LEN,
     LOG_SEGMENT_ID,
-    ChunkFlag,
     ChunkHeader,
     LogPosition,
     ManifestIntegrityError,
@@ -77,7 +76,6 @@ BATCH_BYTES_MAX: Final = 16 << 20
 SNAPSHOTS_REMOTE: Final = 2
 UPKEEP_EVERY: Final = 32
 COMING_S: Final = 0.05  # as long as the fence may be asked ahead
-FLAGS_AT: Final = 56  # of ChunkHeader.flags
 CRASH_POINTS: Final = (
     "replicate.snapshot.started",
     "replicate.snapshot.put",
@@ -175,16 +173,6 @@ def sealed_chunk(chunk: ChunkFile) -> SealedChunk:
     if parsed is None:
         raise CorruptError("holds no commit, though others follow it", path=str(chunk.path))
     return SealedChunk(chunk.path, parsed.header, parsed.count)
-
-
-def as_uploaded(data: bytes) -> bytes:
-    """A sealed chunk's bytes as they are on the remote: with the `uploaded` flag clear."""
-    return data[:FLAGS_AT] + int(ChunkFlag.SEALED).to_bytes(8, "little") + data[CHUNK_HEADER_LEN:]
-
-
-def as_downloaded(data: bytes) -> bytes:
-    """The remote's bytes as they are here: known to be uploaded."""
-    return data[:FLAGS_AT] + int(ChunkFlag.SEALED | ChunkFlag.UPLOADED).to_bytes(8, "little") + data[CHUNK_HEADER_LEN:]
 
 
 def worth_a_snapshot(directory: Path) -> bool:

@@ -25,17 +25,19 @@ from aof2.engine.env import Env
 from aof2.engine.errors import Aof2Error, CorruptError, UnsupportedError
 from aof2.engine.inspect.rows import MANIFEST_DIR
 from aof2.engine.manifest.batch import RecordBatch
+from aof2.engine.manifest.chunk import as_uploaded
 from aof2.engine.manifest.format import LOG_SEGMENT_ID, chunk_name
+from aof2.engine.manifest.newest import usable_snapshots
 from aof2.engine.manifest.payloads import Payload, Tier2Deleted, Tier2DeleteQueued, UploadDone
 from aof2.engine.manifest.reader import ChunkFile
-from aof2.engine.manifest.snapshot import check_snapshot, list_snapshots, load_snapshot, snapshot_name
+from aof2.engine.manifest.snapshot import check_snapshot, snapshot_name
 from aof2.engine.remote import keys
 from aof2.engine.remote.errors import RemoteMissingError
 from aof2.engine.remote.fence import Fence
 from aof2.engine.remote.store import RemoteStore
 from aof2.engine.replicate.audit import AUDIT_CHUNK, AUDIT_LOGSEQ
 from aof2.engine.replicate.auditmend import audit_path, rebuild_audit
-from aof2.engine.replicate.stream import append_records, as_uploaded, sealed_chunk
+from aof2.engine.replicate.stream import append_records, sealed_chunk
 from aof2.engine.verify.context import Context
 from aof2.engine.verify.findings import (
     DropLog,
@@ -82,19 +84,14 @@ def local_copy(directory: Path, key: str) -> bytes | None:
 
 def _covered(directory: Path, key: str) -> bool:
     """Whether a snapshot here stands for everything the object held."""
-    for snapshot_id in reversed(list_snapshots(directory)):
-        try:
-            limit = load_snapshot(directory, snapshot_id).position.chunk_index
-        except (CorruptError, UnsupportedError):
-            continue
-        match keys.parse_key(key):
-            case keys.ManifestChunkKey(_, index):
-                return index < limit
-            case keys.ManifestBundleKey(_, _, last):
-                return last < limit
-            case keys.ManifestSnapshotKey(_, number):
-                return number != snapshot_id
+    newest = next(usable_snapshots(directory), None)
+    if newest is None:
         return False
+    match keys.parse_key(key):
+        case keys.ManifestChunkKey(_, last) | keys.ManifestBundleKey(_, _, last):
+            return last < newest.position.chunk_index
+        case keys.ManifestSnapshotKey(_, number):
+            return number != newest.snapshot_id
     return False
 
 

@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 
 from aof2.engine.env import Env
-from aof2.engine.manifest import chunk, payloads, replay, retention, snapshot, upload, writer
+from aof2.engine.manifest import chunk, payloads, retention, snapshot, upload, writer
 from aof2.engine.manifest.batch import RecordBatch
 from aof2.engine.manifest.format import LogPosition, ManifestIntegrityError
 from aof2.engine.manifest.writer import LogSettings, ManifestLogWriter
+from tests.manifest import replay
 from tests.support.crash import Acks, Crash, PowerLoss, crash_cases, hits_of, run_until_crash
 
 from .helpers import small

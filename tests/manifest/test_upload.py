@@ -16,9 +16,9 @@ from aof2.engine.manifest import retention
 from aof2.engine.manifest.batch import RecordBatch
 from aof2.engine.manifest.format import LOG_SEGMENT_ID, ChunkHeader, LogPosition, ManifestIntegrityError
 from aof2.engine.manifest.reader import Stream
-from aof2.engine.manifest.replay import replay, take_snapshot
 from aof2.engine.manifest.upload import ChunkUploader, RetryPolicy, UploadGaveUpError
 from aof2.engine.manifest.writer import ManifestLogWriter, SealedChunk
+from tests.manifest.replay import replay, take_snapshot
 
 from .helpers import small, written
 

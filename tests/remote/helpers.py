@@ -6,7 +6,7 @@ import random
 import threading
 
 from aof2.engine.env import Env
-from aof2.engine.remote import RemoteStore
+from aof2.engine.remote.store import RemoteStore
 
 MIB = 1 << 20
 

@@ -11,16 +11,10 @@ from pathlib import Path
 import pytest
 
 from aof2.engine.errors import CorruptError
-from aof2.engine.remote import (
-    ChunksSource,
-    FencedError,
-    FileSource,
-    RemoteCorruptError,
-    RemoteMissingError,
-    RemoteStore,
-    RemoteUnavailableError,
-)
 from aof2.engine.remote.directory import DirectoryStore
+from aof2.engine.remote.errors import FencedError, RemoteCorruptError, RemoteMissingError, RemoteUnavailableError
+from aof2.engine.remote.source import ChunksSource, FileSource
+from aof2.engine.remote.store import RemoteStore
 from aof2.native import crc64
 from tests.remote.conftest import OpenStore
 from tests.remote.helpers import MIB, data_of, get, keys_of, put

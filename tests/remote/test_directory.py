@@ -16,17 +16,17 @@ import pytest
 
 from aof2.engine.env import Env, Files
 from aof2.engine.errors import FatalIOError
-from aof2.engine.remote import (
+from aof2.engine.remote import directory as module
+from aof2.engine.remote.errors import (
     FencedError,
     RemoteAuthError,
     RemoteCorruptError,
     RemoteRefusedError,
-    RemoteSettings,
-    RemoteStore,
     RemoteUnavailableError,
-    open_remote,
 )
-from aof2.engine.remote import directory as module
+from aof2.engine.remote.open import open_remote
+from aof2.engine.remote.store import RemoteStore
+from aof2.engine.settings.remote import RemoteSettings
 from aof2.native import crc64
 from tests.remote.conftest import OpenStore
 from tests.remote.helpers import MIB, data_of, get, keys_of, put

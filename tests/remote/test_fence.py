@@ -17,15 +17,10 @@ from aof2.engine.manifest.batch import RecordBatch
 from aof2.engine.manifest.format import LogPosition
 from aof2.engine.manifest.upload import ChunkUploader, ManifestRemote, UploadGaveUpError
 from aof2.engine.manifest.writer import LogSettings, ManifestLogWriter
-from aof2.engine.remote import (
-    Fence,
-    FencedError,
-    RemoteMissingError,
-    RemoteStore,
-    claim,
-    read_volume,
-)
+from aof2.engine.remote.errors import FencedError, RemoteMissingError
+from aof2.engine.remote.fence import Fence, claim, read_volume
 from aof2.engine.remote.keys import VOLUME_KEY
+from aof2.engine.remote.store import RemoteStore
 from tests.remote.conftest import OpenStore
 from tests.remote.helpers import get, keys_of, put
 from tests.support.seaweed import Fault, FaultProxy

@@ -9,16 +9,15 @@ from collections.abc import Callable
 import pytest
 
 from aof2.engine.errors import Aof2Error
-from aof2.engine.remote import (
-    BreakerState,
+from aof2.engine.remote import resilience as module
+from aof2.engine.remote.errors import (
     RemoteAuthError,
     RemoteCorruptError,
     RemoteMissingError,
     RemoteThrottledError,
     RemoteUnavailableError,
 )
-from aof2.engine.remote import resilience as module
-from aof2.engine.remote.resilience import Deadline, Resilience
+from aof2.engine.remote.resilience import BreakerState, Deadline, Resilience
 from tests.remote.helpers import Clock
 
 

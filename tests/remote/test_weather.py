@@ -10,17 +10,17 @@ from collections.abc import Iterator
 import pytest
 
 from aof2.engine.env import Env
-from aof2.engine.remote import (
-    BreakerState,
-    ChunksSource,
+from aof2.engine.remote.errors import (
     FencedError,
     RemoteAuthError,
     RemoteCorruptError,
-    RemoteStore,
     RemoteThrottledError,
     RemoteUnavailableError,
 )
+from aof2.engine.remote.resilience import BreakerState
 from aof2.engine.remote.s3_read import RANGE_BYTES
+from aof2.engine.remote.source import ChunksSource
+from aof2.engine.remote.store import RemoteStore
 from aof2.native import crc64
 from tests.remote.conftest import OpenStore
 from tests.remote.helpers import MIB, data_of, get, keys_of, put

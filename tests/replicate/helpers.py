@@ -26,15 +26,12 @@ from aof2.engine.catalog.rows import (
 from aof2.engine.env import Env
 from aof2.engine.manifest import payloads as p
 from aof2.engine.manifest.writer import SealedChunk
-from aof2.engine.remote import (
-    RemoteAuthError,
-    RemoteSettings,
-    RemoteStore,
-    RemoteUnavailableError,
-    open_remote,
-)
+from aof2.engine.remote.errors import RemoteAuthError, RemoteUnavailableError
+from aof2.engine.remote.open import open_remote
+from aof2.engine.remote.store import RemoteStore
 from aof2.engine.replicate.uploader import LogReplicator, ReplicateOptions
 from aof2.engine.settings import Settings
+from aof2.engine.settings.remote import RemoteSettings
 from aof2.engine.volume import Volume as EngineVolume
 from aof2.engine.volume import open_volume as open_engine
 from tests.catalog.helpers import Volume, open_volume, settings

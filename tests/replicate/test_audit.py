@@ -8,20 +8,19 @@ from pathlib import Path
 import pytest
 import trio
 
-from aof2.engine.audit import (
+from aof2.engine.audit.format import (
     ArtifactPublish,
+    ArtifactRef,
     ArtifactUnpublish,
-    LogRecord,
-    Replay,
     SegmentSeal,
     SnapshotAnchor,
     Tombstone,
     TombstoneLift,
-    VisibleState,
     artifact_ref,
-    replay_ranges,
 )
-from aof2.engine.audit.format import ArtifactRef
+from aof2.engine.audit.ranges import replay_ranges
+from aof2.engine.audit.reader import LogRecord, Replay
+from aof2.engine.audit.state import VisibleState
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.rows import ObjectState
 from aof2.engine.replicate.audit import AUDIT_CHUNK, AUDIT_LOGSEQ, Derivation

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 import trio
 
-from aof2.engine.audit import ArtifactPublish, Replay, SegmentSeal, VisibleState
+from aof2.engine.audit.format import ArtifactPublish, SegmentSeal
+from aof2.engine.audit.reader import Replay
+from aof2.engine.audit.state import VisibleState
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.rows import ObjectState
 from aof2.engine.catalog.store import Catalog

@@ -14,7 +14,8 @@ from aof2.engine.manifest.format import LOG_SEGMENT_ID
 from aof2.engine.manifest.reader import parse_chunk
 from aof2.engine.manifest.retention import read_headers
 from aof2.engine.manifest.snapshot import decode_snapshot, list_snapshots
-from aof2.engine.remote import FencedError, claim, read_volume
+from aof2.engine.remote.errors import FencedError
+from aof2.engine.remote.fence import claim, read_volume
 from aof2.engine.replicate import uploader
 from aof2.engine.replicate.claim import read_identity, take_claim
 from aof2.engine.replicate.stream import chunk_bytes, first_run, log_state, worth_a_snapshot
