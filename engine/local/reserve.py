@@ -56,6 +56,10 @@ class Reserve:
         self.given = 0  # units, since it was opened
 
     @property
+    def units(self) -> int:
+        return len(self._units)
+
+    @property
     def is_whole(self) -> bool:
         return len(self._units) >= self.units_wanted
 

@@ -373,7 +373,7 @@ def test_wait_asks_again_when_the_breaker_lets_it(tmp_path: Path, comes_back: bo
         weather: Any = volume.bare_remote._weather  # type: ignore[attr-defined]
         remote.rename(away)
         await mounted.files.write("default", b"a", data("a", 5000))
-        while weather.breaker is not BreakerState.OPEN:
+        while weather.stats().breaker is not BreakerState.OPEN:
             with contextlib.suppress(ControlError):
                 await mounted.call("wait", paths=["default/a"])
         weather._cool_down_s, weather._probe_at_s = 8.0, volume.env.monotonic_s() + 3.0

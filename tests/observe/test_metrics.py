@@ -157,7 +157,7 @@ def test_everything_counts() -> None:
     metrics.evictions_total[StorageTier.HOT].inc(2)
     metrics.page_fetch_latency_seconds[FetchTier.REMOTE].observe(0.3)
     metrics.checkpoint_queue_depth.set(4)
-    metrics.manifest_crc_error_count.inc()
+    metrics.manifest_crc_error_count.set(1)
     assert value(metrics, "checkpoint_bytes_written_local") == 1000
     assert value(metrics, "remote_bytes_read_total", mode="cold_scan") == 7
     assert value(metrics, "remote_bytes_read_total", mode="normal") == 0

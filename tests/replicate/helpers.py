@@ -281,7 +281,7 @@ def run_replicated(
                 on_fenced=fenced.append,
                 options=ReplicateOptions(backoff_s=0.002, backoff_max_s=0.01, bundle_chunks=4),
             )
-            volume.on_sealed = replicator.sealed  # type: ignore[method-assign]
+            volume.replicator.sealed = replicator.sealed  # type: ignore[method-assign]
             made = Replicated(volume, replicator)
             made.fenced = fenced
             async with trio.open_nursery() as nursery:

@@ -63,7 +63,7 @@ def test_every_transition_in_order(tmp_path: Path) -> None:
         ArtifactUnpublish(ref(1)),
     ]
     assert isinstance(found[-1], SnapshotAnchor)
-    state = VisibleState.of(records(tmp_path), strict=True)
+    state = VisibleState.of(records(tmp_path))
     assert list(state) == [ref(2)]
     assert state.problems == []
 
@@ -104,7 +104,7 @@ def test_reopening_adds_nothing_and_goes_on(tmp_path: Path) -> None:
         run_rig(tmp_path, body)
     seals = [p for p in payloads(tmp_path) if isinstance(p, SegmentSeal)]
     assert [s.segment_id for s in seals] == [1, 2, 3]
-    assert VisibleState.of(records(tmp_path), strict=True).problems == []
+    assert VisibleState.of(records(tmp_path)).problems == []
 
 
 @pytest.mark.parametrize("cut", range(1, 6))
