@@ -173,6 +173,7 @@ def test_audit_log() -> None:
     kinds = [audit_format.encode_payload(r.payload)[0] for r in records]
     assert kinds == [0x01, 0x30, 0x10, 0x11, 0x20, 0x31]
     state = VisibleState.of(records)
+    assert state.problems == []
     assert (len(state), state.problems) == (0, [])
     rebuilt, previous = audit_format.encode_header(), bytes(32)
     for r in records:

@@ -64,6 +64,7 @@ def test_every_transition_in_order(tmp_path: Path) -> None:
     ]
     assert isinstance(found[-1], SnapshotAnchor)
     state = VisibleState.of(records(tmp_path))
+    assert state.problems == []
     assert list(state) == [ref(2)]
     assert state.problems == []
 

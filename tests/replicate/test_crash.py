@@ -144,6 +144,7 @@ def check_audit(root: Path) -> None:
     records = list(Replay(root / "state" / "audit" / f"{TENANT}.asl"))
     state = VisibleState.of(records)
     assert state.problems == []
+    assert state.problems == []
     assert len(state) == 3  # 1, 3 and 4
     seals = [r.payload.segment_id for r in records if isinstance(r.payload, SegmentSeal)]
     assert seals == list(OBJECTS)

@@ -315,6 +315,7 @@ def test_bundles_and_audit_ranges_come_back(tmp_path: Path) -> None:
     assert any(key.endswith(".mlogs") for key in keys_of(store, f"manifest/{TENANT}/"))
     audit = settings.volume.state_dir / "audit" / f"{TENANT}.asl"
     original = VisibleState.of(Replay(audit))
+    assert original.problems == []
     lose_machine(settings)
     report = run_restore(tmp_path, settings)
     assert report.whole, report
@@ -326,6 +327,7 @@ def test_bundles_and_audit_ranges_come_back(tmp_path: Path) -> None:
 
     run_replicated(settings, second)
     again = VisibleState.of(Replay(audit))
+    assert again.problems == []
     assert again.root_hash() == original.root_hash()
     assert again.problems == []
 
