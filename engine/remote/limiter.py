@@ -1,8 +1,8 @@
 """RemoteReadLimiter: cold scans get so many bytes a second and so many requests at once, and no more.
 
-Each tenant has its own: one tenant's scan takes nothing from another's. Who waits is served in order of arrival. The
-bandwidth is a bucket that holds one second's worth and may be overdrawn by one request, so a request larger than the
-bucket passes, and the next ones wait until its debt is paid.
+Each tenant has its own: one tenant's scan takes nothing from another's. Who waits is served by priority (higher first),
+then in order of arrival. The bandwidth is a bucket that holds one second's worth and may be overdrawn by one request,
+so a request larger than the bucket passes, and the next ones wait until its debt is paid.
 
 Invariants: never more than `parallel` admitted at once; over any time t at most (t + 1 s) × bytes_per_s plus one
 request a place are admitted; a waiter ends at its deadline.
@@ -12,8 +12,9 @@ Owner: any thread, a condition guards all. A crash leaves nothing.
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -43,7 +44,8 @@ class RemoteReadLimiter:
         self._parallel = parallel
         self._wait = wait
         self._changed = threading.Condition()
-        self._queue: deque[object] = deque()
+        self._arrivals = itertools.count()
+        self._queue: list[tuple[int, int]] = []
         self._running = 0
         self._tokens = float(bytes_per_s)
         self._filled_at_s = env.monotonic_s()
@@ -57,9 +59,9 @@ class RemoteReadLimiter:
         return len(self._queue)
 
     @contextmanager
-    def admit(self, size: int, *, timeout_s: float) -> Iterator[None]:
+    def admit(self, size: int, *, timeout_s: float, priority: int = 0) -> Iterator[None]:
         """Holds a place while `size` bytes are read. RemoteThrottledError when none comes free in time."""
-        self._acquire(size, timeout_s)
+        self._acquire(size, timeout_s, priority)
         try:
             yield
         finally:
@@ -67,11 +69,11 @@ class RemoteReadLimiter:
                 self._running -= 1
                 self._changed.notify_all()
 
-    def _acquire(self, size: int, timeout_s: float) -> None:
+    def _acquire(self, size: int, timeout_s: float, priority: int) -> None:
         with self._changed:
             give_up_s = self._env.monotonic_s() + timeout_s
-            place = object()
-            self._queue.append(place)
+            place = (-priority, next(self._arrivals))
+            bisect.insort(self._queue, place)
             try:
                 first = True
                 while (pause_s := self._pause_s(place)) > 0:
@@ -88,9 +90,9 @@ class RemoteReadLimiter:
                 self._queue.remove(place)
                 self._changed.notify_all()
 
-    def _pause_s(self, place: object) -> float:
+    def _pause_s(self, place: tuple[int, int]) -> float:
         """0: go. Else how long nothing can change unless somebody tells."""
-        if self._queue[0] is not place or self._running >= self._parallel:
+        if self._queue[0] != place or self._running >= self._parallel:
             return threading.TIMEOUT_MAX
         if not self._rate:
             return 0.0

@@ -27,6 +27,7 @@ from aof2.engine.settings.model import (
     RemoteSettings,
     VolumeSettings,
 )
+from aof2.engine.tiering.coldscan import ColdScanOptions, Sink
 from aof2.engine.units import MinFree
 from aof2.engine.volume import PARTS, Volume, open_volume
 from aof2.fs.bench.objects import backing_path, create_object, put_object, seal_object
@@ -95,20 +96,11 @@ async def read_object(volume: Volume, key: Key, offset: int, length: int) -> byt
         return await volume.hydrator.read(handle, offset, length)
 
 
-async def cold_read(volume: Volume, key: Key, offset: int, length: int) -> bytes:
-    """Reads without filling any cache, block by block."""
+async def cold_read(
+    volume: Volume, key: Key, offset: int, length: int, sink: Sink, options: ColdScanOptions | None = None
+) -> int:
     async with volume.opened_object(key) as handle:
-        held = volume.cold.hold(handle)
-        try:
-            end = min(offset + length, handle.size)
-            first, stop = offset // handle.block_bytes, -(-end // handle.block_bytes)
-            blocks = [
-                await volume.cold.local(handle, block) or b"".join(await volume.cold.fetch(handle, block, 1))
-                for block in range(first, stop)
-            ]
-        finally:
-            volume.cold.let_go(held)
-    return b"".join(blocks)[offset - first * handle.block_bytes :][: end - offset]
+        return await volume.cold.read_page_trickle(handle, offset, length, sink, options)
 
 
 async def unlink_object(volume: Volume, tenant: str, name: bytes) -> None:

@@ -41,7 +41,7 @@ def test_a_life_through_the_tiers_shows_in_the_metrics(tmp_path: Path) -> None:
         await read_object(v, key, 0, 100)
         await read_object(v, key, 0, 100)
         await v.hydrator.quiesce()
-        await cold_read(v, key, 0, 256 * KIB)
+        await cold_read(v, key, 0, 256 * KIB, _nowhere)
         seen = values(await trio.to_thread.run_sync(fetch, v.metrics_port))
         assert seen["aof2_dirty_bytes"] == 0
         assert seen["aof2_evicted_bytes_total{tier=hot}"] == 256 * KIB
@@ -57,3 +57,7 @@ def test_a_life_through_the_tiers_shows_in_the_metrics(tmp_path: Path) -> None:
 
     settings = small_settings(tmp_path, compression="none")
     run_volume(msgspec.structs.replace(settings, metrics=MetricsSettings(listen="127.0.0.1:0")), body)
+
+
+async def _nowhere(_: bytes) -> None:
+    await trio.lowlevel.checkpoint()

@@ -11,6 +11,7 @@ from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.fold import load_index
 from aof2.engine.local.handles import Key
 from aof2.engine.manifest.reader import Stream
+from aof2.engine.tiering.coldscan import ColdScanOptions
 from aof2.engine.volume import Volume
 from tests.catalog.helpers import every_row
 from tests.engine.helpers import cold_read, put_object, read_object
@@ -121,17 +122,23 @@ def test_a_cold_scan_streams_and_leaves_no_trace(tmp_path: Path) -> None:
         await v.checkpoint("default")
         await v.evict([key])
         before = _rows(v)
-        assert await cold_read(v, key, 100, len(data)) == data[100:]
-        with v.catalog.view() as view:
-            blobs = [row.key for _, row in view.scan(1, t.BLOBS)]
-        async with v.opened_object(key) as handle:
-            held = v.cold.hold(handle)
+        got: list[bytes] = []
+
+        async def sink(piece: bytes) -> None:
+            got.append(piece)
+            with v.catalog.view() as view:
+                blobs = [row.key for _, row in view.scan(1, t.BLOBS)]
             assert all(v.cold.holds(blob) for blob in blobs)
-            v.cold.let_go(held)
+
+        options = ColdScanOptions(priority=3, expected_span_bytes=64 * KIB)
+        assert await cold_read(v, key, 100, len(data), sink, options) == len(data) - 100
+        assert b"".join(got) == data[100:]
+        assert len(got) > 5
         assert v.quota.usage.used_bytes == 0
         assert v.pages.stats().used_bytes == 0
         assert _rows(v) == before
-        assert not any(v.cold.holds(blob) for blob in blobs)
+        with v.catalog.view() as view:
+            assert not any(v.cold.holds(row.key) for _, row in view.scan(1, t.BLOBS))
 
     run_volume(small_settings(tmp_path, compression="none"), body)
 
@@ -140,7 +147,13 @@ def test_a_cold_scan_uses_what_is_here(tmp_path: Path) -> None:
     async def body(v: Volume) -> None:
         data = content(6, 2 * CHUNK)
         key = await put_object(v, "default", b"f", data)
-        assert await cold_read(v, key, 0, len(data)) == data
+        got: list[bytes] = []
+
+        async def sink(piece: bytes) -> None:
+            got.append(piece)
+
+        assert await cold_read(v, key, 0, len(data), sink) == len(data)
+        assert b"".join(got) == data
         with v.catalog.view() as view:
             assert load_index(view, 1).needs_repair == []
 

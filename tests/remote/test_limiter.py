@@ -6,8 +6,7 @@ import threading
 
 import pytest
 
-from aof2.engine.remote.errors import RemoteThrottledError
-from aof2.engine.remote.limiter import ReadLimiters, RemoteReadLimiter
+from aof2.engine.remote import ReadLimiters, RemoteReadLimiter, RemoteThrottledError
 from tests.remote.helpers import MIB, Clock
 
 
@@ -73,25 +72,25 @@ def test_a_failing_reader_gives_its_place_back() -> None:
         assert limit.running == 1
 
 
-def test_places_go_by_arrival() -> None:
+def test_places_go_by_priority_then_arrival() -> None:
     limit = RemoteReadLimiter(Clock().env(), "t", bytes_per_s=0, parallel=1)
     order: list[str] = []
 
-    def scan(name: str) -> None:
-        with limit.admit(1, timeout_s=60):
+    def scan(name: str, priority: int) -> None:
+        with limit.admit(1, timeout_s=60, priority=priority):
             order.append(name)
 
     threads = []
     with limit.admit(1, timeout_s=1):
-        for number, name in enumerate(["first", "second", "third"], 1):
-            thread = threading.Thread(target=scan, args=(name,))
+        for number, (name, priority) in enumerate([("low", -1), ("first", 0), ("second", 0), ("high", 5)], 1):
+            thread = threading.Thread(target=scan, args=(name, priority))
             thread.start()
             threads.append(thread)
             while limit.waiting < number:
                 threading.Event().wait(0.001)
     for thread in threads:
         thread.join()
-    assert order == ["first", "second", "third"]
+    assert order == ["high", "first", "second", "low"]
 
 
 def test_never_more_than_its_places_at_once() -> None:
