@@ -15,7 +15,7 @@ import threading
 import time
 import zlib
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from struct import Struct
 from typing import Final
@@ -337,6 +337,9 @@ class _LogTarget:
     def __init__(self, writer: ManifestLogWriter) -> None:
         self._writer = writer
         self.sync, self.close = writer.sync, writer.close
+
+    def before(self, batch: RecordBatch) -> Iterator[None]:
+        return iter(())
 
     def append(self, batch: RecordBatch) -> Callable[[], object]:
         self._writer.append_batch(batch)
