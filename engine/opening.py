@@ -13,16 +13,13 @@ import signal
 import threading
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import trio
 
 from aof2.engine.catalog import tables as t
-from aof2.engine.catalog.batch import Batch
 from aof2.engine.catalog.recovery import Opened, open_stream
-from aof2.engine.catalog.rows import InodeRow, TenantRow
 from aof2.engine.env import Env
-from aof2.engine.errors import Aof2Error, LimitError, ReadOnlyError, TransientError
+from aof2.engine.errors import Aof2Error, ReadOnlyError, TransientError
 from aof2.engine.local.disk import METADATA_BYTES
 from aof2.engine.local.reserve import FOLDER as RESERVE_FOLDER
 from aof2.engine.local.reserve import Reserve
@@ -153,42 +150,3 @@ def ignore_lease_breaks() -> None:
     """A lease that is broken while we ask for it sends SIGIO, whose default is to end the process."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGIO, signal.SIG_IGN)
-
-
-def check_geometry(b: Batch, *, settings: Settings) -> None:
-    """Masks and chunk lists mean nothing under other sizes: a volume keeps those it was made with."""
-    for name, value in (("block_bytes", settings.engine.block_bytes), ("chunk_bytes", settings.engine.chunk_bytes)):
-        made_with = b.get(t.COUNTERS, name)
-        if made_with is None:
-            b.put(t.COUNTERS, name, value)
-        elif made_with != value:
-            raise LimitError(f"the volume was made with {name} = {made_with}; it cannot be opened with {value}")
-
-
-class Owner(NamedTuple):
-    """Whose volume it is: the owner of its state_dir, whoever made the directory."""
-
-    uid: int
-    gid: int
-
-
-def owner_of(state_dir: Path) -> Owner:
-    info = state_dir.stat()
-    return Owner(info.st_uid, info.st_gid)
-
-
-def adopts(row: InodeRow, owner: Owner) -> bool:
-    """Whether a tenant's root directory goes to the volume's owner: he could write nothing otherwise.
-
-    A volume of root's is left as root arranged it. In a user's volume what belongs to root was made or restored by root
-    on his behalf; and where he mounts himself, nobody but he can come in, so no other owner makes sense.
-    """
-    if owner.uid == 0 or row.uid == owner.uid:
-        return False
-    return row.uid == 0 or os.geteuid() == owner.uid
-
-
-def make_tenant(b: Batch, *, name: str, kind: int) -> int:
-    tenant_id = b.next_id("tenant_id")
-    b.put(t.TENANTS, tenant_id, TenantRow(tenant_id, name, kind, b.now_ms))
-    return tenant_id

@@ -18,22 +18,18 @@ import logging
 import os
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 
 import msgspec
 import trio
 
-from aof2.engine import namespace, objects, segments
-from aof2.engine.aio import open_nursery, result_of
-from aof2.engine.catalog import snapshots
+from aof2.engine import objects, segments
+from aof2.engine.aio import open_nursery
 from aof2.engine.catalog import tables as t
-from aof2.engine.catalog.recovery import Opened, open_catalog, open_stream, replay_stream
+from aof2.engine.catalog.recovery import Opened, open_catalog, replay_stream
 from aof2.engine.catalog.rows import (
     INO_STREAM_SHIFT,
     InodeRow,
-    ObjectRow,
     ObjectState,
-    TenantRow,
 )
 from aof2.engine.catalog.store import View
 from aof2.engine.catalog.writer import CatalogTarget, CatalogWriter
@@ -48,16 +44,13 @@ from aof2.engine.kinds import registry
 from aof2.engine.local.disk import Disk
 from aof2.engine.local.handles import HandleTable, Key, ObjectHandle
 from aof2.engine.local.hot import HotCache
-from aof2.engine.local.sparse import counted_bytes
 from aof2.engine.local.warm import WarmStore
+from aof2.engine.logsnapshots import LogSnapshots
 from aof2.engine.manifest.writer import SealedChunk
 from aof2.engine.observe.http import MetricsServer
 from aof2.engine.observe.metrics import StorageMetrics
 from aof2.engine.opening import (
     VOLUME_STREAM,
-    Owner,
-    adopts,
-    check_geometry,
     claim_now,
     close_unused,
     damage_of,
@@ -67,9 +60,7 @@ from aof2.engine.opening import (
     keep_reserve,
     lock_state_dir,
     log_settings,
-    make_tenant,
     open_reserve,
-    owner_of,
 )
 from aof2.engine.pagecache import PageCache
 from aof2.engine.quota import QuotaRow, StorageQuota, disk_space, limit_for_data
@@ -80,19 +71,18 @@ from aof2.engine.remote.open import open_remote
 from aof2.engine.remote.store import RemoteStore
 from aof2.engine.replicate.mend import record_mended
 from aof2.engine.replicate.position import Replication
-from aof2.engine.replicate.stream import worth_a_snapshot
 from aof2.engine.replicate.tail import read_tail
 from aof2.engine.replicate.uploader import LogReplicator
 from aof2.engine.settings import Settings
 from aof2.engine.shadows import Shadows
 from aof2.engine.telemetry import connect
-from aof2.engine.tiering.coldscan import ColdScanner, ColdScanOptions, Sink
+from aof2.engine.tenants import Tenants
+from aof2.engine.tiering.coldscan import ColdScanner
 from aof2.engine.tiering.evict import Evictor
 from aof2.engine.tiering.fetch import BlobFetcher
-from aof2.engine.tiering.hashing import ObjectDigest, digest_file
 from aof2.engine.tiering.hydrate import Hydrator
 from aof2.engine.tiering.publish import Publisher, sweep_scratch
-from aof2.engine.tiering.recent import Recent, units_of
+from aof2.engine.tiering.recent import Recent
 from aof2.engine.verify.scrub import Scrubber
 
 log = logging.getLogger(__name__)
@@ -115,11 +105,11 @@ class _Events:
 
     def sealed(self, stream_id: int, chunk: SealedChunk) -> None:
         if self.volume is not None:
-            self._soon(partial(self.volume.on_sealed, stream_id, chunk))
+            self._soon(partial(self.volume.replicator.sealed, stream_id, chunk))
 
     def snapshot_due(self, stream_id: int) -> None:
         if self.volume is not None:
-            self._soon(partial(self.volume.on_snapshot_due, stream_id))
+            self._soon(partial(self.volume.log_snapshots.due, stream_id))
 
     def changed(self, stream_id: int) -> None:
         if self.volume is not None:
@@ -149,6 +139,8 @@ class Volume:
         self.state_dir = state_dir
         self.opened = opened
         self.catalog = opened.catalog
+        self.tenants = Tenants(opened.catalog)
+        self.tenant_names = self.tenants.names
         self.metrics = StorageMetrics(now_ms=env.now_ms)
         self.bare_remote = remote
         self.remote: RemoteStore = GuardedStore(env, remote, self.metrics, lambda: self.replicator.fence)
@@ -289,6 +281,7 @@ class Volume:
         self.paused = ""  # why no changes are taken for now
         self.janitor = Janitor(self)
         self.shadows = Shadows(self)
+        self.log_snapshots = LogSnapshots(env, self.catalog, self.writer, self.manifest_dir, self._snapshot_taken)
         self.feed_changed = Changes()
         self.metrics_port = 0
         self.fenced = ""  # why another machine is the volume's writer now
@@ -299,10 +292,6 @@ class Volume:
         self._log_wanted_s = float("-inf")  # when room last asked for the log to be uploaded
         self.unborn_from: dict[int, int] = {}  # by stream: from this inode on, files may be there before their rows
         self.dirty_inos: list[int] = []  # files that were being written when the volume was last closed
-        self._tenants: dict[int, TenantRow] = {}
-        self._snapshots_wanted: dict[int, None] = {}
-        self._snapshot_wake = trio.Event()
-        self._snapshotting = trio.Lock()
 
     def _fenced(self, reason: str) -> None:
         """Another machine took the volume over: what is here stays, nothing more is taken."""
@@ -325,78 +314,32 @@ class Volume:
 
     # -- tenants -----------------------------------------------------------------------------------------------
 
-    def tenant_names(self) -> dict[int, str]:
-        return {tenant_id: row.name for tenant_id, row in self._tenants.items()}
-
     def writable_tenants(self) -> dict[int, str]:
         """Those whose log is whole."""
-        return {s: name for s, name in self.tenant_names().items() if s not in self.target.read_only_streams}
+        return {s: name for s, name in self.tenants.names().items() if s not in self.target.read_only_streams}
 
-    def tenant(self, name: str) -> TenantRow:
-        for row in self._tenants.values():
-            if row.name == name:
-                return row
-        raise objects.ObjectGoneError(f"there is no tenant {name!r}; tenants are made in mount.conf")
-
-    def tenants_by_kind(self) -> dict[int, dict[int, str]]:
-        """The names of the tenants of each kind, by stream."""
-        found: dict[int, dict[int, str]] = {}
-        for stream_id, row in self._tenants.items():
-            found.setdefault(row.kind, {})[stream_id] = row.name
-        return found
-
-    def load_tenants(self) -> None:
-        with self.catalog.view() as view:
-            self._tenants = dict(view.scan(VOLUME_STREAM, t.TENANTS))
-
-    def ensure_tenants(self) -> None:
-        """A stream and a root directory for every tenant of the settings. Blocks; before the tasks start."""
-        self.load_tenants()
+    def prepare(self) -> None:
+        """What was mended is in the logs, and the tenants of the settings are there. Blocks; before the tasks start."""
+        self.tenants.load()
         if not self.settings.manifest.enabled:
             return  # read-only: what there is is served, nothing is made
         for stream_id, mended in self.opened.mended.items():
             if stream_id in self.target.streams:
                 self.writer.call(stream_id, partial(record_mended, mended=mended), sync=True)
-        if VOLUME_STREAM not in self.target.streams:
-            return  # damaged: no tenant can be made
-        self.writer.call(VOLUME_STREAM, partial(check_geometry, settings=self.settings))
-        known = {row.name for row in self._tenants.values()}
-        for name, wanted in self.settings.tenants.items():
-            if name not in known:
-                number = registry.of_settings(wanted).number
-                self.writer.call(VOLUME_STREAM, partial(make_tenant, name=name, kind=number), sync=True)
-        self.load_tenants()
-        owner = owner_of(self.state_dir)
-        for tenant_id in self._tenants:
-            if tenant_id not in self.target.streams and tenant_id not in self.opened.quarantined:
-                settings = log_settings(self.settings)
-                self.target.add_stream(open_stream(self.env, self.catalog, self.manifest_dir, settings, tenant_id))
-                make_root = partial(namespace.make_root, uid=owner.uid, gid=owner.gid)
-                self.writer.call(tenant_id, make_root, sync=True)
-            elif tenant_id in self.target.streams:
-                self._adopt_root(tenant_id, owner)
-
-    def _adopt_root(self, tenant_id: int, owner: Owner) -> None:
-        ino = namespace.root_ino(tenant_id)
-        with self.catalog.view() as view:
-            row = view.get(tenant_id, t.INODES, ino)
-        if row is not None and adopts(row, owner):
-            give = partial(namespace.set_attributes, ino=ino, uid=owner.uid, gid=owner.gid)
-            self.writer.call(tenant_id, give, sync=True)
-            log.info("a tenant's directory is the owner's now", extra={"tenant_id": tenant_id, "uid": owner.uid})
+        self.tenants.ensure(self.env, self.settings, self.target, self.writer)
 
     def restore_quota(self) -> None:
         """Used bytes as the catalog counts them: no walk of the cache."""
         rows = []
         uncounted: list[int] = []
         with self.catalog.view() as view:
-            for tenant_id, row in self._tenants.items():
+            for tenant_id, row in self.tenants.rows.items():
                 used = view.get(tenant_id, t.COUNTERS, objects.HOT_BYTES) or 0
                 uncounted += [tenant_id] if view.get(tenant_id, t.COUNTERS, objects.PENDING_BYTES) is None else []
                 rows.append(QuotaRow(row.name, used))
             self.warm.restore(
                 ((tenant_id, chunk_id), stored_bytes)
-                for tenant_id in self._tenants
+                for tenant_id in self.tenants.rows
                 for chunk_id, stored_bytes in view.scan(tenant_id, t.WARM)
             )
         self.quota.restore(rows)
@@ -406,125 +349,19 @@ class Volume:
 
     # -- objects -----------------------------------------------------------------------------------------------
 
-    async def create(self, tenant: str, name: bytes) -> Key:
-        """A new, empty file in the tenant's root, dirty, with a backing file to write to."""
-        row = self.tenant(tenant)
-        parent = namespace.root_ino(row.tenant_id)
-        work = partial(namespace.create, parent=parent, name=name, chunk_bytes=self.settings.engine.chunk_bytes)
-        ino = (await result_of(self.writer.submit(row.tenant_id, work))).ino
-        fd = self.hot.create(self.hot.path(tenant, ino, 1))
-        os.close(fd)
-        return (row.tenant_id, ino, 1)
-
-    def backing_path(self, key: Key) -> Path:
-        return self.hot.path(self._tenants[key[0]].name, key[1], key[2])
-
-    async def seal(self, key: Key) -> ObjectRow:
-        """The last writer is gone: hashes the backing file, syncs it and records it as sealed."""
-        path = self.backing_path(key)
-        tenant = self._tenants[key[0]].name
-        digest, identity = await trio.to_thread.run_sync(self._digest, path)
-        size = objects.digest_disk_bytes(digest, self.settings.engine.block_bytes)
-        reserved = await self.evictor.take(tenant, size)
-        if reserved is not None:
-            reserved.commit(size)
-        else:
-            # The bytes are there already: they count, over the limit if need be, and clean data makes way.
-            self.quota.note_used(tenant, size)
-        work = partial(
-            objects.seal,
-            ino=key[1],
-            generation=key[2],
-            digest=digest,
-            backing=identity,
-            block_bytes=self.settings.engine.block_bytes,
-        )
-        try:
-            row = await result_of(self.writer.submit(key[0], work))
-        except Exception:
-            self.evictor.give_back(tenant, size)  # counted when the seal is recorded, not before
-            raise
-        self.recent.hot.touched(key[1])
-        self.recent.hot.sized(key[1], units_of(size))
-        self.jobs.sealed(key[0], digest.data_bytes)
-        return row
-
-    def _digest(self, path: Path) -> tuple[ObjectDigest, tuple[int, int, int]]:
-        fd = self.hot.open(path)
-        try:
-            size = os.fstat(fd).st_size
-            engine = self.settings.engine
-            digest = digest_file(
-                fd, size, chunk_bytes=engine.chunk_bytes, block_bytes=engine.block_bytes, path=str(path)
-            )
-            # Bytes and name: a seal speaks of a file that is there after power loss.
-            self.env.files.fsync(fd)
-            self.env.files.fsync_dir(path.parent)
-            return digest, self.hot.identity(fd)
-        finally:
-            os.close(fd)
-
-    async def put(self, tenant: str, name: bytes, data: bytes) -> Key:
-        """A whole object at once: created, written, sealed."""
-        key = await self.create(tenant, name)
-        await trio.to_thread.run_sync(_write_file, self.backing_path(key), data)
-        await self.seal(key)
-        return key
-
-    async def unlink(self, tenant: str, name: bytes) -> None:
-        """Removes a name. Published bytes stay for the undelete window; others go with it."""
-        row = self.tenant(tenant)
-        work = partial(namespace.unlink, parent=namespace.root_ino(row.tenant_id), name=name)
-        inode = await result_of(self.writer.submit(row.tenant_id, work))
-        key = (row.tenant_id, inode.ino, inode.generation)
-        with self.catalog.view() as view:
-            gone = view.get(key[0], t.OBJECTS, (key[1], key[2])) is None
-        if not inode.nlink:
-            self.recent.hot.unwanted(key[1])
-        if gone and not inode.nlink:
-            self.recent.hot.forget(key[1])
-            self.handles.forget(key)
-            measure = partial(counted_bytes, block_bytes=self.settings.engine.block_bytes)
-            self.evictor.doomed.add(self.backing_path(key), tenant, measure)
-            await self.evictor.doomed.settle()
-
-    async def undelete(self, tenant: str, ino: int, name: bytes) -> None:
-        row = self.tenant(tenant)
-        work = partial(namespace.undelete, ino=ino, parent=namespace.root_ino(row.tenant_id), name=name)
-        await result_of(self.writer.submit(row.tenant_id, work))
-
     @contextlib.asynccontextmanager
     async def opened_object(self, key: Key) -> AsyncIterator[ObjectHandle]:
-        handle = await self.hydrator.open(key, self._tenants[key[0]].name)
+        handle = await self.hydrator.open(key, self.tenants.rows[key[0]].name)
         try:
             yield handle
         finally:
             self.hydrator.close(handle)
-
-    async def read(self, key: Key, offset: int, length: int) -> bytes:
-        self.recent.hot.used(key[1])
-        async with self.opened_object(key) as handle:
-            return await self.hydrator.read(handle, offset, length)
-
-    async def cold_read(
-        self, key: Key, offset: int, length: int, sink: Sink, options: ColdScanOptions | None = None
-    ) -> int:
-        """Streams bytes to the sink without filling any cache."""
-        async with self.opened_object(key) as handle:
-            return await self.cold.read_page_trickle(handle, offset, length, sink, options)
 
     def _was_published(self, stream_id: int, key: tuple[int, int]) -> bool:
         """As far as the catalog shows: without the commit under way. On the writer thread."""
         with self.catalog.view() as view:
             row = view.get(stream_id, t.OBJECTS, key)
         return row is not None and row.state == ObjectState.PUBLISHED
-
-    def object_row(self, key: Key) -> ObjectRow:
-        with self.catalog.view() as view:
-            row = view.get(key[0], t.OBJECTS, (key[1], key[2]))
-        if row is None:
-            raise objects.ObjectGoneError(f"object {key[1]}.{key[2]} is gone")
-        return row
 
     # -- durability --------------------------------------------------------------------------------------------
 
@@ -561,7 +398,7 @@ class Volume:
 
     async def checkpoint(self, tenant: str, *, wait: bool = True) -> int:
         """Publishes everything sealed so far; how many objects. With `wait`, until the remote alone restores them."""
-        tenant_id = self.tenant(tenant).tenant_id
+        tenant_id = self.tenants.named(tenant).tenant_id
         done = await self.jobs.checkpoint(tenant_id, wait=wait)
         if wait:
             await self.replicated(self.log_ends([tenant_id]))
@@ -585,44 +422,10 @@ class Volume:
 
     # -- background --------------------------------------------------------------------------------------------
 
-    def on_sealed(self, stream_id: int, chunk: SealedChunk) -> None:
-        """A manifest chunk is complete."""
-        self.replicator.sealed(stream_id, chunk)
-
-    def on_snapshot_due(self, stream_id: int) -> None:
-        self._snapshots_wanted[stream_id] = None
-        self._snapshot_wake.set()
-
-    async def _run_snapshots(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        task_status.started()
-        while True:
-            await self._snapshot_wake.wait()
-            self._snapshot_wake = trio.Event()
-            wanted, self._snapshots_wanted = self._snapshots_wanted, {}
-            for stream_id in wanted:
-                try:
-                    await self.snapshot(stream_id)
-                except (ReadOnlyError, FatalIOError):
-                    continue  # the volume says so itself
-                except OSError as e:  # comes again with the next bytes of log, or at the stop
-                    log.warning("no snapshot was taken", extra={"stream_id": stream_id, "error": str(e)})
-
-    async def snapshot(self, stream_id: int) -> None:
-        """A snapshot of one stream; its upload, and what may go after it, is the replicator's."""
-        directory = self.manifest_dir / str(stream_id)
-        take = partial(snapshots.take, self.env, self.catalog, self.writer, directory, stream_id)
-        async with self._snapshotting:  # one that is due and the one at the end would take the same number
-            taken = await trio.to_thread.run_sync(take)
-        if taken is not None:
-            self.metrics.note_snapshot(stream_id, self.env.now_ms())
-            await self.shadows.save()
-            self.replicator.snapshot_taken(stream_id)
-
-    async def snapshot_all(self) -> None:
-        """A snapshot of every stream that has something new since its last."""
-        for stream_id in self.target.streams:
-            if await trio.to_thread.run_sync(worth_a_snapshot, self.manifest_dir / str(stream_id)):
-                await self.snapshot(stream_id)
+    async def _snapshot_taken(self, stream_id: int) -> None:
+        self.metrics.note_snapshot(stream_id, self.env.now_ms())
+        await self.shadows.save()
+        self.replicator.snapshot_taken(stream_id)
 
     async def _clear_blocks(self, key: Key, blocks: Sequence[int]) -> None:
         async with self.opened_object(key) as handle:
@@ -638,7 +441,7 @@ class Volume:
         await nursery.start(self.hydrator.run)
         await nursery.start(self.recent.run)
         await nursery.start(self.evictor.run)
-        await nursery.start(self._run_snapshots)
+        await nursery.start(self.log_snapshots.run)
         await nursery.start(self.evictor.doomed.run)
         if self.env.reserve is not None:
             nursery.start_soon(keep_reserve, self.env.reserve)
@@ -685,7 +488,7 @@ async def open_volume(
         await trio.to_thread.run_sync(volume.find_positions)
         volume.writer.start()
         try:
-            await trio.to_thread.run_sync(volume.ensure_tenants)
+            await trio.to_thread.run_sync(volume.prepare)
             if settings.manifest.enabled and settings.manifest.shadow:
                 await trio.to_thread.run_sync(volume.shadows.attach)
             if settings.manifest.enabled:
@@ -722,7 +525,7 @@ def _open_catalog(env: Env, settings: Settings, remote: RemoteStore, mends: bool
 def _recover_tenants(volume: Volume) -> None:
     """Each kind brings its tenants to where they can be served; those whose log is damaged stay as they are."""
     writable = volume.writable_tenants()
-    for number, tenants in volume.tenants_by_kind().items():
+    for number, tenants in volume.tenants.by_kind().items():
         registry.by_number(number).recover(volume, {s: name for s, name in tenants.items() if s in writable})
 
 
@@ -749,7 +552,7 @@ async def _wind_down(volume: Volume, *, drain: bool) -> None:
         await volume.hydrator.settle()
         if drain:
             log.info("taking snapshots of the log")
-            await volume.snapshot_all()
+            await volume.log_snapshots.take_all(volume.target.streams)
     if drain:
         log.info("sending the end of the log")
         with trio.move_on_after(DRAIN_MAX_S):
@@ -781,11 +584,6 @@ async def _close(volume: Volume) -> None:
     await trio.to_thread.run_sync(volume.writer.close)
     volume.bare_remote.close()
     await trio.to_thread.run_sync(volume.catalog.close)
-
-
-def _write_file(path: Path, data: bytes) -> None:
-    with open(path, "r+b") as f:
-        f.write(data)
 
 
 __all__ = ["ObjectState", "Volume", "open_volume"]

@@ -146,10 +146,6 @@ def decode_header(data: bytes, file_size: int, *, path: str = "") -> int:
     return int(header_size)
 
 
-def record_hash(prev_hash: bytes, logseq: int, record_type: int, payload: bytes) -> bytes:
-    return hashlib.sha256(prev_hash + ENVELOPE.pack(logseq, record_type, len(payload)) + payload).digest()
-
-
 def encode_record(prev_hash: bytes, logseq: int, record_type: int, payload: bytes) -> bytes:
     """One envelope; its last 32 bytes are the next record's `prev_hash`."""
     body = ENVELOPE.pack(logseq, record_type, len(payload)) + payload

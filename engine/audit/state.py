@@ -43,7 +43,6 @@ from aof2.engine.audit.format import (
     encode_ref,
 )
 from aof2.engine.audit.reader import LogRecord
-from aof2.engine.errors import CorruptError
 
 _HASH_STEP = 4096
 
@@ -67,18 +66,12 @@ class ResealConflict(Problem, frozen=True):
     """A segment sealed twice with different hashes."""
 
 
-class AnchorMismatchError(CorruptError):
-    """Strict replay met an anchor that does not match. The log was not written by a correct writer: restore it."""
-
-
 class VisibleState:
-    """Applies records in order. `strict` raises AnchorMismatchError where otherwise a problem is noted."""
+    """Applies records in order."""
 
-    def __init__(self, *, strict: bool = False) -> None:
-        self.strict = strict
+    def __init__(self) -> None:
         self.problems: list[Problem] = []
         self.seals: dict[int, bytes] = {}
-        self.anchors = 0
         self.last_anchor: tuple[int, SnapshotAnchor] | None = None
         """(logseq, payload) of the newest anchor."""
         self._published: set[bytes] = set()
@@ -89,8 +82,8 @@ class VisibleState:
         self._root: bytes | None = None
 
     @classmethod
-    def of(cls, records: Iterable[LogRecord], *, strict: bool = False) -> VisibleState:
-        state = cls(strict=strict)
+    def of(cls, records: Iterable[LogRecord]) -> VisibleState:
+        state = cls()
         for record in records:
             state.apply(record)
         return state
@@ -131,7 +124,6 @@ class VisibleState:
         self._settle(key)
 
     def _anchor(self, logseq: int, anchor: SnapshotAnchor) -> None:
-        self.anchors += 1
         self.last_anchor = (logseq, anchor)
         root = self.root_hash()
         if root == anchor.root_hash:
@@ -139,8 +131,6 @@ class VisibleState:
         what = (
             f"snapshot {anchor.snapshot_id} anchors {anchor.root_hash.hex()}, the records before it give {root.hex()}"
         )
-        if self.strict:
-            raise AnchorMismatchError(f"record {logseq}: {what}")
         self.problems.append(AnchorMismatch(logseq, what))
 
     def _settle(self, key: bytes) -> None:

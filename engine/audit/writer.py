@@ -218,10 +218,6 @@ class AuditWriter:
             self._read_only = f"a failed append could not be taken back: {e}"
             raise FatalIOError(f"{self.path}: {self._read_only}") from e
 
-    @property
-    def read_only(self) -> bool:
-        return bool(self._read_only)
-
     def close(self) -> None:
         """Gives the lock up. Everything acknowledged is durable already."""
         if self._fd >= 0:

@@ -1,4 +1,4 @@
-"""BlobReader: any block of a chunk from one range read of its blob. Only verified bytes leave this module.
+"""BlobReader: any block of a chunk from one read of its blob. Only verified bytes leave this module.
 
 Invariants
 - A block is returned only when its length and crc64 are those of the footer, whose own crc64 was checked before. The
@@ -65,6 +65,15 @@ def decode_frame(footer: BlobFooter, index: int, stored: Buffer, *, path: str = 
     return data
 
 
+def decode_frames(footer: BlobFooter, first: int, count: int, stored: Buffer, *, path: str = "") -> Iterator[bytes]:
+    """Blocks first … first + count − 1, whose frames are `stored`."""
+    start, _ = footer.frames_range(first, first + count - 1)
+    view = memoryview(stored)
+    for index in range(first, first + count):
+        at, length = footer.frame_range(index)
+        yield decode_frame(footer, index, view[at - start : at - start + length], path=path)
+
+
 def read_footer(pread: Pread, blob_len: int, *, path: str = "") -> BlobFooter:
     """The checked footer: one read, a second only for more frames than FOOTER_GUESS holds."""
     guess = min(FOOTER_GUESS, blob_len)
@@ -91,37 +100,17 @@ class BlobReader:
         blob_len: int,
         *,
         chunk_id: int | None = None,
-        generation: int | None = None,
         sha256: bytes | None = None,
         path: str = "",
     ) -> None:
         self._pread = pread
         self.path = path
         self.footer = read_footer(pread, blob_len, path=path)
-        check_identity(self.footer, chunk_id=chunk_id, generation=generation, sha256=sha256, path=path)
+        check_identity(self.footer, chunk_id=chunk_id, sha256=sha256, path=path)
 
     def read_block(self, index: int) -> bytes:
         offset, length = self.footer.frame_range(index)
         return decode_frame(self.footer, index, _exactly(self._pread, offset, length, self.path), path=self.path)
-
-    def read_range(self, offset: int, length: int) -> bytes:
-        """Bytes of the chunk, cut at its end as read(2) would; one range read whatever the number of blocks."""
-        if offset < 0 or length < 0:
-            raise ValueError(f"range {offset}+{length}")
-        end = min(offset + length, self.footer.raw_len)
-        if offset >= end:
-            return b""
-        block_bytes = self.footer.block_bytes
-        first, last = offset // block_bytes, (end - 1) // block_bytes
-        start, size = self.footer.frames_range(first, last)
-        stored = memoryview(_exactly(self._pread, start, size, self.path))
-        pieces: list[Buffer] = []
-        for index in range(first, last + 1):
-            at, stored_len = self.footer.frame_range(index)
-            block = decode_frame(self.footer, index, stored[at - start : at - start + stored_len], path=self.path)
-            base = index * block_bytes
-            pieces.append(memoryview(block)[max(0, offset - base) : end - base])
-        return b"".join(pieces)
 
     def blocks(self) -> Iterator[bytes]:
         """Every block in order, each verified; behind the last one the SHA-256 is, or CorruptError comes then."""
@@ -133,10 +122,6 @@ class BlobReader:
         if digest.digest() != self.footer.sha256:
             found, said = digest.hexdigest(), self.footer.sha256.hex()
             raise CorruptError(f"chunk {self.footer.chunk_id} hashes to {found}, its blob says {said}", path=self.path)
-
-    def read_all(self) -> bytes:
-        """The whole chunk, its SHA-256 checked."""
-        return b"".join(self.blocks())
 
 
 def check_identity(

@@ -127,16 +127,3 @@ class BlobWriter:
         )
         self._sink(encode_footer(footer))
         return footer
-
-
-def encode_blob(
-    raw: Buffer, *, chunk_id: int, generation: int, block_bytes: int = BLOCK_BYTES, level: int = LEVEL
-) -> bytes:
-    """The whole blob of `raw` in memory."""
-    out = bytearray()
-    writer = BlobWriter(out.extend, chunk_id=chunk_id, generation=generation, block_bytes=block_bytes, level=level)
-    view = memoryview(raw).cast("B")
-    for start in range(0, len(view), block_bytes):
-        writer.add_block(view[start : start + block_bytes])
-    writer.finish()
-    return bytes(out)

@@ -44,9 +44,9 @@ from aof2.engine.manifest.format import (
     unpack_chunk_header,
 )
 from aof2.engine.manifest.gone import committed_part, find_gone, set_aside
+from aof2.engine.manifest.newest import newest_snapshot
 from aof2.engine.manifest.quarantine import lift, quarantine, read_quarantine
 from aof2.engine.manifest.reader import Chunk, ChunkFile, Stream, parse_chunk, read_file
-from aof2.engine.manifest.replay import newest_snapshot
 from aof2.engine.manifest.writer import LogSettings, ManifestLogWriter
 
 log = logging.getLogger(__name__)

@@ -20,6 +20,7 @@ from aof2.engine.errors import CorruptError
 from aof2.engine.files.state import OpenFile
 from aof2.engine.local.hot import read_exactly
 from aof2.engine.objects import full_mask, mask_bytes
+from aof2.engine.runs import runs_of
 from aof2.engine.tiering.flights import NotAvailableError
 from aof2.engine.tiering.hashing import ChunkDigest, Hasher, ObjectDigest, block_crc
 
@@ -58,15 +59,13 @@ class Assembler:
 
     def _runs(self, file: OpenFile, offset: int, length: int) -> list[tuple[int, int, bool]]:
         """(first block, how many, absent): neighbours of one kind and one chunk, a few MiB at most."""
-        runs: list[tuple[int, int, bool]] = []
         most = max(1, FETCH_BYTES // self._block_bytes)
-        for block in range(offset // self._block_bytes, (offset + length - 1) // self._block_bytes + 1):
-            absent = file.is_absent(block, self._block_bytes)
-            if runs and runs[-1][2] == absent and runs[-1][1] < most and block % self._per_chunk:
-                runs[-1] = (runs[-1][0], runs[-1][1] + 1, absent)
-            else:
-                runs.append((block, 1, absent))
-        return runs
+        blocks = range(offset // self._block_bytes, (offset + length - 1) // self._block_bytes + 1)
+
+        def kind(block: int) -> tuple[bool, int]:
+            return file.is_absent(block, self._block_bytes), block // self._per_chunk
+
+        return [(first, count, kind(first)[0]) for first, count in runs_of(blocks, kind, most)]
 
     def _fetch(self, file: OpenFile, fd: int, first: int, count: int, out: memoryview, offset: int) -> None:
         """Blocks of a part, as far as the part goes: what is behind its end in its last block is the file's own."""

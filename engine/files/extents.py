@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterable
 from pathlib import Path
 
 from aof2.engine import objects
@@ -109,17 +108,6 @@ def data_bytes(path: Path) -> int:
         return sum(objects.on_disk(size) for size in data_by_chunk(path, 1 << 62).values())
     except FileNotFoundError:
         return 0
-
-
-def runs_of(blocks: Iterable[int]) -> list[tuple[int, int]]:
-    """(first, how many) of neighbours."""
-    runs: list[tuple[int, int]] = []
-    for block in blocks:
-        if runs and sum(runs[-1]) == block:
-            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
-        else:
-            runs.append((block, 1))
-    return runs
 
 
 def _is_data(fd: int, start: int, stop: int) -> bool:

@@ -40,6 +40,7 @@ from aof2.engine.files.assemble import Assembler
 from aof2.engine.files.state import Mode, OpenFile
 from aof2.engine.local.handles import Key, ObjectHandle
 from aof2.engine.objects import ObjectGoneError, Uploaded, full_mask
+from aof2.engine.runs import runs_of
 from aof2.engine.tiering.hashing import ChunkDigest, ObjectDigest, digest_chunk
 from aof2.engine.tiering.publish import Target
 
@@ -150,7 +151,7 @@ class Parts:
         being taken: what it wrote there would go with the punch."""
         if file.mode is not Mode.PASSTHROUGH or not file.registered or not self._files.room.brake.on:
             return
-        for run_first, run_count in extents.runs_of(b for b in range(first, first + count) if self._is_free(file, b)):
+        for run_first, run_count in runs_of(b for b in range(first, first + count) if self._is_free(file, b)):
             self._files.kernel.unclaim(file.ino, run_first, run_count)
 
     def _is_free(self, file: OpenFile, block: int) -> bool:

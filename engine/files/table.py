@@ -43,7 +43,6 @@ from aof2.engine.files.cold import ColdFiles
 from aof2.engine.files.content import Content
 from aof2.engine.files.copying import Copying
 from aof2.engine.files.durability import Durability
-from aof2.engine.files.extents import runs_of
 from aof2.engine.files.handle import Handle
 from aof2.engine.files.kept import KeptPages
 from aof2.engine.files.known import Known
@@ -58,6 +57,7 @@ from aof2.engine.files.seal import Sealer
 from aof2.engine.files.sizes import Sizes
 from aof2.engine.files.state import Kernel, Mode, OpenFile, stream_of, wants_write
 from aof2.engine.kinds.opens import Opens
+from aof2.engine.runs import runs_of
 from aof2.engine.tiering.recent import units_of
 
 if TYPE_CHECKING:

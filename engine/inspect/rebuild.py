@@ -16,10 +16,10 @@ from aof2 import native
 from aof2.engine.catalog import snapshots
 from aof2.engine.catalog.recovery import _apply_chunk, _chunks
 from aof2.engine.catalog.store import Catalog
-from aof2.engine.errors import CorruptError, UnsupportedError
 from aof2.engine.manifest.format import CHUNK_HEADER_LEN, LogPosition, ManifestGapError, ManifestIntegrityError
+from aof2.engine.manifest.newest import usable_snapshots
 from aof2.engine.manifest.reader import Chunk
-from aof2.engine.manifest.snapshot import Snapshot, list_snapshots, load_snapshot
+from aof2.engine.manifest.snapshot import Snapshot
 
 
 def rebuild_stream(catalog: Catalog, directory: Path, stream_id: int, upto: LogPosition | None = None) -> None:
@@ -52,14 +52,8 @@ def rebuild_stream(catalog: Catalog, directory: Path, stream_id: int, upto: LogP
 
 def usable_snapshot(directory: Path, upto: LogPosition | None) -> Snapshot | None:
     """The newest snapshot that is whole and not past `upto`."""
-    for snapshot_id in reversed(list_snapshots(directory)):
-        try:
-            snapshot = load_snapshot(directory, snapshot_id)
-        except (CorruptError, UnsupportedError, FileNotFoundError):
-            continue
-        if upto is None or snapshot.position.ordinal <= upto.ordinal:
-            return snapshot
-    return None
+    usable = usable_snapshots(directory)
+    return next((one for one in usable if upto is None or one.position.ordinal <= upto.ordinal), None)
 
 
 def cut(chunk: Chunk, upto: LogPosition | None) -> Chunk:

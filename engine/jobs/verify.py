@@ -16,7 +16,6 @@ rebuild, at worst a blob that is missing instead of damaged, which the next atte
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Callable
 from functools import partial
@@ -27,7 +26,6 @@ import trio
 
 from aof2.engine import objects
 from aof2.engine.aio import open_nursery
-from aof2.engine.blob.reader import check_identity, decode_frame, read_footer
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.batch import Batch
 from aof2.engine.catalog.rows import BlobRow, ChunkRow, ObjectRow
@@ -38,8 +36,7 @@ from aof2.engine.jobs.errors import NeedsRepairError
 from aof2.engine.jobs.worker import JobContext
 from aof2.engine.manifest.format import ReasonCode
 from aof2.engine.remote.errors import RemoteMissingError
-from aof2.engine.remote.keys import ChunkBlobKey, parse_key
-from aof2.engine.remote.location import LocatedBlob
+from aof2.engine.remote.prover import check_size, named, prove
 from aof2.engine.remote.store import RemoteStore
 from aof2.engine.tiering.hydrate import Hydrator
 from aof2.engine.tiering.publish import Publisher, Target
@@ -47,7 +44,6 @@ from aof2.engine.tiering.publish import Publisher, Target
 log = logging.getLogger(__name__)
 
 PAGE_BLOBS: Final = 32
-REQUEST_BYTES: Final = 8 << 20
 NAMED_MAX: Final = 100  # keys a report names; it counts them all
 CRASH_POINTS: Final = ("verify.marked", "verify.rebuilt", "verify.page_done")
 
@@ -79,27 +75,8 @@ class Report(msgspec.Struct):
 
 def check_blob(remote: RemoteStore, sha256: bytes, blob: BlobRow) -> None:
     """RemoteMissingError or CorruptError unless the remote has exactly the blob that the row describes. Blocks."""
-    info = remote.head_blob(blob.key)
-    if info is None:
-        raise RemoteMissingError(f"{blob.key}: no such object")
-    if not blob.location.fits(info.size):
-        raise CorruptError(f"{info.size} bytes instead of {blob.location.end}", path=blob.key)
-    located = LocatedBlob(remote, blob.location)
-    footer = read_footer(located.read, blob.stored_bytes, path=blob.key)
-    name = parse_key(blob.key)
-    own = (name.chunk_id, name.generation) if isinstance(name, ChunkBlobKey) else (None, None)
-    check_identity(footer, chunk_id=own[0], generation=own[1], sha256=sha256, path=blob.key)
-    digest = hashlib.sha256()
-    step = max(1, REQUEST_BYTES // footer.block_bytes)
-    for first in range(0, footer.frame_count, step):
-        last = min(first + step, footer.frame_count) - 1
-        start, length = footer.frames_range(first, last)
-        stored = memoryview(located.read(start, length))
-        for index in range(first, last + 1):
-            at, frame_len = footer.frame_range(index)
-            digest.update(decode_frame(footer, index, stored[at - start : at - start + frame_len], path=blob.key))
-    if digest.digest() != sha256:
-        raise CorruptError("its content has another SHA-256 than its chunk", path=blob.key)
+    check_size(remote, blob)
+    prove(remote, blob, sha256)
 
 
 class VerifyManifest:
@@ -243,16 +220,11 @@ class VerifyManifest:
         """Whether the blob could be put again from this chunk's local bytes."""
         sha256, blob = item
         target = Target(job.tenant_id, job.tenant, row, self._compression_of(job.tenant))
-        name = parse_key(blob.key)
-        source = chunk
-        if isinstance(name, ChunkBlobKey):
-            # The footer says under whose name the blob was first put, whoever's bytes it is made of now.
-            source = msgspec.structs.replace(chunk, chunk_id=name.chunk_id, generation=name.generation)
         handle = await self._hydrator.open((job.tenant_id, row.ino, row.generation), job.tenant)
         try:
             if handle.masks[chunk.index] != objects.full_mask(chunk.length, handle.block_bytes):
                 return False
-            up = await self._publisher.rebuild(target, source, blob.key, job.name)
+            up = await self._publisher.rebuild(target, named(chunk, blob.key), blob.key, job.name)
         except (CorruptError, FileNotFoundError) as e:
             log.info("local copy cannot stand in for the remote one", extra={"path": str(handle.path), "error": str(e)})
             return False

@@ -129,7 +129,7 @@ def make_kinds(
     """A kind object for each kind that a tenant of the volume has; `top` makes the one for what is in no tenant."""
     opens = Opens()
     by_stream: dict[int, Kind] = {}
-    for number, tenants in volume.tenants_by_kind().items():
+    for number, tenants in volume.tenants.by_kind().items():
         kind = registry.by_number(number).make(Surroundings(volume, kernel, opens, wish, tenants))
         by_stream |= dict.fromkeys(tenants, kind)
     return Kinds({**by_stream, TOP: top(opens, by_stream)}, opens)

@@ -31,6 +31,7 @@ from aof2.engine.catalog.rows import ChunkRow, ObjectRow, ResidencyRow
 from aof2.engine.catalog.store import View
 from aof2.engine.local.hot import HotCache, Identity
 from aof2.engine.objects import ObjectGoneError, full_mask, mask_bytes
+from aof2.engine.runs import runs_of_masks
 
 Key = tuple[int, int, int]  # stream id, inode, generation
 SHRINK_LOOKS: Final = 8
@@ -108,13 +109,13 @@ class ObjectHandle:
             full_mask(c.length, self.block_bytes) & ~(m & ok)
             for c, (m, ok) in zip(self.chunks, self._masks(), strict=True)
         )
-        runs = _runs_of(missing, self.blocks_per_chunk)
+        runs = runs_of_masks(missing, self.blocks_per_chunk)
         return [b for at, n in runs for b in range(max(at, first), min(at + n, last + 1))]
 
     def ready_runs(self) -> Iterator[tuple[int, int]]:
         """(first, count) of the blocks that can simply be read, as few pairs as there can be."""
         start = stop = 0
-        for first, count in _runs_of((mask & ok for mask, ok in self._masks()), self.blocks_per_chunk):
+        for first, count in runs_of_masks((mask & ok for mask, ok in self._masks()), self.blocks_per_chunk):
             if first != stop:
                 if stop > start:
                     yield start, stop - start
@@ -126,11 +127,13 @@ class ObjectHandle:
     def absent_runs(self) -> Iterator[tuple[int, int]]:
         """(first, count) of the blocks that are not here, chunk by chunk."""
         pairs = zip(self.chunks, self.masks, strict=True)
-        return _runs_of((full_mask(c.length, self.block_bytes) & ~mask for c, mask in pairs), self.blocks_per_chunk)
+        return runs_of_masks(
+            (full_mask(c.length, self.block_bytes) & ~mask for c, mask in pairs), self.blocks_per_chunk
+        )
 
     def suspects(self) -> list[int]:
         """Blocks that are here and not trusted."""
-        runs = _runs_of((mask & ~ok for mask, ok in self._masks()), self.blocks_per_chunk)
+        runs = runs_of_masks((mask & ~ok for mask, ok in self._masks()), self.blocks_per_chunk)
         return [block for first, count in runs for block in range(first, first + count)]
 
     def _masks(self) -> Iterator[tuple[int, int]]:
@@ -250,18 +253,6 @@ class ObjectHandle:
             self.trust_all()
             return True
         return False
-
-
-def _runs_of(masks: Iterable[int], blocks_per_chunk: int) -> Iterator[tuple[int, int]]:
-    """(first, count) of the bits that are set, chunk by chunk."""
-    for chunk, bits in enumerate(masks):
-        at = chunk * blocks_per_chunk
-        while bits:
-            zeros = (bits & -bits).bit_length() - 1
-            ones = (~(bits >> zeros) & (bits >> zeros) + 1).bit_length() - 1
-            yield at + zeros, ones
-            bits >>= zeros + ones
-            at += zeros + ones
 
 
 def load_handle(view: View, hot: HotCache, key: Key, tenant: str, block_bytes: int) -> ObjectHandle:

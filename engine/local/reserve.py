@@ -60,10 +60,6 @@ class Reserve:
         return len(self._units)
 
     @property
-    def unit_bytes(self) -> int:
-        return self._unit_bytes
-
-    @property
     def is_whole(self) -> bool:
         return len(self._units) >= self.units_wanted
 

@@ -40,6 +40,7 @@ from aof2.engine.manifest.format import (
     chunk_name,
 )
 
+FLAGS_AT: Final = 56  # of ChunkHeader.flags
 CRASH_POINTS: Final = (
     "manifest.create.allocated",
     "manifest.append.copied",
@@ -299,8 +300,8 @@ def mark_uploaded(env: Env, path: Path, *, sync: bool = True) -> None:
     fd = open_sealed_rw(env, path)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
-        flags = int.from_bytes(os.pread(fd, 8, 56), "little") | ChunkFlag.UPLOADED
-        env.files.pwrite(fd, int(flags).to_bytes(8, "little"), 56)
+        flags = int.from_bytes(os.pread(fd, 8, FLAGS_AT), "little") | ChunkFlag.UPLOADED
+        env.files.pwrite(fd, int(flags).to_bytes(8, "little"), FLAGS_AT)
         if sync:
             env.files.fsync(fd)
     finally:
@@ -312,3 +313,13 @@ def open_sealed_rw(env: Env, path: Path) -> int:
     """A sealed chunk is read-only, for its owner too (root aside): lifts that until the caller restores it."""
     path.chmod(0o600)
     return env.files.open_rw(path)
+
+
+def as_uploaded(data: bytes) -> bytes:
+    """A sealed chunk's bytes as they are on the remote: with the `uploaded` flag clear, whenever it is put."""
+    return data[:FLAGS_AT] + int(ChunkFlag.SEALED).to_bytes(8, "little") + data[CHUNK_HEADER_LEN:]
+
+
+def as_downloaded(data: bytes) -> bytes:
+    """The remote's bytes as they are here: known to be uploaded."""
+    return data[:FLAGS_AT] + int(ChunkFlag.SEALED | ChunkFlag.UPLOADED).to_bytes(8, "little") + data[CHUNK_HEADER_LEN:]

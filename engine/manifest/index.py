@@ -100,11 +100,6 @@ class ManifestIndex:
         self._foreign = EventAssembler()
 
     @property
-    def reconciliation(self) -> list[int]:
-        """Segments that records speak of though they were never opened."""
-        return [segment_id for segment_id, entry in self.entries.items() if not entry.opened]
-
-    @property
     def needs_repair(self) -> list[int]:
         return [segment_id for segment_id, entry in self.entries.items() if entry.needs_repair]
 

@@ -20,7 +20,7 @@ from aof2.engine.env import Env
 from aof2.engine.errors import CorruptError
 from aof2.engine.manifest import payloads as p
 from aof2.engine.manifest.format import LOG_SEGMENT_ID, TYPE_COUNT, LogPosition
-from aof2.engine.manifest.index import ManifestEntry, ManifestIndex, Progress, Residency
+from aof2.engine.manifest.index import ManifestEntry, Progress, Residency
 
 NAME: Final = "shadow.json"
 
@@ -105,12 +105,6 @@ class ShadowState:
                 s.update(local=False)
             case _:
                 pass
-
-    def divergence(self, index: ManifestIndex) -> list[int]:
-        """Segments on which the JSON and the log disagree; its length is the gauge."""
-        ours = {int(segment_id): s for segment_id, s in self.segments.items()}
-        theirs = {segment_id: as_json(entry) for segment_id, entry in index.entries.items()}
-        return sorted(s for s in ours.keys() | theirs.keys() if ours.get(s) != theirs.get(s))
 
     def save(self, env: Env, directory: Path) -> None:
         saved = _Saved(position=self.position, segments=self.segments, pending=sorted(self._pending))

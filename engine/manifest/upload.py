@@ -19,7 +19,7 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, Protocol
 
 import msgspec
@@ -27,7 +27,7 @@ import msgspec
 from aof2.engine.env import Env
 from aof2.engine.errors import Aof2Error, CorruptError, ReadOnlyError, TransientError
 from aof2.engine.manifest.batch import RecordBatch
-from aof2.engine.manifest.chunk import mark_uploaded
+from aof2.engine.manifest.chunk import as_uploaded, mark_uploaded
 from aof2.engine.manifest.format import LOG_SEGMENT_ID, LogPosition, ReasonCode, bundle_key, chunk_key
 from aof2.engine.manifest.payloads import (
     Payload,
@@ -55,14 +55,14 @@ CRASH_POINTS: Final = (
 class ManifestRemote(Protocol):
     """What the log asks of a remote. Failures are TransientError with a reason code, or another Aof2Error for good."""
 
-    def put(self, key: str, data: bytes, metadata: Mapping[str, str]) -> str:
+    def put(self, key: str, data: bytes, metadata: Mapping[str, str] | None = None) -> str:
         """Stores the object unless it is already there with these bytes; its etag."""
 
     def compose(self, key: str, sources: Sequence[str]) -> str:
         """Stores the concatenation of the sources under `key`; its etag."""
 
-    def delete(self, key: str) -> None:
-        """The object is gone afterwards, whether or not it was there."""
+    def delete(self, keys: Iterable[str]) -> None:
+        """The objects are gone afterwards, whether or not they were there."""
 
 
 # Appends records and commits them durably; the group commit's `commit_now`, or a writer's own.
@@ -170,7 +170,7 @@ class ChunkUploader:
         data = read_file(sealed.path)
         # What leaves this machine is checked once more: a chunk damaged on disk must not become the good copy.
         parse_chunk(data, path=str(sealed.path), last=False, expect_index=sealed.header.chunk_index)
-        return _as_uploaded(data[: sealed.header.committed_len])
+        return as_uploaded(data[: sealed.header.committed_len])
 
     def _put(self, sealed: SealedChunk, body: bytes, snapshot_id: int) -> str:
         metadata = {
@@ -203,7 +203,7 @@ class ChunkUploader:
         self._log_all([Tier2Deleted(key) for key in keys], chunk_index)
 
     def _delete(self, key: str) -> str:
-        self._remote.delete(key)
+        self._remote.delete([key])
         return ""
 
     def _retrying(self, key: str, chunk_index: int, attempt: Callable[[], str], *, upload: bool = True) -> str:
@@ -239,8 +239,3 @@ class ChunkUploader:
             batch.add(payload, segment_id=LOG_SEGMENT_ID, logical_offset=chunk_index)
         if batch:
             (append or self._append)(batch)
-
-
-def _as_uploaded(data: bytes) -> bytes:
-    """A chunk's bytes with the `uploaded` flag clear: the remote copy is the same whenever it is put."""
-    return data[:56] + (1).to_bytes(8, "little") + data[64:]

@@ -150,10 +150,6 @@ class ManifestLogWriter:
         return LogPosition(chunk.index, chunk.committed_len, chunk.base_record + chunk.count - self._uncommitted)
 
     @property
-    def active_chunk_index(self) -> int | None:
-        return None if self._chunk is None else self._chunk.index
-
-    @property
     def uncommitted_bytes(self) -> int:
         return 0 if self._chunk is None else self._chunk.tail - self._chunk.committed_len
 
@@ -189,13 +185,13 @@ class ManifestLogWriter:
             self._unobserved += batch.rows()
         return ordinal
 
-    def commit(self, *, sync: bool = True, now_ms: int | None = None) -> LogPosition:
+    def commit(self, *, sync: bool = True) -> LogPosition:
         """Everything appended so far is in the log; with `sync`, also after power loss."""
         chunk = self._chunk
         if chunk is not None:
             self._refuse_if_failed()
             with self._fatal():
-                committed = chunk.commit(self.env.now_ms() if now_ms is None else now_ms)
+                committed = chunk.commit(self.env.now_ms())
             if committed:
                 self._uncommitted = 0
                 self.substantive += chunk.substantive - self._counted
@@ -225,7 +221,7 @@ class ManifestLogWriter:
         with self._fatal():
             chunk.sync()
 
-    def needs_rotation(self, now_ms: int | None = None) -> bool:
+    def needs_rotation(self) -> bool:
         """Full, or quiet for a rotation period with something in it worth uploading."""
         chunk = self._chunk
         if chunk is None or chunk.count == 0:
@@ -233,7 +229,7 @@ class ManifestLogWriter:
         if chunk.tail + self.settings.record_len_max > self.settings.chunk_capacity:
             return True
         deadline = self.rotation_due_ms()
-        now = self.env.now_ms() if now_ms is None else now_ms
+        now = self.env.now_ms()
         # A clock that went backwards must not hold a chunk back for as long as it was off.
         return deadline is not None and (now >= deadline or now < chunk.last_commit_ms)
 

@@ -33,15 +33,30 @@ LATENCY_BUCKETS_S: Final = (
 DURATION_BUCKETS_S: Final = (0.01, 0.05, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
 
 
-class Counter:
-    """Only goes up. Where somebody else counts already, a callback says how far it is."""
-
-    kind: ClassVar[str] = "counter"
+class _Value:
+    """One number."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._value: float = 0
         self._callback: Callable[[], float] | None = None
+
+    def set_callback(self, callback: Callable[[], float] | None) -> None:
+        """From now on the value is what this returns at scrape time, whatever was counted or set here."""
+        self._callback = callback
+
+    @property
+    def value(self) -> float:
+        return self._value if self._callback is None else float(self._callback())
+
+    def samples(self, name: str, labels: dict[str, str]) -> Iterable[Sample]:
+        return [Sample(name, labels, self.value)]
+
+
+class Counter(_Value):
+    """Only goes up. Where another part counts already, a callback says how far it is."""
+
+    kind: ClassVar[str] = "counter"
 
     def inc(self, amount: float = 1) -> None:
         if amount < 0:
@@ -49,48 +64,14 @@ class Counter:
         with self._lock:
             self._value += amount
 
-    def set_callback(self, callback: Callable[[], float] | None) -> None:
-        """From now on the value is what this returns at scrape time, and `inc` counts for nothing."""
-        self._callback = callback
 
-    @property
-    def value(self) -> float:
-        return self._value if self._callback is None else float(self._callback())
-
-    def samples(self, name: str, labels: dict[str, str]) -> Iterable[Sample]:
-        return [Sample(name, labels, self.value)]
-
-
-class Gauge:
-    """Goes up and down, or is asked for when somebody scrapes."""
+class Gauge(_Value):
+    """Set, or asked for by a callback at scrape time."""
 
     kind: ClassVar[str] = "gauge"
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._value: float = 0
-        self._callback: Callable[[], float] | None = None
-
     def set(self, value: float) -> None:
         self._value = value
-
-    def inc(self, amount: float = 1) -> None:
-        with self._lock:
-            self._value += amount
-
-    def dec(self, amount: float = 1) -> None:
-        self.inc(-amount)
-
-    def set_callback(self, callback: Callable[[], float] | None) -> None:
-        """From now on the value is what this returns at scrape time."""
-        self._callback = callback
-
-    @property
-    def value(self) -> float:
-        return self._value if self._callback is None else float(self._callback())
-
-    def samples(self, name: str, labels: dict[str, str]) -> Iterable[Sample]:
-        return [Sample(name, labels, self.value)]
 
 
 class Histogram:
@@ -114,10 +95,6 @@ class Histogram:
     def count(self) -> int:
         with self._lock:
             return sum(self._counts)
-
-    @property
-    def sum(self) -> float:
-        return self._sum
 
     def samples(self, name: str, labels: dict[str, str]) -> Iterable[Sample]:
         with self._lock:

@@ -142,9 +142,6 @@ class StorageMetrics(Collector):
         """A manifest snapshot of a stream is durable; the age exposed is that of the stream that waits longest."""
         self._snapshots_ms[stream_id] = taken_at_ms
 
-    def forget_stream(self, stream_id: int) -> None:
-        self._snapshots_ms.pop(stream_id, None)
-
     def knows_stream(self, stream_id: int) -> bool:
         return stream_id in self._snapshots_ms
 

@@ -21,7 +21,6 @@ object without its note.
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -46,7 +45,7 @@ from aof2.engine.remote.directory_files import (
 from aof2.engine.remote.errors import FencedError, RemoteCorruptError, RemoteMissingError, RemoteUnavailableError
 from aof2.engine.remote.keys import RESERVED_PREFIX, check_key, check_prefix
 from aof2.engine.remote.resilience import Deadline, RemoteStats, Resilience
-from aof2.engine.remote.source import ChunksSource, FileTarget, Source, Writer, checked_crc64, pieces
+from aof2.engine.remote.source import ChunksSource, FileTarget, Source, checked_crc64, pieces
 from aof2.engine.remote.store import (
     BlobInfo,
     check_metadata,
@@ -95,21 +94,16 @@ class DirectoryStore:
     # Puts
 
     def put_blob(
-        self,
-        key: str,
-        source: Source,
-        size: int,
-        *,
-        crc64: int | None = None,
-        sha256: bytes | None = None,
-        metadata: Mapping[str, str] | None = None,
-        if_absent: bool = False,
-        timeout_s: float | None = None,
+        self, key: str, source: Source, size: int, *, crc64: int | None = None, sha256: bytes | None = None
     ) -> str:
-        path, meta = self._path(key), check_metadata(metadata)
-        deadline = self._deadline(timeout_s, size)
+        return self._put(key, source, size, crc64, sha256, if_absent=False)
+
+    def _put(
+        self, key: str, source: Source, size: int, crc64: int | None, sha256: bytes | None, *, if_absent: bool
+    ) -> str:
+        path, deadline = self._path(key), self._deadline(size)
         crc = checked_crc64(source, size, crc64, sha256)
-        meta = with_checksums(meta, crc, sha256)
+        meta = with_checksums({}, crc, sha256)
 
         def attempt() -> str:
             found = self._info(key)
@@ -128,12 +122,10 @@ class DirectoryStore:
 
         return self._run(f"put of {key}", attempt, deadline)
 
-    def put_if_absent(
-        self, key: str, data: bytes, metadata: Mapping[str, str] | None = None, *, timeout_s: float | None = None
-    ) -> str:
+    def put_if_absent(self, key: str, data: bytes, metadata: Mapping[str, str] | None = None) -> str:
         path, crc = self._path(key), crc64_of_bytes(data)
         meta = with_checksums(check_metadata(metadata), crc, None)
-        deadline = self._deadline(timeout_s, len(data))
+        deadline = self._deadline(len(data))
 
         def attempt() -> str:
             with self._temp(path, data, len(data), crc, deadline) as temp:
@@ -145,10 +137,10 @@ class DirectoryStore:
 
         return self._run(f"put of {key}", attempt, deadline)
 
-    def replace_if_match(self, key: str, data: bytes, etag: str | None, *, timeout_s: float | None = None) -> str:
+    def replace_if_match(self, key: str, data: bytes, etag: str | None) -> str:
         path, crc = self._path(key), crc64_of_bytes(data)
         meta = with_checksums({}, crc, None)
-        deadline = self._deadline(timeout_s, len(data))
+        deadline = self._deadline(len(data))
 
         def attempt() -> str:
             with self._lock(deadline):
@@ -216,82 +208,55 @@ class DirectoryStore:
 
     # Gets
 
-    def get_blob(
-        self,
-        key: str,
-        writer: Writer,
-        *,
-        crc64: int | None = None,
-        sha256: bytes | None = None,
-        timeout_s: float | None = None,
-    ) -> BlobInfo:
+    def get_blob(self, key: str, *, timeout_s: float | None = None) -> tuple[BlobInfo, bytes]:
         self._path(key)
         given = None if timeout_s is None else Deadline(self._env, timeout_s)
 
-        def attempt() -> BlobInfo:
+        def attempt() -> tuple[BlobInfo, bytes]:
             for _ in range(2):
                 fd, found = self._open(key)
                 try:
                     note = read_note(self._root, key, found)
-                    limit = given or self._deadline(None, found.st_size)
-                    crc, sha = self._stream(fd, found.st_size, writer, f"get of {key}", limit, sha256 is not None)
+                    data = self._whole(fd, found.st_size, f"get of {key}", given or self._deadline(found.st_size))
                 finally:
                     os.close(fd)
-                expected = (note.crc64 if note else None) if crc64 is None else crc64
-                if expected in (None, crc) and sha256 in (None, sha):
-                    return self._info_of(key, found, note or Note.bare(found, crc))
+                crc = crc64_of_bytes(data)
+                if note is None or note.crc64 == crc:
+                    return self._info_of(key, found, note or Note.bare(found, crc)), data
             raise RemoteCorruptError("the object's bytes fail their checksum, read twice", path=key)
 
-        return self._run(f"get of {key}", attempt, self._deadline(timeout_s, 0))
+        return self._run(f"get of {key}", attempt, given or self._deadline(0))
 
-    def _stream(
-        self, fd: int, size: int, writer: Writer, what: str, deadline: Deadline, hashing: bool
-    ) -> tuple[int, bytes]:
-        digest, crc = hashlib.sha256(), 0
-        if not size:
-            writer(0, b"")
+    def _whole(self, fd: int, size: int, what: str, deadline: Deadline) -> bytes:
+        pieces: list[bytes] = []
         for at in range(0, size, PIECE_BYTES):
             deadline.check(what)
-            data = os.pread(fd, min(PIECE_BYTES, size - at), at)
-            crc = crc64_of_bytes(data, crc)
-            if hashing:
-                digest.update(data)
-            writer(at, data)
+            pieces.append(os.pread(fd, min(PIECE_BYTES, size - at), at))
         self._weather.received(size)
-        return crc, digest.digest()
+        return b"".join(pieces)
 
-    def get_range(self, key: str, offset: int, length: int, *, timeout_s: float | None = None) -> bytes:
-        return self.get_ranges(key, [(offset, length)], timeout_s=timeout_s)[0]
+    def get_range(self, key: str, offset: int, length: int) -> bytes:
+        self._path(key)
+        if offset < 0 or length < 0:
+            raise ValueError(f"range {offset}+{length}")
+
+        def attempt() -> bytes:
+            fd, found = self._open(key)
+            try:
+                return self._exact(key, fd, found.st_size, offset, length)
+            finally:
+                os.close(fd)
+
+        return self._run(f"get of {key}", attempt, self._deadline(length))
 
     async def glance(self, key: str, offset: int, length: int) -> bytes | None:
         return None  # a disk may take its time
 
-    def receive_range(
-        self, key: str, offset: int, length: int, target: FileTarget, *, timeout_s: float | None = None
-    ) -> None:
+    def receive_range(self, key: str, offset: int, length: int, target: FileTarget) -> None:
         step = max(target.piece_bytes, PIECE_BYTES // target.piece_bytes * target.piece_bytes)
         piece = 0
         for at in range(0, length, step):
-            data = self.get_range(key, offset + at, min(step, length - at), timeout_s=timeout_s)
-            piece = target.put_from(piece, data)
-
-    def get_ranges(
-        self, key: str, ranges: Sequence[tuple[int, int]], *, timeout_s: float | None = None
-    ) -> Sequence[bytes]:
-        self._path(key)
-        for offset, length in ranges:
-            if offset < 0 or length < 0:
-                raise ValueError(f"range {offset}+{length}")
-        deadline = self._deadline(timeout_s, sum(length for _, length in ranges))
-
-        def attempt() -> Sequence[bytes]:
-            fd, found = self._open(key)
-            try:
-                return [self._exact(key, fd, found.st_size, offset, length) for offset, length in ranges]
-            finally:
-                os.close(fd)
-
-        return self._run(f"get of {key}", attempt, deadline)
+            piece = target.put_from(piece, self.get_range(key, offset + at, min(step, length - at)))
 
     def _exact(self, key: str, fd: int, size: int, offset: int, length: int) -> bytes:
         if offset + length > size:
@@ -302,17 +267,15 @@ class DirectoryStore:
         self._weather.received(length)
         return data
 
-    def head_blob(self, key: str, *, timeout_s: float | None = None) -> BlobInfo | None:
+    def head_blob(self, key: str) -> BlobInfo | None:
         self._path(key)
-        return self._run(f"head of {key}", lambda: self._info(key), self._deadline(timeout_s, 0))
+        return self._run(f"head of {key}", lambda: self._info(key), self._deadline(0))
 
     # Listing and deleting
 
-    def list(
-        self, prefix: str = "", *, start_after: str | None = None, timeout_s: float | None = None
-    ) -> Iterator[BlobInfo]:
+    def list(self, prefix: str = "", *, start_after: str | None = None) -> Iterator[BlobInfo]:
         check_prefix(prefix)
-        self._run(f"list of {prefix}", lambda: None, self._deadline(timeout_s, 0))
+        self._run(f"list of {prefix}", lambda: None, self._deadline(0))
         try:
             for key, found in walk(self._root, prefix, start_after):
                 note = read_note(self._root, key, found)
@@ -321,9 +284,9 @@ class DirectoryStore:
         except OSError as e:
             raise translate(e, f"list of {prefix}") from None
 
-    def delete(self, keys: Iterable[str], *, timeout_s: float | None = None) -> None:
+    def delete(self, keys: Iterable[str]) -> None:
         for key in [check_key(key) for key in keys]:
-            self._run(f"delete of {key}", partial(self._delete, key), self._deadline(timeout_s, 0))
+            self._run(f"delete of {key}", partial(self._delete, key), self._deadline(0))
 
     def _delete(self, key: str) -> None:
         path = self._path(key)
@@ -339,17 +302,15 @@ class DirectoryStore:
 
     # Composing
 
-    def compose(
-        self, key: str, sources: Sequence[str], *, if_absent: bool = False, timeout_s: float | None = None
-    ) -> str:
+    def compose(self, key: str, sources: Sequence[str]) -> str:
         self._path(key)
-        infos = [self._source_info(source, timeout_s) for source in sources]
+        infos = [self._source_info(source) for source in sources]
         whole_of = ChunksSource(lambda: self._concatenated(infos))
         size, crc = sum(info.size for info in infos), combined_crc64(infos)
-        return self.put_blob(key, whole_of, size, crc64=crc, if_absent=if_absent, timeout_s=timeout_s)
+        return self._put(key, whole_of, size, crc, None, if_absent=True)
 
-    def _source_info(self, key: str, timeout_s: float | None) -> BlobInfo:
-        info = self.head_blob(key, timeout_s=timeout_s)
+    def _source_info(self, key: str) -> BlobInfo:
+        info = self.head_blob(key)
         if info is None:
             raise RemoteMissingError(f"compose: {key} is not there")
         return info
@@ -361,7 +322,7 @@ class DirectoryStore:
 
     # Upkeep
 
-    def abort_stale_uploads(self, older_than_s: float, *, timeout_s: float | None = None) -> int:
+    def abort_stale_uploads(self, older_than_s: float) -> int:
         before_ns = (self._env.now_ms() - int(older_than_s * 1000)) * 1_000_000
 
         def attempt() -> int:
@@ -375,7 +336,7 @@ class DirectoryStore:
                             removed += 1
             return removed
 
-        return self._run("list of uploads", attempt, self._deadline(timeout_s, 0))
+        return self._run("list of uploads", attempt, self._deadline(0))
 
     def stats(self) -> RemoteStats:
         return self._weather.stats()
@@ -471,8 +432,8 @@ class DirectoryStore:
     def _path(self, key: str) -> Path:
         return self._root / check_key(key)
 
-    def _deadline(self, timeout_s: float | None, size: int) -> Deadline:
-        return Deadline(self._env, default_timeout_s(self._timeout_s, size) if timeout_s is None else timeout_s)
+    def _deadline(self, size: int) -> Deadline:
+        return Deadline(self._env, default_timeout_s(self._timeout_s, size))
 
 
 def _etag(size: int, crc64: int) -> str:

@@ -57,8 +57,3 @@ class RemoteRefusedError(Aof2Error):
 
 class FencedError(ReadOnlyError):
     """Another writer owns the volume. Stop writing for good: whatever is written now could damage its work."""
-
-
-def reason_of(error: BaseException) -> int:
-    """The reason code for UploadFailed and HydrationFailed."""
-    return int(getattr(error, "reason_code", ReasonCode.TRANSIENT))

@@ -36,7 +36,6 @@ from aof2.engine.env import Env
 from aof2.engine.errors import Aof2Error, CorruptError, TransientError, UnsupportedError
 from aof2.engine.remote.errors import FencedError, RemoteMissingError
 from aof2.engine.remote.keys import VOLUME_KEY
-from aof2.engine.remote.source import BytesWriter
 from aof2.engine.remote.store import RemoteStore
 
 log = logging.getLogger(__name__)
@@ -66,12 +65,10 @@ def new_writer_id() -> str:
 
 def read_volume(store: RemoteStore, *, timeout_s: float | None = None) -> tuple[VolumeRecord, str] | None:
     """The record and its etag, or None when the remote holds no volume."""
-    out = BytesWriter()
     try:
-        info = store.get_blob(VOLUME_KEY, out, timeout_s=timeout_s)
+        info, data = store.get_blob(VOLUME_KEY, timeout_s=timeout_s)
     except RemoteMissingError:
         return None
-    data = out.getvalue()
     try:
         version = msgspec.json.decode(data, type=_VersionOnly).format_version
         if version > FORMAT_VERSION:
@@ -93,7 +90,6 @@ def claim(
     store: RemoteStore,
     *,
     expected_uuid: str | None = None,
-    create: bool = True,
     writer_id: str = "",
     over_writer_id: str = "",
 ) -> Fence:
@@ -102,13 +98,12 @@ def claim(
     `writer_id` is the name of the claim, if the caller wrote it down before; `over_writer_id` the claim that it may
     replace, if only that one.
     FencedError: the remote holds another volume than `expected_uuid`, or another writer claimed at the same moment.
-    RemoteMissingError: no volume there, and `create` is off or a particular one is expected.
+    RemoteMissingError: no volume there, and a particular one is expected.
     """
     found = read_volume(store)
     if found is None:
-        if expected_uuid is not None or not create:
-            wanted = f"volume {expected_uuid}" if expected_uuid else "volume"
-            raise RemoteMissingError(f"{VOLUME_KEY}: the remote holds no {wanted}; is it the right url?")
+        if expected_uuid is not None:
+            raise RemoteMissingError(f"{VOLUME_KEY}: the remote holds no volume {expected_uuid}; is it the right url?")
         volume_uuid, epoch, etag = str(uuid.uuid4()), 1, None
     else:
         old, etag = found
@@ -144,10 +139,6 @@ class Fence:
     @property
     def epoch(self) -> int:
         return self.record.writer_epoch
-
-    @property
-    def read_only(self) -> bool:
-        return self._latched is not None
 
     def require(self) -> None:
         """FencedError when latched; asks nobody."""
@@ -208,7 +199,7 @@ class Fence:
         closed = msgspec.structs.replace(self.record, closed_at_ms=now_ms, closed_at=dict(positions))
         self._store.replace_if_match(VOLUME_KEY, msgspec.json.encode(closed), found[1])
 
-    def put_manifest(self, key: str, data: bytes, metadata: Mapping[str, str] | None = None) -> str:
+    def put(self, key: str, data: bytes, metadata: Mapping[str, str] | None = None) -> str:
         """Stores a manifest object under a key that nobody else used; its etag."""
         self._check_unless_ahead()
         try:
@@ -217,11 +208,11 @@ class Fence:
             self._latch(f"{key} holds another writer's bytes")
             raise
 
-    def compose_manifest(self, key: str, sources: Sequence[str]) -> str:
+    def compose(self, key: str, sources: Sequence[str]) -> str:
         """Stores a bundle of manifest objects; its etag."""
         self.check()
         try:
-            return self._store.compose(key, sources, if_absent=True)
+            return self._store.compose(key, sources)
         except FencedError:
             self._latch(f"{key} holds another writer's bytes")
             raise

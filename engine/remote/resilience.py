@@ -126,7 +126,6 @@ class Resilience:
         self._failures = 0
         self._state = BreakerState.CLOSED
         self._opened_at_s = 0.0
-        self._opened_at_ms = 0
         self._probe_at_s = 0.0
         self._cool_down_max_s = min(COOL_DOWN_S_MAX, timeout_s / 2)
         self._cool_down_s = min(COOL_DOWN_S, self._cool_down_max_s)
@@ -312,10 +311,6 @@ class Resilience:
     def skipped_put(self) -> None:
         with self._lock:
             self.puts_skipped += 1
-
-    @property
-    def breaker(self) -> BreakerState:
-        return self._state
 
     def stats(self) -> RemoteStats:
         with self._lock:

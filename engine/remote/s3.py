@@ -57,16 +57,7 @@ from aof2.engine.remote.s3_upload import (
     MultipartUpload,
     as_header,
 )
-from aof2.engine.remote.source import (
-    Buffer,
-    BytesWriter,
-    ChunksSource,
-    FileTarget,
-    Source,
-    Writer,
-    checked_crc64,
-    whole,
-)
+from aof2.engine.remote.source import Buffer, ChunksSource, FileTarget, Source, checked_crc64, whole
 from aof2.engine.remote.store import (
     BlobInfo,
     check_metadata,
@@ -100,7 +91,7 @@ class S3Store:
             self._calls,
             url.prefix,
             window=min(READ_WINDOW, settings.parallel),
-            deadline_for=lambda size: self._deadline(None, size),
+            deadline_for=self._deadline,
         )
 
     @property
@@ -110,26 +101,29 @@ class S3Store:
     # Puts
 
     def put_blob(
+        self, key: str, source: Source, size: int, *, crc64: int | None = None, sha256: bytes | None = None
+    ) -> str:
+        return self._send(key, source, size, crc64, sha256, self._deadline(size), if_absent=False)
+
+    def _send(
         self,
         key: str,
         source: Source,
         size: int,
+        crc64: int | None,
+        sha256: bytes | None,
+        deadline: Deadline,
         *,
-        crc64: int | None = None,
-        sha256: bytes | None = None,
-        metadata: Mapping[str, str] | None = None,
-        if_absent: bool = False,
-        timeout_s: float | None = None,
+        if_absent: bool,
     ) -> str:
-        name, meta = self._name(key), check_metadata(metadata)
-        deadline = self._deadline(timeout_s, size)
+        name = self._name(key)
         crc = checked_crc64(source, size, crc64, sha256)
+        meta = with_checksums({}, crc, sha256)
         # Small ones are put again sooner than they are looked for; a conditional put finds them by itself.
         if size <= LOOK_FIRST_BYTES:
             self._calls.check_bucket(deadline)  # some servers make one that is not there
         elif etag := self._already(key, size, crc, deadline, fence=if_absent):
             return etag
-        meta = with_checksums(meta, crc, sha256)
         try:
             if size < MULTIPART_BYTES:
                 body = whole(source, size)
@@ -145,21 +139,19 @@ class S3Store:
                 return etag
             raise RemoteUnavailableError(f"upload of {key}: it, or its source, was changed by someone else") from None
 
-    def put_if_absent(
-        self, key: str, data: bytes, metadata: Mapping[str, str] | None = None, *, timeout_s: float | None = None
-    ) -> str:
+    def put_if_absent(self, key: str, data: bytes, metadata: Mapping[str, str] | None = None) -> str:
         name, crc = self._name(key), crc64_of_bytes(data)
         meta = with_checksums(check_metadata(metadata), crc, None)
-        deadline = self._deadline(timeout_s, len(data))
+        deadline = self._deadline(len(data))
         try:
             return self._put(name, data, crc, meta, deadline, IfNoneMatch="*")
         except PreconditionFailedError:
             return self._own_or_fenced(key, data, deadline)
 
-    def replace_if_match(self, key: str, data: bytes, etag: str | None, *, timeout_s: float | None = None) -> str:
+    def replace_if_match(self, key: str, data: bytes, etag: str | None) -> str:
         name, crc = self._name(key), crc64_of_bytes(data)
         meta = with_checksums({}, crc, None)
-        deadline = self._deadline(timeout_s, len(data))
+        deadline = self._deadline(len(data))
         condition = {"IfNoneMatch": "*"} if etag is None else {"IfMatch": etag}
         try:
             return self._put(name, data, crc, meta, deadline, **condition)
@@ -210,67 +202,48 @@ class S3Store:
         return None
 
     def _own_or_fenced(self, key: str, data: bytes, deadline: Deadline) -> str:
-        out = BytesWriter()
         try:
-            info = self._reader.get(key, out, None, None, deadline)
+            info, found = self._reader.get(key, deadline)
         except RemoteMissingError:
             raise FencedError(f"{key}: it is gone, another writer removed it") from None
-        if out.getvalue() != data:
+        if found != data:
             raise FencedError(f"{key}: holds other bytes, put there by another writer")
         return info.etag
 
     # Gets
 
-    def get_blob(
-        self,
-        key: str,
-        writer: Writer,
-        *,
-        crc64: int | None = None,
-        sha256: bytes | None = None,
-        timeout_s: float | None = None,
-    ) -> BlobInfo:
+    def get_blob(self, key: str, *, timeout_s: float | None = None) -> tuple[BlobInfo, bytes]:
         self._name(key)
-        return self._reader.get(key, writer, crc64, sha256, self._given(timeout_s))
+        return self._reader.get(key, None if timeout_s is None else Deadline(self._env, timeout_s))
 
-    def get_range(self, key: str, offset: int, length: int, *, timeout_s: float | None = None) -> bytes:
-        return self.get_ranges(key, [(offset, length)], timeout_s=timeout_s)[0]
-
-    def get_ranges(
-        self, key: str, ranges: Sequence[tuple[int, int]], *, timeout_s: float | None = None
-    ) -> Sequence[bytes]:
-        self._name(key)
-        for offset, length in ranges:
-            if offset < 0 or length < 0:
-                raise ValueError(f"range {offset}+{length}")
-        deadline = self._deadline(timeout_s, sum(length for _, length in ranges))
-        return self._reader.ranges(key, ranges, deadline)
+    def get_range(self, key: str, offset: int, length: int) -> bytes:
+        self._check_range(key, offset, length)
+        return self._reader.read_range(key, offset, length, self._deadline(length))
 
     async def glance(self, key: str, offset: int, length: int) -> bytes | None:
         self._name(key)
         return await self._reader.glance(key, offset, length)
 
-    def receive_range(
-        self, key: str, offset: int, length: int, target: FileTarget, *, timeout_s: float | None = None
-    ) -> None:
+    def receive_range(self, key: str, offset: int, length: int, target: FileTarget) -> None:
+        self._check_range(key, offset, length)
+        self._reader.receive(key, offset, length, target, self._deadline(length))
+
+    def _check_range(self, key: str, offset: int, length: int) -> None:
         self._name(key)
         if offset < 0 or length < 0:
             raise ValueError(f"range {offset}+{length}")
-        self._reader.receive(key, offset, length, target, self._deadline(timeout_s, length))
 
-    def head_blob(self, key: str, *, timeout_s: float | None = None) -> BlobInfo | None:
+    def head_blob(self, key: str) -> BlobInfo | None:
         self._name(key)
-        return self._reader.head(key, self._deadline(timeout_s, 0))
+        return self._reader.head(key, self._deadline(0))
 
     # Listing and deleting
 
-    def list(
-        self, prefix: str = "", *, start_after: str | None = None, timeout_s: float | None = None
-    ) -> Iterator[BlobInfo]:
+    def list(self, prefix: str = "", *, start_after: str | None = None) -> Iterator[BlobInfo]:
         check_prefix(prefix)
         where: dict[str, str] = {} if start_after is None else {"StartAfter": self._prefix + start_after}
         while True:
-            page = self._page(prefix, where, self._deadline(timeout_s, 0))
+            page = self._page(prefix, where, self._deadline(0))
             for row in page.get("Contents", ()):
                 yield BlobInfo(
                     key=str(row["Key"]).removeprefix(self._prefix),
@@ -291,11 +264,10 @@ class S3Store:
 
         return self._calls.read(f"list of {name}", attempt, deadline)
 
-    def delete(self, keys: Iterable[str], *, timeout_s: float | None = None) -> None:
+    def delete(self, keys: Iterable[str]) -> None:
         names = iter([self._name(key) for key in keys])
-        given = self._given(timeout_s)
         while batch := list_of(islice(names, DELETE_BATCH)):
-            self._delete_batch(batch, given or self._deadline(None, 0))
+            self._delete_batch(batch, self._deadline(0))
 
     def _delete_batch(self, names: Sequence[str], deadline: Deadline) -> None:
         what = f"delete of {names[0]}" + (f" and {len(names) - 1} more" if len(names) > 1 else "")
@@ -325,28 +297,25 @@ class S3Store:
 
     # Composing
 
-    def compose(
-        self, key: str, sources: Sequence[str], *, if_absent: bool = False, timeout_s: float | None = None
-    ) -> str:
+    def compose(self, key: str, sources: Sequence[str]) -> str:
         name = self._name(key)
-        given = self._given(timeout_s)
-        infos = self._reader.heads([check_key(source) for source in sources], given or self._deadline(None, 0))
+        infos = self._reader.heads([check_key(source) for source in sources], self._deadline(0))
         size = sum(info.size for info in infos)
-        deadline = given or self._deadline(None, 2 * size)
+        deadline = self._deadline(2 * size)
         crc = combined_crc64(infos)
         if not _copyable([info.size for info in infos]):
             spans = [span for info in infos for span in spans_of(info.key, 0, info.size, info.etag)]
             joined = ChunksSource(lambda: (fetched.data for fetched in self._reader.fetch_in_order(spans, deadline)))
-            return self.put_blob(key, joined, size, crc64=crc, if_absent=if_absent, timeout_s=deadline.left_s())
-        if crc is not None and (etag := self._already(key, size, crc, deadline, fence=if_absent)):
+            return self._send(key, joined, size, crc, None, deadline, if_absent=True)
+        if crc is not None and (etag := self._already(key, size, crc, deadline, fence=True)):
             return etag
         meta = {} if crc is None else with_checksums({}, crc, None)
         try:
             with MultipartUpload(self._calls, self._active_uploads, name, deadline).started(meta) as upload:
                 parts = upload.copy([(self._prefix + info.key, info.etag) for info in infos])
-                etag = upload.complete(parts, crc, if_absent=if_absent)
+                etag = upload.complete(parts, crc, if_absent=True)
         except (PreconditionFailedError, UploadGoneError):
-            if crc is not None and (etag := self._already(key, size, crc, deadline, fence=if_absent)):
+            if crc is not None and (etag := self._already(key, size, crc, deadline, fence=True)):
                 return etag
             raise RemoteUnavailableError(f"compose of {key}: a source or the upload changed under way") from None
         made = self._reader.head(key, deadline)
@@ -356,18 +325,17 @@ class S3Store:
 
     # Upkeep
 
-    def abort_stale_uploads(self, older_than_s: float, *, timeout_s: float | None = None) -> int:
+    def abort_stale_uploads(self, older_than_s: float) -> int:
         before_ms = self._env.now_ms() - int(older_than_s * 1000)
-        given = self._given(timeout_s)
         aborted = 0
         where: dict[str, str] = {}
         while True:
-            page = self._uploads_page(where, given or self._deadline(None, 0))
+            page = self._uploads_page(where, self._deadline(0))
             for row in page.get("Uploads", ()):
                 name, upload_id = str(row["Key"]), str(row["UploadId"])
                 old = to_ms(row["Initiated"]) <= before_ms
                 if old and name.startswith(self._prefix) and upload_id not in self._active_uploads:
-                    aborted += self._abort(name, upload_id, given or self._deadline(None, 0))
+                    aborted += self._abort(name, upload_id, self._deadline(0))
             if not page.get("IsTruncated"):
                 return aborted
             where = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
@@ -400,12 +368,8 @@ class S3Store:
     def _name(self, key: str) -> str:
         return self._prefix + check_key(key)
 
-    def _given(self, timeout_s: float | None) -> Deadline | None:
-        """One deadline for all of a call, when the caller named one."""
-        return None if timeout_s is None else Deadline(self._env, timeout_s)
-
-    def _deadline(self, timeout_s: float | None, size: int) -> Deadline:
-        return Deadline(self._env, default_timeout_s(self._timeout_s, size) if timeout_s is None else timeout_s)
+    def _deadline(self, size: int) -> Deadline:
+        return Deadline(self._env, default_timeout_s(self._timeout_s, size))
 
 
 list_of = list  # the class has a method of that name

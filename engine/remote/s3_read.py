@@ -10,13 +10,12 @@ Owner: any thread. A crash leaves nothing.
 from __future__ import annotations
 
 import base64
-import hashlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing
 from datetime import datetime
-from itertools import chain, islice
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from aof2.engine.remote.errors import (
@@ -29,7 +28,7 @@ from aof2.engine.remote.resilience import Deadline
 from aof2.engine.remote.s3_calls import S3Calls
 from aof2.engine.remote.s3_client import PreconditionFailedError, RangeError
 from aof2.engine.remote.s3_wire import SCRATCH_BYTES, Head
-from aof2.engine.remote.source import FileTarget, Writer
+from aof2.engine.remote.source import FileTarget
 from aof2.engine.remote.store import BlobInfo, split_checksums
 from aof2.native import crc64 as crc64_of_bytes
 
@@ -64,28 +63,23 @@ class S3Reader:
         self._read_window = window
         self._deadline_for = deadline_for
 
-    def get(
-        self, key: str, writer: Writer, crc64: int | None, sha256: bytes | None, limit: Deadline | None
-    ) -> BlobInfo:
+    def get(self, key: str, limit: Deadline | None) -> tuple[BlobInfo, bytes]:
         changed = False
         for _ in range(2):
             try:
-                info, crc, sha = self._stream(key, writer, limit, hashing=sha256 is not None)
+                info, data = self._whole(key, limit)
             except PreconditionFailedError:
                 changed = True
                 continue
             changed = False
-            expected = info.crc64 if crc64 is None else crc64
-            if expected in (None, crc) and sha256 in (None, sha):
-                return info
+            if info.crc64 in (None, crc64_of_bytes(data)):
+                return info, data
         if changed:
             raise RemoteUnavailableError(f"get of {key}: it is replaced again and again while it is read")
         raise RemoteCorruptError("the object's bytes fail their checksum, read twice", path=key)
 
-    def _stream(
-        self, key: str, writer: Writer, limit: Deadline | None, *, hashing: bool
-    ) -> tuple[BlobInfo, int, bytes]:
-        """One reading: what it is, the crc64 and SHA-256 of what came."""
+    def _whole(self, key: str, limit: Deadline | None) -> tuple[BlobInfo, bytes]:
+        """One reading: what it is, and what came."""
         deadline = limit or self._deadline_for(0)
         try:
             first = self._calls.wait(self._start_fetch(Span(key, 0, RANGE_BYTES), deadline), f"get of {key}", deadline)
@@ -93,21 +87,13 @@ class S3Reader:
             info = self.head(key, deadline)
             if info is None or info.size:
                 raise RemoteUnavailableError(f"get of {key}: it changes while it is read") from None
-            writer(0, b"")
-            return info, 0, hashlib.sha256().digest()
+            return info, b""
         info = first.info
         if limit is None:
             deadline = self._deadline_for(info.size)
-        digest, crc, at = hashlib.sha256(), 0, 0
         start = len(first.data)
         rest = self.fetch_in_order(spans_of(key, start, info.size - start, info.etag), deadline)
-        for fetched in chain((first,), rest):
-            if hashing:
-                digest.update(fetched.data)
-            crc = crc64_of_bytes(fetched.data, crc)
-            writer(at, fetched.data)
-            at += len(fetched.data)
-        return info, crc, digest.digest()
+        return info, b"".join([first.data, *(fetched.data for fetched in rest)])
 
     def fetch_in_order(self, spans: Sequence[Span], deadline: Deadline) -> Iterator[Fetched]:
         """The spans' bytes, the next ones on their way (from this call on) while one is used."""
@@ -196,20 +182,15 @@ class S3Reader:
 
         return self._calls.here(f"get of {span.key}", attempt, deadline)
 
-    def ranges(self, key: str, ranges: Sequence[tuple[int, int]], deadline: Deadline) -> Sequence[bytes]:
+    def read_range(self, key: str, offset: int, length: int, deadline: Deadline) -> bytes:
         """Exactly these bytes of the object."""
-        spans = [spans_of(key, offset, length, None) for offset, length in ranges]
-        asked = len(spans) == 1 and len(spans[0]) == 1 and self._calls.wire.usable
-        if asked:
-            try:
-                data = self._over_wire(spans[0][0], deadline)
-            except RangeError:
-                raise RemoteCorruptError("the object ends before the range starts", path=key) from None
-            if data is not None:
-                return [data]
-        fetched = self.fetch_in_order([span for some in spans for span in some], deadline)
+        spans = spans_of(key, offset, length, None)
+        asked = len(spans) == 1 and self._calls.wire.usable
         try:
-            found = [_join([_exact(span, next(fetched)) for span in some]) for some in spans]
+            if asked and (data := self._over_wire(spans[0], deadline)) is not None:
+                return data
+            fetched = self.fetch_in_order(spans, deadline)
+            found = _join([_exact(span, next(fetched)) for span in spans])
         except RangeError:
             raise RemoteCorruptError("the object ends before the range starts", path=key) from None
         if asked:

@@ -1,4 +1,4 @@
-"""What a put reads from and a get writes to. A source can be read again from the start: that is what a retry needs.
+"""What a put reads from, and the file that a range lands in. A source can be read again from the start, for retries.
 
 Owner: the thread that transfers; sources keep no state between passes. A crash leaves nothing.
 """
@@ -10,7 +10,7 @@ import mmap
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from aof2.engine.env import Files
 from aof2.engine.errors import CorruptError, LandingError
@@ -33,24 +33,6 @@ class ChunksSource(NamedTuple):
 
 
 Source = bytes | bytearray | memoryview | mmap.mmap | FileSource | ChunksSource
-
-
-class Writer(Protocol):
-    """Where a get's bytes go. Called in order of offset by one thread; a second reading starts again at 0."""
-
-    def __call__(self, offset: int, data: Buffer) -> object: ...
-
-
-def fd_writer(fd: int, base: int = 0) -> Writer:
-    """Writes at `base` of an open file."""
-
-    def write(offset: int, data: Buffer) -> None:
-        view, at = memoryview(data), base + offset
-        while view:
-            done = os.pwrite(fd, view, at)
-            view, at = view[done:], at + done
-
-    return write
 
 
 class FileTarget(NamedTuple):
@@ -85,20 +67,6 @@ class FileTarget(NamedTuple):
 
     def at(self, piece: int) -> int:
         return self.offset + piece * self.piece_bytes
-
-
-class BytesWriter:
-    """Gathers an object in memory."""
-
-    def __init__(self) -> None:
-        self._data = bytearray()
-
-    def __call__(self, offset: int, data: Buffer) -> None:
-        del self._data[offset:]
-        self._data += data
-
-    def getvalue(self) -> bytes:
-        return bytes(self._data)
 
 
 def pieces(source: Source, size: int, piece_bytes: int) -> Iterator[Buffer]:

@@ -1,7 +1,7 @@
 """RemoteStore: the one interface of the remote tier. S3 (s3.py) and a directory (directory.py) behave alike behind it.
 
-Calls block, may come from any thread, and end within their deadline: `timeout_s` if given, else the setting's timeout
-plus one second per MiB to be moved. Failures are those of errors.py. Every object carries its size and crc64.
+Calls block, may come from any thread, and end within their deadline: the setting's timeout plus one second per MiB to
+be moved. Failures are those of errors.py. Every object carries its size and crc64.
 
 Invariants
 - An object is seen whole or not at all, whatever fails; never half of it, never a mix of two puts.
@@ -23,7 +23,7 @@ from typing import Final, Protocol
 import msgspec
 
 from aof2.engine.remote.resilience import RemoteStats
-from aof2.engine.remote.source import FileTarget, Source, Writer
+from aof2.engine.remote.source import FileTarget, Source
 from aof2.native import crc64_combine
 
 CRC64_META: Final = "aof2-crc64"
@@ -49,85 +49,55 @@ class RemoteStore(Protocol):
     """See the module's text."""
 
     def put_blob(
-        self,
-        key: str,
-        source: Source,
-        size: int,
-        *,
-        crc64: int | None = None,
-        sha256: bytes | None = None,
-        metadata: Mapping[str, str] | None = None,
-        if_absent: bool = False,
-        timeout_s: float | None = None,
+        self, key: str, source: Source, size: int, *, crc64: int | None = None, sha256: bytes | None = None
     ) -> str:
         """Stores the source's first `size` bytes; the etag. CorruptError when they do not have `crc64`.
 
         `sha256` is noted with the object (BlobInfo.sha256); without a `crc64` it is what the bytes are checked against.
-        With `if_absent`, other bytes under that key are FencedError; without, they are replaced.
+        Other bytes under that key are replaced.
         """
 
-    def put_if_absent(
-        self, key: str, data: bytes, metadata: Mapping[str, str] | None = None, *, timeout_s: float | None = None
-    ) -> str:
+    def put_if_absent(self, key: str, data: bytes, metadata: Mapping[str, str] | None = None) -> str:
         """Stores `data` unless the key is taken; the etag. Taken by equal bytes is success, by others FencedError."""
 
-    def replace_if_match(self, key: str, data: bytes, etag: str | None, *, timeout_s: float | None = None) -> str:
+    def replace_if_match(self, key: str, data: bytes, etag: str | None) -> str:
         """Replaces the object that has `etag` (None: there must be none). The new etag, or FencedError.
 
         When the answer to the first try is lost, the second finds its own bytes: that is success. So two writers must
         never send equal bytes.
         """
 
-    def get_blob(
-        self,
-        key: str,
-        writer: Writer,
-        *,
-        crc64: int | None = None,
-        sha256: bytes | None = None,
-        timeout_s: float | None = None,
-    ) -> BlobInfo:
-        """Streams the object to `writer`, checked against what is expected, else against what it was stored with.
+    def get_blob(self, key: str, *, timeout_s: float | None = None) -> tuple[BlobInfo, bytes]:
+        """The whole object, checked against the checksum it was stored with. `timeout_s`: a deadline of its own.
 
-        Bytes that fail are read once more, from offset 0, then RemoteCorruptError. After any error drop what came.
+        Bytes that fail are read once more, then RemoteCorruptError.
         """
 
-    def get_range(self, key: str, offset: int, length: int, *, timeout_s: float | None = None) -> bytes:
+    def get_range(self, key: str, offset: int, length: int) -> bytes:
         """Exactly these bytes; RemoteCorruptError when the object ends before. They are not checked here."""
-
-    def get_ranges(
-        self, key: str, ranges: Sequence[tuple[int, int]], *, timeout_s: float | None = None
-    ) -> Sequence[bytes]:
-        """Several (offset, length) at once, in parallel where that helps."""
 
     async def glance(self, key: str, offset: int, length: int) -> bytes | None:
         """A short range on the event loop, for who has no time to lose; None when that cannot be done: `get_range`."""
 
-    def receive_range(
-        self, key: str, offset: int, length: int, target: FileTarget, *, timeout_s: float | None = None
-    ) -> None:
+    def receive_range(self, key: str, offset: int, length: int, target: FileTarget) -> None:
         """These bytes into a file, piece by piece; it is the target that checks them. LandingError when it is full.
 
         A lost connection costs no piece that landed: it goes on from there.
         """
 
-    def head_blob(self, key: str, *, timeout_s: float | None = None) -> BlobInfo | None:
+    def head_blob(self, key: str) -> BlobInfo | None:
         """What there is under the key, or None."""
 
-    def list(
-        self, prefix: str = "", *, start_after: str | None = None, timeout_s: float | None = None
-    ) -> Iterator[BlobInfo]:
+    def list(self, prefix: str = "", *, start_after: str | None = None) -> Iterator[BlobInfo]:
         """Objects whose key starts with `prefix` and is greater than `start_after`. The deadline is for each page."""
 
-    def delete(self, keys: Iterable[str], *, timeout_s: float | None = None) -> None:
+    def delete(self, keys: Iterable[str]) -> None:
         """The objects are gone afterwards, whether or not they were there."""
 
-    def compose(
-        self, key: str, sources: Sequence[str], *, if_absent: bool = False, timeout_s: float | None = None
-    ) -> str:
-        """Stores the concatenation of the sources under `key`; its etag."""
+    def compose(self, key: str, sources: Sequence[str]) -> str:
+        """Stores the concatenation of the sources unless the key is taken, as `put_if_absent` does; its etag."""
 
-    def abort_stale_uploads(self, older_than_s: float, *, timeout_s: float | None = None) -> int:
+    def abort_stale_uploads(self, older_than_s: float) -> int:
         """Clears away uploads that crashed more than so long ago; how many."""
 
     def stats(self) -> RemoteStats:

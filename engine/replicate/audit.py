@@ -403,7 +403,7 @@ class TenantAudit:
     def _put(self, fd: int, first_logseq: int, start: int, end: int, after: Position) -> None:
         data = os.pread(fd, end - start, start)
         metadata = {"last_logseq": str(after.logseq - 1), "last_hash": after.prev_hash.hex()}
-        self._fence.put_manifest(keys.audit_range_key(self.tenant_id, first_logseq), data, metadata)
+        self._fence.put(keys.audit_range_key(self.tenant_id, first_logseq), data, metadata)
         self.env.failpoint("replicate.audit.range_put")
 
 

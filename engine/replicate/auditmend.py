@@ -26,7 +26,6 @@ from aof2.engine.manifest.gone import set_aside
 from aof2.engine.remote import keys
 from aof2.engine.remote.errors import RemoteMissingError
 from aof2.engine.remote.store import RemoteStore
-from aof2.engine.replicate.listing import get_bytes
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +75,7 @@ def joined_ranges(store: RemoteStore, tenant_id: int) -> tuple[bytes, int]:
     def parts() -> Iterator[tuple[int, bytes]]:
         nonlocal last
         for first in firsts:
-            data = get_bytes(store, keys.audit_range_key(tenant_id, first))
+            _, data = store.get_blob(keys.audit_range_key(tenant_id, first))
             yield first, data
             good.append(data)  # asked for the next one: this one was whole
             last = pending

@@ -37,6 +37,7 @@ from aof2.engine.catalog.store import MAP_BYTES, Catalog, View, discard, trusted
 from aof2.engine.catalog.writer import apply_mutations
 from aof2.engine.env import Env
 from aof2.engine.errors import CorruptError, ReadOnlyError, UnsupportedError
+from aof2.engine.manifest.chunk import as_downloaded
 from aof2.engine.manifest.format import CHUNK_NAME, LogPosition, ManifestIntegrityError, chunk_name
 from aof2.engine.manifest.snapshot import Snapshot, list_snapshots, snapshot_name
 from aof2.engine.objects import HOT_BYTES, WARM_BYTES
@@ -45,7 +46,7 @@ from aof2.engine.remote.fence import VolumeRecord, read_volume
 from aof2.engine.remote.store import RemoteStore
 from aof2.engine.replicate.claim import read_identity, remember_found
 from aof2.engine.replicate.listing import Inventory, RemoteLog, list_streams
-from aof2.engine.replicate.stream import as_downloaded, local_snapshots
+from aof2.engine.replicate.stream import local_snapshots
 
 log = logging.getLogger(__name__)
 

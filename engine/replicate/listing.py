@@ -30,7 +30,6 @@ from aof2.engine.manifest.reader import Chunk, parse_chunk, split_bundle
 from aof2.engine.manifest.snapshot import Snapshot, decode_snapshot
 from aof2.engine.remote import keys
 from aof2.engine.remote.errors import RemoteMissingError
-from aof2.engine.remote.source import BytesWriter
 from aof2.engine.remote.store import BlobInfo, RemoteStore
 
 MANIFEST_PREFIX = "manifest/"
@@ -91,12 +90,6 @@ def list_streams(store: RemoteStore) -> dict[int, Inventory]:
     return found
 
 
-def get_bytes(store: RemoteStore, key: str) -> bytes:
-    out = BytesWriter()
-    store.get_blob(key, out)
-    return out.getvalue()
-
-
 class RemoteLog:
     """One stream as the remote has it. Keeps the bundle that was read last: its chunks are asked for in order."""
 
@@ -126,7 +119,7 @@ class RemoteLog:
         if index in self.inventory.chunks:
             key = chunk_key(self.stream_id, index)
             try:
-                return _parsed(get_bytes(self.store, key), key, index)
+                return _parsed(self.store.get_blob(key)[1], key, index)
             except CorruptError as e:
                 damage = e
         span = self.inventory.bundle_of(index)
@@ -144,7 +137,7 @@ class RemoteLog:
 
     def _split(self, span: tuple[int, int]) -> Iterator[tuple[int, bytes]]:
         key = bundle_key(self.stream_id, *span)
-        data = get_bytes(self.store, key)
+        _, data = self.store.get_blob(key)
         expected = span[0]
         for start, length, header in split_bundle(len(data), lambda pos: data[pos : pos + CHUNK_HEADER_LEN], path=key):
             if header.chunk_index != expected:
@@ -158,7 +151,7 @@ class RemoteLog:
     def snapshot(self, snapshot_id: int) -> tuple[bytes, Snapshot]:
         """RemoteMissingError, CorruptError or UnsupportedError when it cannot be used."""
         key = keys.manifest_snapshot_key(self.stream_id, snapshot_id)
-        data = get_bytes(self.store, key)
+        _, data = self.store.get_blob(key)
         snapshot = decode_snapshot(data, path=key)
         if snapshot.snapshot_id != snapshot_id:
             raise CorruptError(f"snapshot: its header says {snapshot.snapshot_id}", path=key, offset=48)

@@ -25,7 +25,6 @@ from typing import Any, Final, NamedTuple, TypeVar
 import msgspec
 
 from aof2.engine import namespace, objects, segments
-from aof2.engine.blob.reader import check_identity, read_footer
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.batch import Batch
 from aof2.engine.catalog.fold import StreamFold, load_index
@@ -39,6 +38,7 @@ from aof2.engine.manifest.format import ReasonCode
 from aof2.engine.manifest.index import Residency
 from aof2.engine.objects import Uploaded
 from aof2.engine.remote.errors import RemoteMissingError
+from aof2.engine.remote.prover import find
 from aof2.engine.remote.store import RemoteStore
 from aof2.engine.replicate.audit import AUDIT_CHUNK, AUDIT_LOGSEQ
 
@@ -157,8 +157,7 @@ class TenantSalvage:
     def _verified(self, chunk: ChunkRow, key: str, size: int) -> Uploaded | None:
         """A blob that was put and not recorded, if its footer says that it is this chunk's content."""
         try:
-            footer = read_footer(partial(self._store.get_range, key), size, path=key)
-            check_identity(footer, sha256=chunk.sha256, path=key)
+            footer = find(self._store, key, size, chunk.sha256)
             head = self._store.head_blob(key)
         except (CorruptError, UnsupportedError, RemoteMissingError):
             return None

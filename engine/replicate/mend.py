@@ -30,15 +30,16 @@ from aof2.engine.catalog.writer import CatalogWriter
 from aof2.engine.env import Env
 from aof2.engine.errors import Aof2Error, CorruptError, TransientError, UnsupportedError
 from aof2.engine.manifest.batch import LOG_MENDED
+from aof2.engine.manifest.chunk import as_downloaded
 from aof2.engine.manifest.examine import examine, survey
 from aof2.engine.manifest.format import BUNDLE_NAME, ChunkHeader, ManifestGapError, chunk_name, unpack_chunk_header
 from aof2.engine.manifest.gone import set_aside
+from aof2.engine.manifest.newest import usable_snapshots
 from aof2.engine.manifest.reader import Chunk, ChunkFile, parse_chunk
 from aof2.engine.manifest.snapshot import Snapshot, list_snapshots, load_snapshot, snapshot_name
 from aof2.engine.remote.errors import RemoteMissingError
 from aof2.engine.remote.store import RemoteStore
 from aof2.engine.replicate.listing import RemoteLog
-from aof2.engine.replicate.stream import as_downloaded
 
 log = logging.getLogger(__name__)
 
@@ -136,7 +137,7 @@ class _Work:
         yield from self._snapshots()
         yield from self._bundles()
         here = {chunk.index: chunk for chunk in survey(self._directory).chunks}
-        newest = self._newest()
+        newest = next(usable_snapshots(self._directory), None)
         if newest is None and min(here, default=0) > 0 and not self._remote.inventory.has_chunk(0):
             fetched = self._fetch_snapshot(max(last, *here, -1))
             if fetched is not None:
@@ -167,14 +168,6 @@ class _Work:
             fetched = self._fetch_snapshot(max((chunk.index for chunk in here), default=-1))
             if fetched is not None:
                 yield fetched[0]
-
-    def _newest(self) -> Snapshot | None:
-        for snapshot_id in reversed(list_snapshots(self._directory)):
-            try:
-                return load_snapshot(self._directory, snapshot_id)
-            except (CorruptError, UnsupportedError):
-                continue
-        return None
 
     def _fetch_snapshot(self, last_here: int) -> tuple[Mended, Snapshot] | None:
         """The newest of the remote's whose place the log here goes past."""

@@ -24,8 +24,10 @@ from aof2 import native
 from aof2.engine.catalog.store import Catalog
 from aof2.engine.errors import Aof2Error, CorruptError, UnsupportedError
 from aof2.engine.manifest import retention
+from aof2.engine.manifest.chunk import as_uploaded
+from aof2.engine.manifest.format import chunk_name
 from aof2.engine.manifest.reader import ChunkFile
-from aof2.engine.manifest.snapshot import snapshot_name
+from aof2.engine.manifest.snapshot import check_snapshot, snapshot_name
 from aof2.engine.remote import keys
 from aof2.engine.remote.store import BlobInfo, RemoteStore
 from aof2.engine.replicate.listing import Inventory, RemoteLog, list_stream
@@ -33,7 +35,6 @@ from aof2.engine.replicate.stream import (
     LogState,
     SnapshotAt,
     StreamUploads,
-    as_uploaded,
     chunk_headers,
     local_snapshots,
     log_state,
@@ -71,11 +72,6 @@ class StreamReport(msgspec.Struct, frozen=True, kw_only=True):
 
     def of(self, *statuses: Status) -> list[ObjectFinding]:
         return [finding for finding in self.objects if finding.status in statuses]
-
-    @property
-    def divergent(self) -> frozenset[str]:
-        """Keys that `manifest inspect` marks."""
-        return frozenset(finding.key for finding in self.of(Status.DIVERGENT))
 
     @property
     def clean(self) -> bool:
@@ -160,9 +156,9 @@ class _Examination:
         match parsed:
             case keys.ManifestChunkKey(_, index) if self.remote.inventory.bundle_of(index) is not None:
                 return ObjectFinding(key=key, status=Status.OK, detail="in a bundle", covered=covered)
-            case keys.ManifestChunkKey(_, index) if self._local(parsed) is not None:
+            case keys.ManifestChunkKey(_, index) if local_copy(self.directory, parsed) is not None:
                 return ObjectFinding(key=key, status=Status.MISSING, detail="the chunk is here", covered=covered)
-            case keys.ManifestSnapshotKey() if self._local(parsed) is not None:
+            case keys.ManifestSnapshotKey() if local_copy(self.directory, parsed) is not None:
                 return ObjectFinding(key=key, status=Status.MISSING, detail="the snapshot is here", covered=covered)
         what = "neither there nor here" + ("; a newer snapshot covers it: only history is lost" if covered else "")
         return ObjectFinding(key=key, status=Status.NEEDS_REPAIR, detail=what, covered=covered)
@@ -171,7 +167,7 @@ class _Examination:
         """An upload whose end was not logged, what another writer put, or something left over."""
         parsed = keys.parse_key(info.key)
         status, detail = Status.UNKNOWN, "the log does not speak of it"
-        if self._local(parsed) is not None:
+        if local_copy(self.directory, parsed) is not None:
             detail = self._compare(info.key, parsed, info)
             status = Status.DIVERGENT if detail else Status.OK
         elif isinstance(parsed, keys.ManifestChunkKey) and parsed.chunk_index >= self.here.next_index:
@@ -180,7 +176,7 @@ class _Examination:
 
     def _compare(self, key: str, parsed: keys.RemoteKey | None, info: BlobInfo) -> str:
         """What is different, or nothing."""
-        data = self._local(parsed)
+        data = local_copy(self.directory, parsed)
         if data is not None:
             return self._compare_bytes(key, parsed, info, data)
         recorded = self.state.objects.get(key, "")
@@ -233,19 +229,6 @@ class _Examination:
             return str(e)
         return ""
 
-    def _local(self, parsed: keys.RemoteKey | None) -> bytes | None:
-        """The bytes that belong under the key, from this folder; None when they are not here or damaged."""
-        try:
-            match parsed:
-                case keys.ManifestChunkKey(_, index) if index in self.here.chunks:
-                    sealed_chunk(self.here.chunks[index])
-                    return as_uploaded(self.here.chunks[index].read())
-                case keys.ManifestSnapshotKey(_, snapshot_id) if snapshot_id in self.here.snapshots:
-                    return (self.directory / snapshot_name(snapshot_id)).read_bytes()
-        except (Aof2Error, FileNotFoundError):
-            return None
-        return None
-
     def _covered(self, parsed: keys.RemoteKey | None) -> bool:
         newest = max((s for s in self.remote.inventory.snapshots if s in self.here.snapshots), default=None)
         if newest is None:
@@ -259,6 +242,23 @@ class _Examination:
             case keys.ManifestSnapshotKey(_, snapshot_id):
                 return snapshot_id < newest
         return False
+
+
+def local_copy(directory: Path, parsed: keys.RemoteKey | None) -> bytes | None:
+    """The bytes that belong under the key, from this folder, checked; None when they are not here or damaged."""
+    try:
+        match parsed:
+            case keys.ManifestChunkKey(_, index):
+                chunk = ChunkFile(index, directory / chunk_name(index))
+                return as_uploaded(chunk.read()) if sealed_chunk(chunk).header.sealed else None
+            case keys.ManifestSnapshotKey(_, snapshot_id):
+                path = directory / snapshot_name(snapshot_id)
+                data = path.read_bytes()
+                check_snapshot(data, path=str(path))
+                return data
+    except (Aof2Error, OSError):
+        return None
+    return None
 
 
 def _look(directory: Path) -> _Here:

@@ -15,7 +15,6 @@ Owner: blocking; the thread that calls it. A crash leaves `<state_dir>.restoring
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -40,7 +39,6 @@ from aof2.engine.remote.fence import VolumeRecord
 from aof2.engine.remote.open import open_remote
 from aof2.engine.remote.store import RemoteStore
 from aof2.engine.replicate.follow import Follower, StreamFollowed
-from aof2.engine.replicate.listing import get_bytes
 from aof2.engine.replicate.lost import Lost, TenantSalvage
 from aof2.engine.replicate.stream import local_snapshots
 from aof2.engine.settings.remote import RemoteSettings
@@ -300,7 +298,7 @@ def _restore_audit(env: Env, store: RemoteStore, staging: Path, tenant_id: int, 
 
     def parts() -> Iterator[tuple[int, bytes]]:
         for first in firsts:
-            data = get_bytes(store, keys.audit_range_key(tenant_id, first))
+            _, data = store.get_blob(keys.audit_range_key(tenant_id, first))
             yield first, data
             good.append(data)  # asked for the next one: this one was whole
 
@@ -314,9 +312,3 @@ def _restore_audit(env: Env, store: RemoteStore, staging: Path, tenant_id: int, 
         env.make_dirs(folder)
         env.replace_file(folder / f"{tenant_id}.asl", b"".join(good))
     return AuditRestored(tenant=tenant, records=records, problem=problem)
-
-
-def unfinished(state_dir: Path) -> Path | None:
-    """What a restore that was interrupted left beside `state_dir`, if anything."""
-    staging = state_dir.with_name(state_dir.name + STAGING_SUFFIX)
-    return staging if os.path.lexists(staging) else None

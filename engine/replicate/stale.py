@@ -26,6 +26,7 @@ from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.store import Catalog
 from aof2.engine.env import Env
 from aof2.engine.errors import Aof2Error, CorruptError, UnsupportedError
+from aof2.engine.manifest.chunk import as_uploaded
 from aof2.engine.manifest.format import (
     CHUNK_HEADER_LEN,
     CHUNK_NAME,
@@ -41,7 +42,7 @@ from aof2.engine.remote.fence import Fence
 from aof2.engine.remote.store import RemoteStore
 from aof2.engine.replicate.claim import StaleError, Standing, TakenOverError, claimed_by, take_claim
 from aof2.engine.replicate.listing import Inventory, RemoteLog, list_streams
-from aof2.engine.replicate.stream import LogState, as_uploaded, log_state, sealed_chunk
+from aof2.engine.replicate.stream import LogState, log_state, sealed_chunk
 from aof2.engine.units import format_size
 
 # Chunks that are on both sides and whose etag the log does not know: so many, the newest, are compared.

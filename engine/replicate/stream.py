@@ -44,7 +44,6 @@ from aof2.engine.manifest.chunk import is_bookkeeping, mark_uploaded
 from aof2.engine.manifest.format import (
     CHUNK_HEADER_LEN,
     LOG_SEGMENT_ID,
-    ChunkFlag,
     ChunkHeader,
     LogPosition,
     ManifestIntegrityError,
@@ -66,7 +65,6 @@ from aof2.engine.manifest.upload import ChunkUploader, RetryPolicy
 from aof2.engine.manifest.writer import SealedChunk
 from aof2.engine.remote import keys
 from aof2.engine.remote.fence import Fence
-from aof2.engine.remote.manifest import FencedManifestRemote
 from aof2.engine.remote.store import RemoteStore
 
 log = logging.getLogger(__name__)
@@ -78,7 +76,6 @@ BATCH_BYTES_MAX: Final = 16 << 20
 SNAPSHOTS_REMOTE: Final = 2
 UPKEEP_EVERY: Final = 32
 COMING_S: Final = 0.05  # as long as the fence may be asked ahead
-FLAGS_AT: Final = 56  # of ChunkHeader.flags
 CRASH_POINTS: Final = (
     "replicate.snapshot.started",
     "replicate.snapshot.put",
@@ -178,16 +175,6 @@ def sealed_chunk(chunk: ChunkFile) -> SealedChunk:
     return SealedChunk(chunk.path, parsed.header, parsed.count)
 
 
-def as_uploaded(data: bytes) -> bytes:
-    """A sealed chunk's bytes as they are on the remote: with the `uploaded` flag clear."""
-    return data[:FLAGS_AT] + int(ChunkFlag.SEALED).to_bytes(8, "little") + data[CHUNK_HEADER_LEN:]
-
-
-def as_downloaded(data: bytes) -> bytes:
-    """The remote's bytes as they are here: known to be uploaded."""
-    return data[:FLAGS_AT] + int(ChunkFlag.SEALED | ChunkFlag.UPLOADED).to_bytes(8, "little") + data[CHUNK_HEADER_LEN:]
-
-
 def worth_a_snapshot(directory: Path) -> bool:
     """Whether anything but the log's own bookkeeping came after the newest snapshot."""
     taken = local_snapshots(directory)
@@ -228,7 +215,7 @@ class StreamUploads:
         self._store = store
         self._fence = fence
         self._expected = False
-        self._remote = FencedManifestRemote(fence)
+        self._remote = fence
         self._bundle_chunks = bundle_chunks
         self._before_retention = before_retention
         self._on_put = on_put

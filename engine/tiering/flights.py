@@ -38,6 +38,7 @@ from aof2.engine.observe.metrics import ReadMode, Result, StorageMetrics
 from aof2.engine.pagecache import PageCache, PageKey
 from aof2.engine.quota import Reservation
 from aof2.engine.remote.errors import RemoteMissingError
+from aof2.engine.runs import runs_of
 from aof2.engine.tiering.fetch import BlobFetcher, Place, is_plain
 
 log = logging.getLogger(__name__)
@@ -165,20 +166,10 @@ class Flights:
 
     def _runs(self, blocks: list[int], handle: ObjectHandle) -> list[_Run]:
         runs: list[_Run] = []
-        most: dict[int, int] = {}
-        for block in blocks:
-            chunk = handle.locate(block)[0]
-            if chunk not in most:
-                most[chunk] = self._run_max(handle, handle.chunks[chunk])
-            if (
-                runs
-                and runs[-1].chunk == chunk
-                and runs[-1].first + runs[-1].length == block
-                and runs[-1].length < most[chunk]
-            ):
-                runs[-1] = runs[-1]._replace(length=runs[-1].length + 1)
-            else:
-                runs.append(_Run(chunk, block, 1))
+        for first, count in runs_of(blocks, lambda block: handle.locate(block)[0]):
+            chunk, end = handle.locate(first)[0], first + count
+            most = self._run_max(handle, handle.chunks[chunk])
+            runs += [_Run(chunk, at, min(most, end - at)) for at in range(first, end, most)]
         return runs
 
     def _run_max(self, handle: ObjectHandle, chunk: ChunkRow) -> int:

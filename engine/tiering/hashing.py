@@ -13,7 +13,7 @@ Owner: pure; blocking, made for a worker thread (both hashes let go of the GIL).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from typing import Final, NamedTuple
 
@@ -23,6 +23,7 @@ from aof2.engine.catalog.rows import HashKind
 from aof2.engine.errors import Aof2Error
 from aof2.engine.local.hot import read_exactly
 from aof2.engine.local.sparse import DataMap, map_data
+from aof2.engine.runs import runs_of
 
 READ_BYTES: Final = 4 << 20
 CRC_LEN: Final = 8
@@ -175,7 +176,8 @@ class Hasher:
         sha = hashlib.sha256()
         sums = _Sums(self._block_bytes)
         step = max(1, READ_BYTES // self._block_bytes)
-        for first, count, is_data in _runs(mask, -(-length // self._block_bytes), step):
+        for first, count in runs_of(range(-(-length // self._block_bytes)), lambda block: mask >> block & 1, step):
+            is_data = mask >> first & 1
             at, size = first * self._block_bytes, min(count * self._block_bytes, length - first * self._block_bytes)
             if not self._go_on():
                 raise HashingCancelledError(f"{self._path}: not wanted any more")
@@ -192,18 +194,6 @@ class Hasher:
             for block in range(0, size, self._block_bytes):
                 sums.add_hole(min(self._block_bytes, size - block))
         return sums.digest(sha.digest())
-
-
-def _runs(mask: int, blocks: int, most: int) -> Iterator[tuple[int, int, bool]]:
-    """(first, count, whether it is data) of neighbours of one kind, at most so many at a time."""
-    first = 0
-    while first < blocks:
-        is_data = bool(mask >> first & 1)
-        count = 1
-        while count < most and first + count < blocks and bool(mask >> first + count & 1) is is_data:
-            count += 1
-        yield first, count, is_data
-        first += count
 
 
 def add_zeros(sha: hashlib._Hash, length: int) -> None:

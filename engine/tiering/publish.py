@@ -35,7 +35,6 @@ from aof2 import native
 from aof2.engine import objects
 from aof2.engine.aio import open_nursery, result_of
 from aof2.engine.blob.format import Codec, Frame, encode_footer, hole_frame, make_footer
-from aof2.engine.blob.reader import check_identity, read_footer
 from aof2.engine.blob.writer import BlobWriter
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.batch import Batch
@@ -47,6 +46,7 @@ from aof2.engine.local.hot import HotCache, read_exactly
 from aof2.engine.objects import Uploaded
 from aof2.engine.quota import Reservation, StorageQuota
 from aof2.engine.remote import keys
+from aof2.engine.remote.prover import find
 from aof2.engine.remote.source import ChunksSource, FileSource, Source
 from aof2.engine.remote.store import BlobInfo, RemoteStore
 from aof2.engine.tiering.flights import Room
@@ -367,8 +367,7 @@ class Publisher:
             return info
         try:
             # It ended between the bytes and the note about them: the blob speaks for itself.
-            footer = read_footer(partial(self.remote.get_range, key), info.size, path=key)
-            check_identity(footer, sha256=sha256, path=key)
+            find(self.remote, key, info.size, sha256)
         except CorruptError:
             return None
         return info

@@ -56,78 +56,71 @@ class _Fix(msgspec.Struct, frozen=True, kw_only=True, tag_field="do"):
     """Base of all fixes: data, so that a finding can be looked at before anything is done."""
 
 
+class _StreamFix(_Fix, frozen=True, kw_only=True):
+    stream_id: int
+
+
 class Remove(_Fix, frozen=True, kw_only=True, tag="remove"):
     """A file or a folder that nothing names."""
 
     path: str
 
 
-class Clear(_Fix, frozen=True, kw_only=True, tag="clear_blocks"):
+class Clear(_StreamFix, frozen=True, kw_only=True, tag="clear_blocks"):
     """Blocks that are not here any more (chunk id → bits); the remote has them."""
 
-    stream_id: int
     masks: dict[int, int]
     path: str
 
 
-class Cool(_Fix, frozen=True, kw_only=True, tag="drop_warm"):
+class Cool(_StreamFix, frozen=True, kw_only=True, tag="drop_warm"):
     """A warm blob that cannot be used; the remote has the bytes."""
 
-    stream_id: int
     chunk_id: int
     path: str
 
 
-class Upload(_Fix, frozen=True, kw_only=True, tag="upload_again"):
+class Upload(_StreamFix, frozen=True, kw_only=True, tag="upload_again"):
     """A blob that is missing or damaged in the remote, from a chunk that is whole here."""
 
-    stream_id: int
     chunk_id: int
 
 
-class SetRefs(_Fix, frozen=True, kw_only=True, tag="set_refcount"):
-    stream_id: int
+class SetRefs(_StreamFix, frozen=True, kw_only=True, tag="set_refcount"):
     sha256: str
     refs: int
 
 
-class SetCounter(_Fix, frozen=True, kw_only=True, tag="set_counter"):
-    stream_id: int
+class SetCounter(_StreamFix, frozen=True, kw_only=True, tag="set_counter"):
     counter: str
 
 
-class Refold(_Fix, frozen=True, kw_only=True, tag="refold"):
+class Refold(_StreamFix, frozen=True, kw_only=True, tag="refold"):
     """A chunk whose tier records do not add up to what its rows say: more records do."""
 
-    stream_id: int
     chunk_id: int
 
 
-class PutLog(_Fix, frozen=True, kw_only=True, tag="put_log_again"):
+class PutLog(_StreamFix, frozen=True, kw_only=True, tag="put_log_again"):
     """A manifest object that is missing or damaged in the remote, from the whole one here."""
 
-    stream_id: int
     key: str
 
 
-class DropLog(_Fix, frozen=True, kw_only=True, tag="drop_log_object"):
+class DropLog(_StreamFix, frozen=True, kw_only=True, tag="drop_log_object"):
     """A manifest object that no copy has any more, and that a snapshot covers: taken off the books."""
 
-    stream_id: int
     key: str
 
 
-class PutAudit(_Fix, frozen=True, kw_only=True, tag="put_audit_again"):
+class PutAudit(_StreamFix, frozen=True, kw_only=True, tag="put_audit_again"):
     """A range of the audit log, from the file here."""
 
-    stream_id: int
     first_logseq: int
 
 
-class RebuildAudit(_Fix, frozen=True, kw_only=True, tag="rebuild_audit"):
+class RebuildAudit(_StreamFix, frozen=True, kw_only=True, tag="rebuild_audit"):
     """The audit log here, from its ranges in the remote or from what of it chains."""
-
-    stream_id: int
 
 
 class RebuildCatalog(_Fix, frozen=True, kw_only=True, tag="rebuild_catalog"):

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Final
 
 from aof2.engine.catalog import tables as t
-from aof2.engine.errors import CorruptError, UnsupportedError
 from aof2.engine.inspect.rows import MANIFEST_DIR
 from aof2.engine.manifest import payloads as p
 from aof2.engine.manifest.check import check
 from aof2.engine.manifest.format import LOG_SEGMENT_ID, LogPosition, ManifestIntegrityError, RecordType
+from aof2.engine.manifest.newest import usable_snapshots
 from aof2.engine.manifest.reader import Record, Stream
-from aof2.engine.manifest.snapshot import Snapshot, list_snapshots, load_snapshot
+from aof2.engine.manifest.snapshot import Snapshot
 from aof2.engine.remote.keys import ChunkBlobKey, parse_key
 from aof2.engine.verify.context import Context
 from aof2.engine.verify.findings import Finding, Kind, Severity, finding
@@ -131,12 +131,9 @@ def _start(directory: Path, stream: Stream) -> tuple[Snapshot | None, LogPositio
     first = next(stream.read(), None)
     if first is None or first.header.base_record == 0:
         return None, None, ""
-    for snapshot_id in list_snapshots(directory):
-        try:
-            snapshot = load_snapshot(directory, snapshot_id)
-        except (CorruptError, UnsupportedError):
-            continue
-        if snapshot.position.chunk_index >= first.index:
-            what = f"{directory}: evictions before record {snapshot.position.ordinal} are history of the remote's log"
-            return snapshot, snapshot.position, what
+    usable = [one for one in usable_snapshots(directory) if one.position.chunk_index >= first.index]
+    if usable:
+        oldest = usable[-1]
+        what = f"{directory}: evictions before record {oldest.position.ordinal} are history of the remote's log"
+        return oldest, oldest.position, what
     return None, None, f"{directory}: no snapshot to start from; evictions are walked without what came before"

@@ -22,21 +22,20 @@ from aof2.engine.catalog.batch import Batch
 from aof2.engine.catalog.store import Catalog
 from aof2.engine.catalog.writer import CatalogWriter
 from aof2.engine.env import Env
-from aof2.engine.errors import Aof2Error, CorruptError, UnsupportedError
+from aof2.engine.errors import CorruptError, UnsupportedError
 from aof2.engine.inspect.rows import MANIFEST_DIR
 from aof2.engine.manifest.batch import RecordBatch
-from aof2.engine.manifest.format import LOG_SEGMENT_ID, chunk_name
+from aof2.engine.manifest.format import LOG_SEGMENT_ID
+from aof2.engine.manifest.newest import usable_snapshots
 from aof2.engine.manifest.payloads import Payload, Tier2Deleted, Tier2DeleteQueued, UploadDone
-from aof2.engine.manifest.reader import ChunkFile
-from aof2.engine.manifest.snapshot import check_snapshot, list_snapshots, load_snapshot, snapshot_name
 from aof2.engine.remote import keys
 from aof2.engine.remote.errors import RemoteMissingError
 from aof2.engine.remote.fence import Fence
 from aof2.engine.remote.store import RemoteStore
 from aof2.engine.replicate.audit import AUDIT_CHUNK, AUDIT_LOGSEQ
 from aof2.engine.replicate.auditmend import audit_path, rebuild_audit
-from aof2.engine.replicate.listing import get_bytes
-from aof2.engine.replicate.stream import append_records, as_uploaded, sealed_chunk
+from aof2.engine.replicate.reconcile import local_copy
+from aof2.engine.replicate.stream import append_records
 from aof2.engine.verify.context import Context
 from aof2.engine.verify.findings import (
     DropLog,
@@ -58,44 +57,21 @@ def log_fix(ctx: Context, stream_id: int, key: str) -> Fix | None:
     directory = ctx.state_dir / MANIFEST_DIR / str(stream_id)
     if not ctx.safe(stream_id):
         return None
-    if local_copy(directory, key) is not None:
+    if local_copy(directory, keys.parse_key(key)) is not None:
         return PutLog(stream_id=stream_id, key=key)
     return DropLog(stream_id=stream_id, key=key) if _covered(directory, key) else None
 
 
-def local_copy(directory: Path, key: str) -> bytes | None:
-    """The object's bytes as this disk has them, checked; None where it does not."""
-    try:
-        match keys.parse_key(key):
-            case keys.ManifestChunkKey(_, index):
-                chunk = ChunkFile(index, directory / chunk_name(index))
-                sealed = sealed_chunk(chunk)
-                return as_uploaded(chunk.read()) if sealed.header.sealed else None
-            case keys.ManifestSnapshotKey(_, snapshot_id):
-                path = directory / snapshot_name(snapshot_id)
-                data = path.read_bytes()
-                check_snapshot(data, path=str(path))
-                return data
-    except (Aof2Error, OSError):
-        return None
-    return None
-
-
 def _covered(directory: Path, key: str) -> bool:
     """Whether a snapshot here stands for everything the object held."""
-    for snapshot_id in reversed(list_snapshots(directory)):
-        try:
-            limit = load_snapshot(directory, snapshot_id).position.chunk_index
-        except (CorruptError, UnsupportedError):
-            continue
-        match keys.parse_key(key):
-            case keys.ManifestChunkKey(_, index):
-                return index < limit
-            case keys.ManifestBundleKey(_, _, last):
-                return last < limit
-            case keys.ManifestSnapshotKey(_, number):
-                return number != snapshot_id
+    newest = next(usable_snapshots(directory), None)
+    if newest is None:
         return False
+    match keys.parse_key(key):
+        case keys.ManifestChunkKey(_, last) | keys.ManifestBundleKey(_, _, last):
+            return last < newest.position.chunk_index
+        case keys.ManifestSnapshotKey(_, number):
+            return number != newest.snapshot_id
     return False
 
 
@@ -142,7 +118,7 @@ def _ranges(path: Path) -> Iterator[LogRange]:
 
 def _differs(store: RemoteStore, key: str, path: Path, part: LogRange) -> str:
     try:
-        theirs = get_bytes(store, key)
+        _, theirs = store.get_blob(key)
     except RemoteMissingError:
         return "missing in the remote"
     except CorruptError as e:
@@ -175,12 +151,12 @@ class CopyMender:
         self._fence = fence
 
     def put_log(self, fix: PutLog) -> None:
-        data = local_copy(self._state_dir / MANIFEST_DIR / str(fix.stream_id), fix.key)
+        data = local_copy(self._state_dir / MANIFEST_DIR / str(fix.stream_id), keys.parse_key(fix.key))
         if data is None:
             raise CorruptError("no whole copy here", path=fix.key)
         fence = self._fence()
         fence.delete([fix.key])
-        etag = fence.put_manifest(fix.key, data)
+        etag = fence.put(fix.key, data)
         self._log(fix.stream_id, UploadDone(fix.key, etag))
 
     def drop_log(self, fix: DropLog) -> None:
@@ -200,7 +176,7 @@ class CopyMender:
         fence, key = self._fence(), keys.audit_range_key(fix.stream_id, fix.first_logseq)
         fence.delete([key])
         metadata = {"last_logseq": str(part.after.logseq - 1), "last_hash": part.after.prev_hash.hex()}
-        fence.put_manifest(key, data, metadata)
+        fence.put(key, data, metadata)
 
     def rebuild_audit(self, fix: RebuildAudit) -> None:
         catalog, writer = self._opened()
@@ -222,4 +198,4 @@ def forget_derived(b: Batch) -> None:
         b.delete(t.COUNTERS, counter)
 
 
-__all__ = ["CopyMender", "check_audit_copies", "local_copy", "log_fix"]
+__all__ = ["CopyMender", "check_audit_copies", "log_fix"]

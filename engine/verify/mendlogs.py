@@ -20,15 +20,15 @@ from pathlib import Path
 from aof2.engine.catalog.behind import start_behind
 from aof2.engine.catalog.recovery import Opened, open_catalog, stream_ids
 from aof2.engine.env import Env
-from aof2.engine.errors import Aof2Error, CorruptError, UnsupportedError
+from aof2.engine.errors import Aof2Error
 from aof2.engine.inspect.rows import CATALOG_DIR, MANIFEST_DIR
 from aof2.engine.manifest.check import CheckReport, check
 from aof2.engine.manifest.examine import Kind as LogKind
 from aof2.engine.manifest.examine import examine, survey
 from aof2.engine.manifest.gone import set_aside
+from aof2.engine.manifest.newest import usable_snapshots
 from aof2.engine.manifest.quarantine import lift, read_quarantine
-from aof2.engine.manifest.snapshot import list_snapshots, load_snapshot
-from aof2.engine.manifest.writer import LogSettings
+from aof2.engine.opening import log_settings
 from aof2.engine.remote.store import RemoteStore
 from aof2.engine.replicate.claim import look
 from aof2.engine.replicate.listing import list_stream, list_streams
@@ -100,7 +100,8 @@ class _Mending:
 
     def _drop_covered(self, directory: Path, report: CheckReport) -> list[Mended]:
         """Damaged chunks that a snapshot covers, with those before them: only history is lost."""
-        covered = self._covered(directory)
+        newest = next(usable_snapshots(directory), None)
+        covered = newest.position.chunk_index if newest is not None else 0
         bad = [e.where.index for e in examine(survey(directory)) if e.damage is not None]
         bad += [f.chunk_index or 0 for f in report.damage if f.kind is LogKind.GAP]
         worst = max((index for index in bad if index < covered), default=-1)
@@ -114,15 +115,6 @@ class _Mending:
                     Mended(stream_id=stream_id, name=where.path.name, what=what, placed=False, aside=str(kept))
                 )
         return dropped
-
-    @staticmethod
-    def _covered(directory: Path) -> int:
-        for snapshot_id in reversed(list_snapshots(directory)):
-            try:
-                return load_snapshot(directory, snapshot_id).position.chunk_index
-            except (CorruptError, UnsupportedError):
-                continue
-        return 0
 
     def _give_up(self, directory: Path, stream_id: int) -> list[Finding]:
         """The log goes on behind what no copy has, from the rows as far as they replay; if recovery cannot go on."""
@@ -153,10 +145,7 @@ class _Mending:
             opened.catalog.close()
 
     def _open(self) -> Opened:
-        m = self._settings.manifest
-        wanted = LogSettings(
-            chunk_capacity=m.chunk_capacity_bytes, rotation_period_ms=m.rotation_period_ms, durable=m.durable
-        )
+        wanted = log_settings(self._settings)
         opened = open_catalog(self._env, self._state_dir / CATALOG_DIR, self._state_dir / MANIFEST_DIR, wanted)
         for stream in opened.streams.values():
             stream.log.close()

@@ -9,16 +9,14 @@ An object that no row names is reported only when it is older than `purge_after`
 Invariants
 - Reads only. A few blocks of each blob under way are in memory. No quota is asked for: nothing lands.
 
-Owner: `read_blob` runs on worker threads, the rest on the calling one.
+Owner: `check_blob` and `check_chunk_blob` run on worker threads, the rest on the calling one.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from typing import Final
 
-from aof2.engine.blob.reader import check_identity, decode_frame, read_footer
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.fold import StreamFold
 from aof2.engine.catalog.rows import BlobRow, ChunkRow
@@ -31,16 +29,13 @@ from aof2.engine.manifest.snapshot import decode_snapshot
 from aof2.engine.objects import full_mask
 from aof2.engine.remote.errors import RemoteMissingError
 from aof2.engine.remote.keys import ManifestChunkKey, ManifestSnapshotKey, parse_key
-from aof2.engine.remote.location import LocatedBlob
-from aof2.engine.remote.source import BytesWriter
+from aof2.engine.remote.prover import check_size, prove
 from aof2.engine.remote.store import BlobInfo, RemoteStore
-from aof2.engine.tiering.hashing import block_crc
 from aof2.engine.verify.context import Context
 from aof2.engine.verify.findings import Finding, Kind, Severity, Upload, finding
 from aof2.engine.verify.index import Expected, Index
 from aof2.engine.verify.logcopies import log_fix
 
-PIECE_BYTES: Final = 8 << 20
 BLOB_PREFIX: Final = "checkpoints/"
 LOG_PREFIX: Final = "manifest/"
 SNAPSHOT_PREFIX: Final = "snapshots/"  # listings of what users took
@@ -138,37 +133,14 @@ def check_blob(
 ) -> None:
     """Reads one blob whole. On a worker thread. A missing one is told by the listing."""
     try:
-        size = read_blob(remote, blob, sha256, chunk)
+        prove(remote, blob, sha256, chunk)
     except RemoteMissingError:
         return
     except (CorruptError, UnsupportedError) as e:
         resident = index.refs(stream_id, sha256).resident_chunk
         ctx.out.add(blob_finding(ctx, Kind.REMOTE_DAMAGED, f"{e}", stream_id, blob.key, resident))
         return
-    ctx.out.count(blobs=1, remote_bytes=size)
-
-
-def read_blob(remote: RemoteStore, blob: BlobRow, sha256: bytes, chunk: ChunkRow | None) -> int:
-    """Streams the blob through every check; the bytes moved. CorruptError says what is wrong."""
-
-    located = LocatedBlob(remote, blob.location)
-    footer = read_footer(located.read, blob.stored_bytes, path=blob.key)
-    check_identity(footer, sha256=sha256, path=blob.key)
-    digest = hashlib.sha256()
-    step = max(1, PIECE_BYTES // footer.block_bytes)
-    for first in range(0, footer.frame_count, step):
-        last = min(first + step, footer.frame_count) - 1
-        start, length = footer.frames_range(first, last)
-        stored = memoryview(located.read(start, length))
-        for i in range(first, last + 1):
-            offset, frame_len = footer.frame_range(i)
-            at = offset - start
-            digest.update(decode_frame(footer, i, stored[at : at + frame_len], path=blob.key))
-            if chunk is not None and footer.frames[i].raw_crc64 != block_crc(chunk.block_crcs, i):
-                raise CorruptError(f"block {i} is not what was sealed as chunk {chunk.chunk_id}", path=blob.key)
-    if digest.digest() != sha256:
-        raise CorruptError(f"hashes to {digest.hexdigest()}, not to {sha256.hex()}", path=blob.key)
-    return blob.stored_bytes
+    ctx.out.count(blobs=1, remote_bytes=blob.stored_bytes)
 
 
 # -- the log's copies --------------------------------------------------------------------------------------------
@@ -192,9 +164,7 @@ def check_log_copies(ctx: Context, remote: RemoteStore, view: View, stream_id: i
 
 
 def _log_copy(ctx: Context, remote: RemoteStore, stream_id: int, key: str) -> str:
-    out = BytesWriter()
-    remote.get_blob(key, out)
-    data = out.getvalue()
+    _, data = remote.get_blob(key)
     match parse_key(key):
         case ManifestChunkKey(_, index):
             parse_chunk(data, path=key, last=False, expect_index=index)
@@ -230,20 +200,14 @@ def check_chunk_blob(ctx: Context, remote: RemoteStore, stream_id: int, chunk_id
     if chunk is None or blob is None:
         return
     whole = here is not None and here.mask == full_mask(chunk.length, ctx.block_bytes)
-    kind, message = Kind.REMOTE_MISSING, f"{blob.key}: missing in the remote"
     try:
         if deep:
-            ctx.out.count(blobs=1, remote_bytes=read_blob(remote, blob, chunk.sha256, chunk))
-            return
-        info = remote.head_blob(blob.key)
-        if info is not None and blob.location.fits(info.size):
-            ctx.out.count(blobs=1)
-            return
-        if info is not None:
-            kind = Kind.REMOTE_DAMAGED
-            message = f"{blob.key}: {info.size} bytes in the remote, its row says {blob.location.end}"
-    except RemoteMissingError:
-        pass
-    except (CorruptError, UnsupportedError) as e:
-        kind, message = Kind.REMOTE_DAMAGED, str(e)
-    ctx.out.add(blob_finding(ctx, kind, message, stream_id, blob.key, chunk_id if whole else 0))
+            prove(remote, blob, chunk.sha256, chunk)
+        else:
+            check_size(remote, blob)
+        ctx.out.count(blobs=1, remote_bytes=blob.stored_bytes if deep else 0)
+    except (RemoteMissingError, CorruptError, UnsupportedError) as e:
+        missing = isinstance(e, RemoteMissingError)
+        kind = Kind.REMOTE_MISSING if missing else Kind.REMOTE_DAMAGED
+        message = f"{blob.key}: missing in the remote" if missing else str(e)
+        ctx.out.add(blob_finding(ctx, kind, message, stream_id, blob.key, chunk_id if whole else 0))

@@ -48,8 +48,9 @@ from aof2.engine.errors import Aof2Error, CorruptError, ReadOnlyError
 from aof2.engine.inspect.rows import CATALOG_DIR, MANIFEST_DIR, tenant_names
 from aof2.engine.local.hot import HotCache, read_exactly
 from aof2.engine.manifest.index import ManifestEntry
-from aof2.engine.manifest.writer import LogSettings
+from aof2.engine.opening import log_settings
 from aof2.engine.remote.fence import Fence
+from aof2.engine.remote.prover import named
 from aof2.engine.remote.source import FileSource
 from aof2.engine.remote.store import RemoteStore
 from aof2.engine.replicate.stale import take_checked_claim
@@ -187,10 +188,7 @@ class _Mender:
 
     def _open(self) -> tuple[Catalog, CatalogWriter]:
         if self._catalog is None or self._writer is None:
-            m = self._settings.manifest
-            wanted = LogSettings(
-                chunk_capacity=m.chunk_capacity_bytes, rotation_period_ms=m.rotation_period_ms, durable=m.durable
-            )
+            wanted = log_settings(self._settings)
             opened = open_catalog(self._env, self._state_dir / CATALOG_DIR, self._state_dir / MANIFEST_DIR, wanted)
             self._catalog = opened.catalog
             self._writer = CatalogWriter(CatalogTarget(self._env, opened.catalog, opened.streams, None)).start()
@@ -266,7 +264,8 @@ class _Mender:
         self._scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
             path = self._hot.path(tenant, chunk.ino, chunk.generation)
-            size, crc64 = stage_blob(path, chunk.index * row.chunk_bytes, chunk, staged, self._block_bytes)
+            source = named(chunk, chunk.key)
+            size, crc64 = stage_blob(path, chunk.index * row.chunk_bytes, source, staged, self._block_bytes)
             # A put of the bytes that should be there moves none where the remote's own notes say that they are.
             self._fence(self._remote).delete([chunk.key])
             etag = self._remote.put_blob(chunk.key, FileSource(staged), size, crc64=crc64, sha256=chunk.sha256)

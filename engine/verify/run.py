@@ -20,6 +20,7 @@ import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -85,50 +86,42 @@ def verify(
     return report
 
 
+@dataclass
 class _Look:
     """One pass over everything."""
 
-    def __init__(
-        self,
-        env: Env,
-        settings: Settings,
-        store: RemoteStore | None,
-        deep: bool,
-        jobs: int,
-        paths: Sequence[str],
-        on_progress: Progress | None,
-        live: bool,
-        unreachable: str,
-    ) -> None:
-        self.report = Report(state_dir=str(settings.volume.state_dir), live=live, findings=[])
-        self._out = Collector(self.report)
-        self._env = env
-        self._settings = settings
-        self._store = store
-        self._deep = deep
-        self._jobs = jobs
-        self._paths = paths
-        self._on_progress = on_progress
-        self._live = live
-        self._unreachable = unreachable
-        self._done = self._total = 0
+    env: Env
+    settings: Settings
+    store: RemoteStore | None
+    deep: bool
+    jobs: int
+    paths: Sequence[str]
+    on_progress: Progress | None
+    live: bool
+    unreachable: str
+    done: int = 0
+    total: int = 0
+
+    def __post_init__(self) -> None:
+        self.report = Report(state_dir=str(self.settings.volume.state_dir), live=self.live, findings=[])
+        self.out = Collector(self.report)
 
     def run(self) -> Report:
-        state_dir = self._settings.volume.state_dir
-        started_ms = self._env.now_ms()
+        state_dir = self.settings.volume.state_dir
+        started_ms = self.env.now_ms()
         with (
             tempfile.TemporaryDirectory(prefix="aof2-verify-") as folder,
-            open_truth(self._env, state_dir, Path(folder), live=self._live) as truth,
+            open_truth(self.env, state_dir, Path(folder), live=self.live) as truth,
             contextlib.closing(Index(Path(folder) / "index")) as index,
             truth.rows.view() as view,
         ):
             self._add(truth.findings)
             ctx = Context(
-                env=self._env,
-                settings=self._settings,
+                env=self.env,
+                settings=self.settings,
                 rows=truth.rows,
-                out=self._out,
-                live=self._live,
+                out=self.out,
+                live=self.live,
                 started_ms=started_ms,
                 damaged=truth.damaged,
             )
@@ -155,11 +148,11 @@ class _Look:
         self._look_remote(ctx, view, index, streams, tenants)
 
     def _scope(self, view: View) -> set[tuple[int, int]] | None:
-        if not self._paths:
+        if not self.paths:
             return None
         scope: set[tuple[int, int]] = set()
-        for text in self._paths:
-            place = resolve(view, self._settings.volume.mountpoint, text)
+        for text in self.paths:
+            place = resolve(view, self.settings.volume.mountpoint, text)
             if place is None:
                 return None
             scope |= {(file.tenant_id, file.inode.ino) for file in files_below(view, place)}
@@ -182,23 +175,23 @@ class _Look:
     # -- the remote --------------------------------------------------------------------------------------------
 
     def _look_remote(self, ctx: Context, view: View, index: Index, streams: list[int], tenants: list[int]) -> None:
-        if self._store is None:
-            self._remote_failed(self._unreachable)
+        if self.store is None:
+            self._remote_failed(self.unreachable)
             return
-        self.report.remote = "read" if self._deep else "listed"
+        self.report.remote = "read" if self.deep else "listed"
         try:
             if ctx.scope is not None:
-                self._spread(self._scoped_work(ctx, view, self._store, index, tenants))
+                self._spread(self._scoped_work(ctx, view, self.store, index, tenants))
                 return
             for stream_id in streams:
                 remote.expect(ctx, view, stream_id, index)
-            self._add(remote.check_listing(ctx, self._store, index, deep=self._deep))
+            self._add(remote.check_listing(ctx, self.store, index, deep=self.deep))
             for stream_id in tenants:
-                self._add(check_audit_copies(ctx, self._store, stream_id, deep=self._deep))
-            if self._deep:
-                self._spread(self._remote_work(ctx, view, self._store, index, tenants))
+                self._add(check_audit_copies(ctx, self.store, stream_id, deep=self.deep))
+            if self.deep:
+                self._spread(self._remote_work(ctx, view, self.store, index, tenants))
                 for stream_id in streams:
-                    self._add(remote.check_log_copies(ctx, self._store, view, stream_id))
+                    self._add(remote.check_log_copies(ctx, self.store, view, stream_id))
         except TransientError as e:
             self._remote_failed(str(e))
 
@@ -218,29 +211,29 @@ class _Look:
         for stream_id in tenants:
             for row in ctx.objects(view, stream_id):
                 for chunk_id in row.data_chunks:
-                    yield partial(remote.check_chunk_blob, ctx, store, stream_id, chunk_id, deep=self._deep)
+                    yield partial(remote.check_chunk_blob, ctx, store, stream_id, chunk_id, deep=self.deep)
 
     def _remote_failed(self, why: str) -> None:
         """Asked to read the remote and cannot: the run failed. Not asked: the rest is still worth knowing."""
         self.report.remote = "unreachable"
-        severity = Severity.ERROR if self._deep else Severity.NOTE
-        self._out.add(finding(Kind.REMOTE_UNREACHABLE, severity, f"the remote was not checked: {why}"))
+        severity = Severity.ERROR if self.deep else Severity.NOTE
+        self.out.add(finding(Kind.REMOTE_UNREACHABLE, severity, f"the remote was not checked: {why}"))
 
     # -- work --------------------------------------------------------------------------------------------------
 
     def _add(self, found: Iterable[Finding]) -> None:
         for one in found:
-            self._out.add(one)
+            self.out.add(one)
 
     def _spread(self, work: Iterable[Callable[[], None]]) -> None:
         """Runs the pieces on the pool, a bounded number ahead."""
         pending: deque[Future[None]] = deque()
-        with ThreadPoolExecutor(self._jobs, thread_name_prefix="aof2-verify") as pool:
+        with ThreadPoolExecutor(self.jobs, thread_name_prefix="aof2-verify") as pool:
             try:
                 for piece in work:
-                    self._total += 1
+                    self.total += 1
                     pending.append(pool.submit(piece))
-                    while len(pending) >= self._jobs * QUEUED_PER_JOB:
+                    while len(pending) >= self.jobs * QUEUED_PER_JOB:
                         self._finish(pending.popleft())
                 while pending:
                     self._finish(pending.popleft())
@@ -250,9 +243,9 @@ class _Look:
 
     def _finish(self, future: Future[None]) -> None:
         future.result()
-        self._done += 1
-        if self._on_progress is not None:
-            self._on_progress(self._done, self._total)
+        self.done += 1
+        if self.on_progress is not None:
+            self.on_progress(self.done, self.total)
 
 
 def _unexplained(ctx: Context, stream_id: int, found: Sequence[Finding]) -> Iterator[Finding]:

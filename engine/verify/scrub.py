@@ -80,7 +80,6 @@ class Scrubber:
         block_bytes: int,
         every_s: float | None,
         bytes_per_s: int = BYTES_PER_S,
-        on_checked: Callable[[int, int], None] | None = None,
     ) -> None:
         self.checked_bytes = 0
         self.damaged_blocks = 0
@@ -95,7 +94,6 @@ class Scrubber:
         self._block_bytes = block_bytes
         self._every_s = every_s
         self._bytes_per_s = bytes_per_s
-        self._on_checked = on_checked
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Passes for ever, each when it is due. Without `scrub_every` it ends at once."""
@@ -167,8 +165,6 @@ class Scrubber:
             again = self._again(item)
             bad = (await trio.to_thread.run_sync(self._read, tenant, again))[0] & bad if again is not None else 0
         self.checked_bytes += size
-        if self._on_checked is not None:
-            self._on_checked(size, bad.bit_count())
         if bad:
             await self._damaged(tenant, item, bad)
         return size

@@ -15,7 +15,7 @@ import threading
 import time
 import zlib
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from struct import Struct
 from typing import Final
@@ -24,9 +24,9 @@ import msgspec
 
 from aof2 import native
 from aof2.engine.env import Env
+from aof2.engine.group import GroupThread
 from aof2.engine.manifest import payloads
 from aof2.engine.manifest.batch import RecordBatch
-from aof2.engine.manifest.group import GroupCommit
 from aof2.engine.manifest.index import ManifestIndex
 from aof2.engine.manifest.reader import Stream
 from aof2.engine.manifest.writer import LogSettings, ManifestLogWriter
@@ -331,9 +331,37 @@ def group_commit(sizes: Sizes, folder: Path) -> list[Measurement]:
     ]
 
 
+class _LogTarget:
+    """A log as the thread sees it."""
+
+    def __init__(self, writer: ManifestLogWriter) -> None:
+        self._writer = writer
+        self.sync, self.close = writer.sync, writer.close
+
+    def before(self, batch: RecordBatch) -> Iterator[None]:
+        return iter(())
+
+    def append(self, batch: RecordBatch) -> Callable[[], object]:
+        self._writer.append_batch(batch)
+        return lambda: self._writer.position
+
+    def full(self) -> bool:
+        return False
+
+    def commit(self, *, sync: bool) -> None:
+        self._writer.commit(sync=sync)
+
+    def due_s(self) -> None:
+        return None
+
+    def housekeep(self) -> None:
+        pass
+
+
 def _group_round(folder: Path) -> tuple[int, float]:
     writer = ManifestLogWriter.open(Env(), folder, LogSettings(rotation_period_ms=NEVER_MS))
-    group = GroupCommit(writer).start()
+    group: GroupThread[RecordBatch] = GroupThread(writer.env, _LogTarget(writer), name="aof2-bench")
+    group.start()
     started: list[float] = []
     ready = threading.Barrier(GROUP_THREADS, action=lambda: started.append(time.perf_counter()))
 
@@ -341,7 +369,7 @@ def _group_round(folder: Path) -> tuple[int, float]:
         batch = RecordBatch()
         batch.add(_record(i), segment_id=i)
         ready.wait()
-        group.commit_now(batch)
+        group.submit(batch, sync=True).result()
 
     threads = [threading.Thread(target=one, args=(i,)) for i in range(GROUP_THREADS)]
     for thread in threads:

@@ -36,6 +36,7 @@ from aof2.engine.settings.remote import RemoteSettings
 from aof2.engine.units import MinFree
 from aof2.engine.volume import Volume, open_volume
 from aof2.fs.bench.measure import Measurement, compared
+from aof2.fs.bench.objects import backing_path, create_object, put_object, seal_object
 from aof2.fs.bench.seaweed import Seaweed, running_seaweed
 
 MIB: Final = 1 << 20
@@ -161,7 +162,9 @@ class _Transfers:
 
     async def _upload(self, n: int, data: bytes) -> Key:
         await self._settle()
-        key = await self._v.put(TENANT, b"object%d" % n, data)  # uploads start when asked, or half a second later
+        key = await put_object(
+            self._v, TENANT, b"object%d" % n, data
+        )  # uploads start when asked, or half a second later
         self.up.append(await _timed(partial(self._v.checkpoint, TENANT)))
         return key
 
@@ -282,8 +285,8 @@ def resident_reads(sizes: Sizes, root: Path) -> list[Measurement]:
     offsets = [random.Random(2).randrange(size // MIB) * MIB for _ in range(sizes.reads)]  # noqa: S311
 
     async def body(v: Volume) -> tuple[float, float]:
-        key = await v.put(TENANT, b"o", bytes(size))
-        fd = os.open(v.backing_path(key), os.O_RDONLY)
+        key = await put_object(v, TENANT, b"o", bytes(size))
+        fd = os.open(backing_path(v, key), os.O_RDONLY)
         try:
             async with v.opened_object(key) as handle:
                 ours, theirs = [], []
@@ -312,7 +315,7 @@ def operations(sizes: Sizes, root: Path) -> list[Measurement]:
     """Creates from many threads at once, each waiting for its own durable answer in a window of its own."""
 
     async def body(v: Volume) -> float:
-        tenant_id = v.tenant(TENANT).tenant_id
+        tenant_id = v.tenants.named(TENANT).tenant_id
         work = partial(_create_many, v, tenant_id, sizes.operations)
         return await _timed_thread(work)
 
@@ -387,7 +390,7 @@ def _time_open(settings: Settings) -> float:
 
 
 async def _add_chunks(v: Volume, count: int) -> None:
-    tenant_id = v.tenant(TENANT).tenant_id
+    tenant_id = v.tenants.named(TENANT).tenant_id
 
     def add(b: Batch, first: int, last: int) -> None:
         for n in range(first, last):
@@ -441,15 +444,15 @@ def memory(sizes: Sizes, root: Path) -> list[Measurement]:
 
 async def _written(v: Volume, n: int, size: int) -> Key:
     """An object of bytes that do not repeat, written in pieces so that the bench itself stays small."""
-    key = await v.create(TENANT, b"big%d" % n)
+    key = await create_object(v, TENANT, b"big%d" % n)
     piece = random.Random(n).randbytes(MIB)  # noqa: S311
 
     def write() -> None:
-        with open(v.backing_path(key), "r+b") as f:
+        with open(backing_path(v, key), "r+b") as f:
             f.writelines(i.to_bytes(8, "little") + piece[8:] for i in range(size // MIB))
 
     await trio.to_thread.run_sync(write)
-    await v.seal(key)
+    await seal_object(v, key)
     return key
 
 

@@ -63,23 +63,17 @@ def _acknowledge(settings: Settings, tenant: str | None, cursor: str, ack: int, 
     if tenant is None:
         raise click.UsageError("--ack N: sequences are a tenant's; name it")
     stands = ask(settings, "acknowledge", cursor=cursor, sequences={tenant: ack})
-    if as_json:
-        output.print_json({"cursor": cursor, "acknowledged": stands})
-    else:
-        output.print_line(f"{cursor} stands at {stands[tenant]} of {tenant}")
+    said = f"{cursor} stands at {stands[tenant]} of {tenant}"
+    output.print_done({"cursor": cursor, "acknowledged": stands}, said, as_json=as_json)
 
 
 def _cursors(settings: Settings, tenant: str | None, forget: str, as_json: bool) -> None:
     found = ask(settings, "cursors", tenant=tenant, forget=forget)
-    if as_json:
-        for one in found:
-            output.print_json(one)
-        return
-    rows = [
-        (one["cursor"], one["tenant"], str(one["acknowledged"]), str(one["newest"]), iso_time(one["seen_ms"]))
-        for one in found
-    ]
-    output.print_rows(CURSOR_COLUMNS, rows, {})
+    output.print_found(found, CURSOR_COLUMNS, _cursor_cells, as_json=as_json)
+
+
+def _cursor_cells(one: dict[str, Any]) -> tuple[str, ...]:
+    return (one["cursor"], one["tenant"], str(one["acknowledged"]), str(one["newest"]), iso_time(one["seen_ms"]))
 
 
 class _Feed:

@@ -23,14 +23,9 @@ def checkpoint(tenant: str | None, wait: bool, as_json: bool, conf: str | None) 
     Files that are open for writing are not part of it. Nobody has to do this: what is closed is uploaded by itself.
     """
     done = ask(load_conf(conf), "checkpoint", tenant=tenant, wait=wait)
-    if as_json:
-        output.print_json(done)
-        return
     amount = f"{done['files']} file(s), {human_size(done['bytes'])}"
-    if not done["files"]:
-        output.print_line("everything that is closed is in the remote")
-    else:
-        output.print_line(f"{amount} in the remote now" if wait else f"{amount} on their way to the remote")
+    said = f"{amount} in the remote now" if wait else f"{amount} on their way to the remote"
+    output.print_done(done, said if done["files"] else "everything that is closed is in the remote", as_json=as_json)
 
 
 @click.command(epilog="Example: aof2 wait /aof2/default/big.parquet")
@@ -45,10 +40,7 @@ def wait(paths: tuple[str, ...], as_json: bool, conf: str | None) -> None:
     """
     settings = served(load_conf(conf))
     done = ask(settings, "wait", paths=in_mount(settings, paths))
-    if as_json:
-        output.print_json({**done, "durable": True})
-    else:
-        output.print_line("durable: all of it is in the remote")
+    output.print_done({**done, "durable": True}, "durable: all of it is in the remote", as_json=as_json)
 
 
 @click.command(epilog="Example: aof2 undelete /aof2/default/report.parquet")
@@ -62,7 +54,4 @@ def undelete(path: str, as_json: bool, conf: str | None) -> None:
     """
     settings = served(load_conf(conf))
     back = ask(settings, "undelete", path=in_mount(settings, [path])[0])
-    if as_json:
-        output.print_json(back)
-    else:
-        output.print_line(f"{back['path']} is back: {back['size']} bytes")
+    output.print_done(back, f"{back['path']} is back: {back['size']} bytes", as_json=as_json)

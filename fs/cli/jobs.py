@@ -53,12 +53,7 @@ def list_(states: tuple[str, ...], as_json: bool, conf: str | None) -> None:
 
 
 def _list(states: tuple[str, ...], as_json: bool, conf: str | None) -> None:
-    found = [job for job in _every(conf) if not states or job.state in states]
-    if as_json:
-        for job in found:
-            output.print_json(job)
-        return
-    _table(found)
+    _table([job for job in _every(conf) if not states or job.state in states], as_json)
 
 
 def _every(conf: str | None) -> list[JobStatus]:
@@ -70,12 +65,12 @@ def _every(conf: str | None) -> list[JobStatus]:
             return list(every_job(view))
 
 
-def _table(found: list[JobStatus]) -> None:
-    rows = [
-        (job.job, job.type, job.state, _far(job), str(job.attempts), iso_time(job.updated_ms), job.reason)
-        for job in found
-    ]
-    output.print_rows(COLUMNS, rows, {"reason": 30})
+def _table(found: list[JobStatus], as_json: bool) -> None:
+    output.print_found(found, COLUMNS, _cells, as_json=as_json, folding={"reason": 30})
+
+
+def _cells(job: JobStatus) -> tuple[str, ...]:
+    return (job.job, job.type, job.state, _far(job), str(job.attempts), iso_time(job.updated_ms), job.reason)
 
 
 def _far(job: JobStatus) -> str:
@@ -183,11 +178,8 @@ def start(
 
 def _ended(ctx: click.Context, answer: Any, as_json: bool, waited: bool) -> None:
     found = msgspec.convert(answer, list[JobStatus])
-    if as_json:
-        for job in found:
-            output.print_json(job)
-    elif found:
-        _table(found)
+    if found or as_json:
+        _table(found, as_json)
     else:
         output.print_line("nothing to do")
     if waited and any(job.state == "failed" for job in found):

@@ -145,11 +145,9 @@ def _toggle(enabled: bool, as_json: bool, conf: str | None) -> None:
     from aof2.fs.cli.client import ask
 
     done = ask(load_conf(conf), "manifest", enabled=enabled)
-    if as_json:
-        output.print_json(done)
-        return
     was = "" if done["changed"] else " already"
-    output.print_line(f"the log is{was} on: changes are taken" if enabled else f"the log is{was} off: read-only")
+    said = f"the log is{was} on: changes are taken" if enabled else f"the log is{was} off: read-only"
+    output.print_done(done, said, as_json=as_json)
 
 
 def _verify_folder(folder: Path, as_json: bool) -> bool:

@@ -141,10 +141,7 @@ def umount(mountpoint: str | None, no_wait: bool, as_json: bool, conf: str | Non
         said = _unmount_dead(settings, e)
         no_wait = False
     _say_left(settings, said, wait=not no_wait)
-    if as_json:
-        output.print_json({"mountpoint": str(at), "said": said, "uploaded": uploaded})
-    else:
-        output.print_line(said)
+    output.print_done({"mountpoint": str(at), "said": said, "uploaded": uploaded}, said, as_json=as_json)
 
 
 def _unmount_served(settings: Settings, client: ControlClient, *, wait: bool) -> dict[str, int]:

@@ -12,12 +12,14 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import click
 import msgspec
 
 from aof2.fs.wording import one_line
+
+T = TypeVar("T")
 
 PAGE_ROWS = 200
 PLAIN_PROGRESS_S = 5.0
@@ -95,6 +97,30 @@ def print_rows(columns: Sequence[str], rows: Iterable[Sequence[str]], folding: M
         return
     titles = [Column(title, fold_min=folding.get(title, 0)) for title in columns]
     print_table(titles, [Styled(row) for row in rows])
+
+
+def print_found(
+    found: Sequence[T],
+    columns: Sequence[str],
+    cells: Callable[[T], Sequence[str]],
+    *,
+    as_json: bool,
+    folding: Mapping[str, int] | None = None,
+) -> None:
+    """A JSON object a line for scripts, else rows as `print_rows` has them."""
+    if as_json:
+        for one in found:
+            print_json(one)
+    else:
+        print_rows(columns, [cells(one) for one in found], folding or {})
+
+
+def print_done(done: object, line: str, *, as_json: bool) -> None:
+    """What a verb did: one JSON object, or a sentence."""
+    if as_json:
+        print_json(done)
+    else:
+        print_line(line)
 
 
 def print_facts(facts: Sequence[tuple[str, str]]) -> None:

@@ -29,23 +29,12 @@ def generations(path: str, as_json: bool, conf: str | None) -> None:
     A file gets a new generation when it is opened for writing after it reached the remote. Those that are published can
     be brought back with aof2 revert. Also works while nothing is mounted.
     """
-    found = _find(path, conf)
-    if as_json:
-        for one in found:
-            output.print_json(one)
-        return
-    rows = [
-        (
-            str(one.generation),
-            one.state,
-            "yes" if one.current else "",
-            str(one.size),
-            iso_time(one.sealed_ms) if one.sealed_ms else "",
-            one.sha256,
-        )
-        for one in found
-    ]
-    output.print_rows(COLUMNS, rows, {})
+    output.print_found(_find(path, conf), COLUMNS, _cells, as_json=as_json)
+
+
+def _cells(one: Generation) -> tuple[str, ...]:
+    sealed = iso_time(one.sealed_ms) if one.sealed_ms else ""
+    return (str(one.generation), one.state, "yes" if one.current else "", str(one.size), sealed, one.sha256)
 
 
 def _find(path: str, conf: str | None) -> list[Generation]:
@@ -77,10 +66,8 @@ def revert(path: str, generation: int, to: str, as_json: bool, conf: str | None)
     settings = served(load_conf(conf))
     where = in_mount(settings, [path, to] if to else [path])
     done = ask(settings, "revert", path=where[0], generation=generation, to=where[1] if to else "")
-    if as_json:
-        output.print_json(done)
-    else:
-        output.print_line(
-            f"{done['path']} is generation {generation} again: {done['size']} bytes, "
-            f"as generation {done['generation']}{' of a new file' if to else ''}"
-        )
+    said = (
+        f"{done['path']} is generation {generation} again: {done['size']} bytes, "
+        f"as generation {done['generation']}{' of a new file' if to else ''}"
+    )
+    output.print_done(done, said, as_json=as_json)

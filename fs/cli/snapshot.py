@@ -67,19 +67,9 @@ def delete(snapshot_: str, as_json: bool, conf: str | None) -> None:
 
 def _print(answer: Any, as_json: bool) -> None:
     found = msgspec.convert(answer, list[SnapshotStatus])
-    if as_json:
-        for one in found:
-            output.print_json(one)
-        return
-    rows = [
-        (
-            one.snapshot,
-            one.name,
-            iso_time(one.taken_ms),
-            str(one.files),
-            human_size(one.bytes),
-            "yes" if one.complete else "no",
-        )
-        for one in found
-    ]
-    output.print_rows(COLUMNS, rows, {"name": 20})
+    output.print_found(found, COLUMNS, _cells, as_json=as_json, folding={"name": 20})
+
+
+def _cells(one: SnapshotStatus) -> tuple[str, ...]:
+    complete = "yes" if one.complete else "no"
+    return (one.snapshot, one.name, iso_time(one.taken_ms), str(one.files), human_size(one.bytes), complete)

@@ -67,6 +67,25 @@ async def plan(volume: Volume, tenant_ids: Collection[int]) -> None:
         await volume.jobs.checkpoint(tenant_id, wait=False)
 
 
+async def upload(
+    volume: Volume,
+    tenant_ids: Collection[int],
+    tell: Tell,
+    *,
+    inos: Collection[int] | None = None,
+    log: bool = True,
+    hint: str = "",
+) -> Uploaded:
+    """What is sealed, of these files or all, is in the remote; with `log`, so is the log that says so."""
+    wanted = {k: n for k, n in pending(volume, tenant_ids).items() if inos is None or k[1] in inos}
+    if wanted:
+        await plan(volume, tenant_ids)
+    done = await uploaded(volume, wanted, tell, hint=hint)
+    if log:
+        await replicated(volume, volume.log_ends(tenant_ids), tell, hint=hint)
+    return done
+
+
 async def uploaded(volume: Volume, wanted: dict[Key, int], tell: Tell, *, hint: str = "") -> Uploaded:
     """Until these objects are in the remote, gone, or written to again. `hint` ends the line if the remote is away."""
     if not wanted:

@@ -26,6 +26,7 @@ from aof2.fs.control.closing import Closing
 from aof2.fs.control.durable import Tell
 from aof2.fs.control.mounted import Mounted
 from aof2.fs.control.protocol import ControlError, Progress
+from aof2.fs.control.requests import Paths
 from aof2.fs.wording import explain_os_error, human_size
 
 WARM_PARALLEL: Final = 4
@@ -84,10 +85,10 @@ def _local_bytes(mounted: Mounted, view: View, tenant_id: int, row: ObjectRow) -
     return local, total
 
 
-async def resident(mounted: Mounted, paths: Sequence[str]) -> Resident:
+async def resident(mounted: Mounted, args: Paths, _: Tell) -> Resident:
     """How much of it is in hot_cache: `warm --check`."""
     found = Resident()
-    for page in walk.files(mounted, walk.find(mounted, paths)):
+    for page in walk.files(mounted, walk.find(mounted, args.paths)):
         await trio.lowlevel.checkpoint()
         with mounted.volume.catalog.view() as view:
             for place in page:
@@ -100,9 +101,9 @@ async def resident(mounted: Mounted, paths: Sequence[str]) -> Resident:
     return found
 
 
-async def warm(mounted: Mounted, paths: Sequence[str], tell: Tell) -> Moved:
+async def warm(mounted: Mounted, args: Paths, tell: Tell) -> Moved:
     """Brings the files to this disk, several at a time."""
-    before = await resident(mounted, paths)
+    before = await resident(mounted, args, tell)
     limit = mounted.volume.settings.cache.hot_bytes
     if before.bytes > limit:
         wanted = f"{human_size(before.bytes)} do not fit into cache.hot_bytes = {human_size(limit)}"
@@ -116,7 +117,7 @@ async def warm(mounted: Mounted, paths: Sequence[str], tell: Tell) -> Moved:
                 nursery.start_soon(warming.work, receive.clone())
             receive.close()
             async with send:
-                for page in walk.files(mounted, walk.find(mounted, paths)):
+                for page in walk.files(mounted, walk.find(mounted, args.paths)):
                     for place in page:
                         await send.send(place)
         telling.cancel_scope.cancel()
@@ -179,9 +180,9 @@ class _Warming:
 # -- evict ---------------------------------------------------------------------------------------------------------
 
 
-async def evict(mounted: Mounted, paths: Sequence[str], tell: Tell) -> Moved:
+async def evict(mounted: Mounted, args: Paths, tell: Tell) -> Moved:
     """Drops every local copy, durable first. What is open, pinned or still written to is skipped and named."""
-    places = walk.find(mounted, paths)
+    places = walk.find(mounted, args.paths)
     moved = Moved()
     closing = Closing(mounted)
     await _make_durable(mounted, places, closing, tell)
@@ -194,25 +195,12 @@ async def evict(mounted: Mounted, paths: Sequence[str], tell: Tell) -> Moved:
 
 
 async def _make_durable(mounted: Mounted, places: Sequence[Place], closing: Closing, tell: Tell) -> None:
-    wanted: dict[Key, int] = {}
-    inos: list[int] = []
-    for page in walk.files(mounted, places):
-        await trio.lowlevel.checkpoint()
-        with mounted.volume.catalog.view() as view:
-            inos += [p.inode.ino for p in page if not walk.is_durable(walk.newest(view, p))]
-    if not inos:
-        # Published, and so is the log that says so: what is evicted can be restored.
-        ends = mounted.volume.log_ends({place.tenant_id for place in places})
-        await durable.replicated(mounted.volume, ends, tell)
-        return
-    await closing.closed(inos)
-    await mounted.kinds.seal(inos)
-    chosen = set(inos)
-    tenants = {place.tenant_id for place in places}
-    wanted = {k: size for k, size in durable.pending(mounted.volume, tenants).items() if k[1] in chosen}
-    await durable.plan(mounted.volume, tenants)
-    await durable.uploaded(mounted.volume, wanted, tell)
-    await durable.replicated(mounted.volume, mounted.volume.log_ends(tenants), tell)
+    """Published, and so is the log that says so: what is evicted can be restored."""
+    inos = await walk.not_uploaded(mounted, places)
+    if inos:
+        await closing.closed(inos)
+        await mounted.kinds.seal(inos)
+    await durable.upload(mounted.volume, {place.tenant_id for place in places}, tell, inos=inos)
 
 
 async def _evict_page(mounted: Mounted, page: Sequence[Place], closing: Closing, moved: Moved) -> None:
@@ -264,12 +252,12 @@ def _generations(view: View, place: Place) -> list[Key]:
 # -- pin -----------------------------------------------------------------------------------------------------------
 
 
-async def pin(mounted: Mounted, paths: Sequence[str], tell: Tell) -> Moved:
+async def pin(mounted: Mounted, args: Paths, tell: Tell) -> Moved:
     """Keeps the files on this disk from now on, and brings what is missing. Survives a restart."""
     volume = mounted.volume
     by_tenant: dict[int, list[int]] = {}
     size = 0
-    for page in walk.files(mounted, walk.find(mounted, paths)):
+    for page in walk.files(mounted, walk.find(mounted, args.paths)):
         await trio.lowlevel.checkpoint()
         with volume.catalog.view() as view:
             for place in page:
@@ -280,7 +268,7 @@ async def pin(mounted: Mounted, paths: Sequence[str], tell: Tell) -> Moved:
     _check_fits(mounted, size)
     for tenant_id, inos in by_tenant.items():
         await _in_batches(mounted, tenant_id, inos, pinning=True)
-    return await warm(mounted, paths, tell)
+    return await warm(mounted, args, tell)
 
 
 def _check_fits(mounted: Mounted, size: int) -> None:
@@ -295,9 +283,9 @@ def _check_fits(mounted: Mounted, size: int) -> None:
         raise ControlError(f"{now}; cache.hot_bytes lets at most {human_size(most)}: pin less, or raise it")
 
 
-async def unpin(mounted: Mounted, paths: Sequence[str]) -> Moved:
+async def unpin(mounted: Mounted, args: Paths, _: Tell) -> Moved:
     by_tenant: dict[int, list[int]] = {}
-    for page in walk.files(mounted, walk.find(mounted, paths)):
+    for page in walk.files(mounted, walk.find(mounted, args.paths)):
         await trio.lowlevel.checkpoint()
         for place in page:
             by_tenant.setdefault(place.tenant_id, []).append(place.inode.ino)

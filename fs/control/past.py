@@ -92,10 +92,7 @@ async def _settled(mounted: Mounted, place: Place, tell: Tell) -> None:
     ino = place.inode.ino
     await Closing(mounted).closed({ino})
     await mounted.kinds.seal({ino})
-    wanted = {k: n for k, n in durable.pending(mounted.volume, {place.tenant_id}).items() if k[1] == ino}
-    if wanted:
-        await durable.plan(mounted.volume, {place.tenant_id})
-        await durable.uploaded(mounted.volume, wanted, tell)
+    await durable.upload(mounted.volume, {place.tenant_id}, tell, inos={ino}, log=False)
 
 
 async def _in_place(mounted: Mounted, place: Place, generation: int) -> ObjectRow:

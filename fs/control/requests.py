@@ -8,3 +8,7 @@ import msgspec
 
 class Args(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     verb: str
+
+
+class Paths(Args, kw_only=True):
+    paths: list[str]

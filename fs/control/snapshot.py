@@ -58,10 +58,7 @@ async def _create(mounted: Mounted, args: Snapshot, tell: Tell) -> list[Snapshot
     volume = mounted.volume
     tenants = tenants_named(volume, args.tenant)
     await durable.sealed(mounted, tell)
-    wanted = durable.pending(volume, set(tenants))
-    if wanted:
-        await durable.plan(volume, set(tenants))
-        await durable.uploaded(volume, wanted, tell)
+    await durable.upload(volume, set(tenants), tell, log=False)
     made = [await _take(volume, tenant_id, tenant, args.name) for tenant_id, tenant in tenants.items()]
     await durable.replicated(volume, volume.log_ends(set(tenants)), tell)
     return made

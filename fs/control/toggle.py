@@ -80,11 +80,7 @@ async def _come_to_rest(mounted: Mounted, tell: Tell) -> None:
     left = mounted.kinds.unsealed()
     if left.files:
         raise ControlError(f"{left.files} file(s) are still being sealed or mapped; try again")
-    tenants = set(volume.tenant_names())
-    wanted = durable.pending(volume, tenants)
-    if wanted:
-        await durable.plan(volume, tenants)
-        await durable.uploaded(volume, wanted, tell)
+    await durable.upload(volume, set(volume.tenant_names()), tell, log=False)
     await volume.hydrator.settle()
     with trio.move_on_after(LOG_MAX_S):
         await volume.replicator.drain()

@@ -18,21 +18,15 @@ import trio
 from aof2.engine import namespace
 from aof2.engine.aio import result_of
 from aof2.engine.inspect.paths import Place, resolve
-from aof2.engine.local.handles import Key
-from aof2.engine.objects import ObjectGoneError
 from aof2.engine.units import format_time
 from aof2.fs.control import durable, ending, feed, move, past, snapshot, toggle, views, walk, work
 from aof2.fs.control.closing import Closing
 from aof2.fs.control.durable import Tell, Uploaded
 from aof2.fs.control.mounted import Mounted
 from aof2.fs.control.protocol import ControlError
-from aof2.fs.control.requests import Args
+from aof2.fs.control.requests import Args, Paths
 
 SEAL_NO_WAIT_MAX_S: Final = 10.0
-
-
-class Paths(Args, kw_only=True):
-    paths: list[str]
 
 
 class Status(Args, kw_only=True):
@@ -82,26 +76,6 @@ async def status(mounted: Mounted, args: Status, _: Tell) -> object:
     return await trio.to_thread.run_sync(views.facts, mounted, args.path, args.light)
 
 
-async def warm(mounted: Mounted, args: Paths, tell: Tell) -> object:
-    return await move.warm(mounted, args.paths, tell)
-
-
-async def resident(mounted: Mounted, args: Paths, _: Tell) -> object:
-    return await move.resident(mounted, args.paths)
-
-
-async def evict(mounted: Mounted, args: Paths, tell: Tell) -> object:
-    return await move.evict(mounted, args.paths, tell)
-
-
-async def pin(mounted: Mounted, args: Paths, tell: Tell) -> object:
-    return await move.pin(mounted, args.paths, tell)
-
-
-async def unpin(mounted: Mounted, args: Paths, _: Tell) -> object:
-    return await move.unpin(mounted, args.paths)
-
-
 # -- durability ----------------------------------------------------------------------------------------------------
 
 
@@ -118,25 +92,18 @@ async def flush(mounted: Mounted, args: Flush, tell: Tell) -> Uploaded:
 
 async def checkpoint(mounted: Mounted, args: Checkpoint, tell: Tell) -> Uploaded:
     """Everything sealed is sent on its way; with `wait`, until it has arrived."""
-    try:
-        names = mounted.volume.tenant_names()
-        tenants = {mounted.volume.tenant(args.tenant).tenant_id} if args.tenant is not None else set(names)
-    except ObjectGoneError as e:
-        raise ControlError(str(e)) from None
+    tenants = set(work.tenants_named(mounted.volume, args.tenant))
     await durable.sealed(mounted, tell)
     return await _upload(mounted, tenants, tell, wait=args.wait)
 
 
 async def _upload(mounted: Mounted, tenants: set[int], tell: Tell, *, wait: bool, hint: str = "") -> Uploaded:
-    volume = mounted.volume
-    wanted = durable.pending(volume, tenants)
+    if wait:
+        return await durable.upload(mounted.volume, tenants, tell, hint=hint)
+    wanted = durable.pending(mounted.volume, tenants)
     if wanted:
-        await durable.plan(volume, tenants)
-    if not wait:
-        return Uploaded(len(wanted), sum(wanted.values()))
-    done = await durable.uploaded(volume, wanted, tell, hint=hint)
-    await durable.replicated(volume, volume.log_ends(tenants), tell, hint=hint)
-    return done
+        await durable.plan(mounted.volume, tenants)
+    return Uploaded(len(wanted), sum(wanted.values()))
 
 
 async def wait(mounted: Mounted, args: Paths, tell: Tell) -> Uploaded:
@@ -146,30 +113,19 @@ async def wait(mounted: Mounted, args: Paths, tell: Tell) -> Uploaded:
     places = walk.find(mounted, args.paths)
     tenants = {place.tenant_id for place in places}
     done = Uploaded(0, 0)
-    inos = await _not_uploaded(mounted, places)
+    inos = await walk.not_uploaded(mounted, places)
     while inos:
         await Closing(mounted).closed(inos)
         await mounted.kinds.seal(inos, begin=True)
-        wanted: dict[Key, int] = {k: n for k, n in durable.pending(volume, tenants).items() if k[1] in inos}
-        await durable.plan(volume, tenants)
-        some = await durable.uploaded(volume, wanted, tell)
+        some = await durable.upload(mounted.volume, tenants, tell, inos=inos, log=False)
         done = Uploaded(done.files + some.files, done.bytes + some.bytes)
-        left = await _not_uploaded(mounted, places) & inos
+        left = await walk.not_uploaded(mounted, places) & inos
         # Thousands of files that were just closed take longer than a moment: as long as there are fewer, that goes on.
         if left and (len(left) == len(inos) or all(map(mounted.kinds.is_open, left))):
             await _raise_open(mounted, places)
         inos = left
     await durable.replicated(volume, volume.log_ends(tenants), tell)
     return done
-
-
-async def _not_uploaded(mounted: Mounted, places: list[Place]) -> set[int]:
-    found: set[int] = set()
-    for page in walk.files(mounted, places):
-        await trio.lowlevel.checkpoint()
-        with mounted.volume.catalog.view() as view:
-            found |= {p.inode.ino for p in page if not walk.is_durable(walk.newest(view, p))}
-    return found
 
 
 async def _raise_open(mounted: Mounted, places: list[Place]) -> None:
@@ -211,8 +167,8 @@ async def undelete(mounted: Mounted, args: Undelete, _: Tell) -> Undeleted:
     if not found:
         window = format_time(int(mounted.volume.settings.retention.undelete_window_s * 1000))
         raise ControlError(f"{shown}: nothing of that name that was in the remote was deleted in the last {window}")
-    work = partial(namespace.undelete, ino=found[0].ino, parent=place.inode.ino, name=raw)
-    row = await result_of(mounted.volume.writer.submit(place.tenant_id, work, sync=True))
+    change = partial(namespace.undelete, ino=found[0].ino, parent=place.inode.ino, name=raw)
+    row = await result_of(mounted.volume.writer.submit(place.tenant_id, change, sync=True))
     mounted.channel.invalidate_entry(place.inode.ino, raw)
     return Undeleted(path=shown, size=row.size, generation=row.generation)
 
@@ -221,11 +177,11 @@ Handler = Callable[[Mounted, Any, Tell], Awaitable[object]]
 VERBS: Final[dict[str, tuple[type[Args], Handler]]] = {
     "ping": (Args, ping),
     "status": (Status, status),
-    "warm": (Paths, warm),
-    "resident": (Paths, resident),
-    "evict": (Paths, evict),
-    "pin": (Paths, pin),
-    "unpin": (Paths, unpin),
+    "warm": (Paths, move.warm),
+    "resident": (Paths, move.resident),
+    "evict": (Paths, move.evict),
+    "pin": (Paths, move.pin),
+    "unpin": (Paths, move.unpin),
     "flush": (Flush, flush),
     "end": (Args, ending.end),
     "checkpoint": (Checkpoint, checkpoint),

@@ -200,7 +200,7 @@ def metrics_text(mounted: Mounted) -> bytes:
 
 def manifest_jsonl(mounted: Mounted, tenant: str) -> Iterator[bytes]:
     """`.aof2/manifest/<tenant>.jsonl`: the log on this disk, a line a record. ObjectGoneError: no such tenant."""
-    folder = mounted.volume.manifest_dir / str(mounted.volume.tenant(tenant).tenant_id)
+    folder = mounted.volume.manifest_dir / str(mounted.volume.tenants.named(tenant).tenant_id)
     for examined in examine(survey(folder)):
         for record in examined.chunk.records() if examined.chunk else ():
             try:

@@ -11,6 +11,8 @@ import stat
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+import trio
+
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.rows import InodeRow, ObjectRow, ObjectState
 from aof2.engine.catalog.store import View
@@ -109,3 +111,13 @@ def key_of(place: Place, row: ObjectRow) -> Key:
 
 def is_durable(row: ObjectRow | None) -> bool:
     return row is None or row.state not in (ObjectState.DIRTY, ObjectState.SEALED)
+
+
+async def not_uploaded(mounted: Mounted, places: Iterable[Place]) -> set[int]:
+    """The inodes of the files whose content is not in the remote."""
+    found: set[int] = set()
+    for page in files(mounted, places):
+        await trio.lowlevel.checkpoint()
+        with mounted.volume.catalog.view() as view:
+            found |= {p.inode.ino for p in page if not is_durable(newest(view, p))}
+    return found

@@ -133,7 +133,7 @@ def tenants_named(volume: Volume, name: str | None) -> dict[int, str]:
     if name is None:
         return volume.tenant_names()
     try:
-        return {volume.tenant(name).tenant_id: name}
+        return {volume.tenants.named(name).tenant_id: name}
     except ObjectGoneError as e:
         raise ControlError(str(e)) from None
 

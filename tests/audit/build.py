@@ -6,7 +6,7 @@ import hashlib
 import struct
 from collections.abc import Iterable
 
-from aof2.engine.audit import (
+from aof2.engine.audit.format import (
     ArtifactPublish,
     ArtifactRef,
     ArtifactUnpublish,

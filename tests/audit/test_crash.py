@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from aof2.engine.audit import CRASH_POINTS, ArtifactPublish, ArtifactRef, AuditWriter, Payload, Replay, Tail
 from aof2.engine.audit.commit import commit_slice
+from aof2.engine.audit.damage import Tail
+from aof2.engine.audit.format import ArtifactPublish, ArtifactRef, Payload
+from aof2.engine.audit.reader import Replay
+from aof2.engine.audit.writer import CRASH_POINTS, AuditWriter
 from aof2.engine.env import Env
 from tests.audit.build import log_bytes, records, ref, sample
 from tests.support.crash import Acks, Crash, PowerLoss, crash_cases, hits_of, run_until_crash

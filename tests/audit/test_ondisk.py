@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from aof2.engine.audit import VisibleState, ondisk
+from aof2.engine.audit import ondisk
 from aof2.engine.audit.format import (
     ArtifactPublish,
     ArtifactRef,
@@ -20,6 +20,7 @@ from aof2.engine.audit.format import (
     TombstoneLift,
 )
 from aof2.engine.audit.ondisk import DiskState
+from aof2.engine.audit.state import VisibleState
 
 
 def ref(n: int) -> ArtifactRef:

@@ -8,16 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aof2.engine.audit import (
-    ArtifactPublish,
-    ChainBrokenError,
-    LogRange,
-    Payload,
-    Replay,
-    SnapshotAnchor,
-    cut_points,
-    replay_ranges,
-)
+from aof2.engine.audit.format import ArtifactPublish, ChainBrokenError, Payload, SnapshotAnchor
+from aof2.engine.audit.ranges import LogRange, cut_points, replay_ranges
+from aof2.engine.audit.reader import Replay
 from aof2.engine.errors import CorruptError
 from tests.audit.build import HEADER, log_bytes, payload_bytes, raw_records, ref, sample
 

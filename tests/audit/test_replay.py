@@ -12,8 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aof2.engine.audit import BATCH_BYTES_MAX, ChainBrokenError, Payload, Position, RecordType, Replay, Source, Tail
-from aof2.engine.audit.damage import find_valid
+from aof2.engine.audit.commit import BATCH_BYTES_MAX
+from aof2.engine.audit.damage import Tail, find_valid
+from aof2.engine.audit.format import ChainBrokenError, Payload, RecordType
+from aof2.engine.audit.reader import Position, Replay
+from aof2.engine.audit.source import Source
 from aof2.engine.errors import CorruptError, UnsupportedError
 from tests.audit.build import HEADER, log_bytes, payload_bytes, raw_records, records, sample
 from tests.audit.test_format import PAYLOADS

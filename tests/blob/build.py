@@ -8,6 +8,10 @@ import struct
 
 import zstandard
 
+from aof2.engine.blob.format import BLOCK_BYTES
+from aof2.engine.blob.reader import BlobReader
+from aof2.engine.blob.writer import LEVEL, BlobWriter
+
 _POLY = 0x9A6C9329AC4BC9B5  # 0xAD93D23594C93659 reflected
 _TABLE = []
 for _n in range(256):
@@ -73,3 +77,20 @@ def mixed(size: int, seed: int = 1, run: int = 4096) -> bytes:
 
 def zstd(data: bytes, level: int = 3) -> bytes:
     return zstandard.ZstdCompressor(level=level).compress(data)
+
+
+def encode_blob(
+    raw: bytes | bytearray, *, chunk_id: int, generation: int, block_bytes: int = BLOCK_BYTES, level: int = LEVEL
+) -> bytes:
+    """The whole blob of `raw` in memory."""
+    out = bytearray()
+    writer = BlobWriter(out.extend, chunk_id=chunk_id, generation=generation, block_bytes=block_bytes, level=level)
+    view = memoryview(raw)
+    for start in range(0, len(view), block_bytes):
+        writer.add_block(view[start : start + block_bytes])
+    writer.finish()
+    return bytes(out)
+
+
+def read_all(reader: BlobReader) -> bytes:
+    return b"".join(reader.blocks())

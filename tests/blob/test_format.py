@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aof2.engine.blob import BlobReader, Codec, decode_footer, encode_blob, needed_tail
-from aof2.engine.blob.format import ENTRY, TRAILER, encode_footer
+from aof2.engine.blob.format import ENTRY, TRAILER, Codec, decode_footer, encode_footer, needed_tail
+from aof2.engine.blob.reader import BlobReader
 from aof2.engine.errors import CorruptError, UnsupportedError
-from tests.blob.build import entry, mixed, slow_crc64, trailer, zstd
+from tests.blob.build import encode_blob, entry, mixed, read_all, slow_crc64, trailer, zstd
 
 
 def test_the_crc_here_is_crc64_nvme() -> None:
@@ -33,7 +33,7 @@ def test_golden_bytes() -> None:
     assert encode_blob(raw, chunk_id=7, generation=3, block_bytes=4096) == golden
     assert golden[-104:-96] == b"BOLB2FOA"
     reader = BlobReader(lambda offset, length: golden[offset : offset + length], len(golden))
-    assert reader.read_all() == raw
+    assert read_all(reader) == raw
     assert reader.footer.frame_range(1) == (len(stored[0]), len(stored[1]))
     assert reader.footer.frames_range(0, 2) == (0, len(b"".join(stored)))
     assert reader.footer.raw_range(2) == (8192, 7)

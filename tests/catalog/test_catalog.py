@@ -25,8 +25,8 @@ from aof2.engine.env import Env, Files
 from aof2.engine.errors import FatalIOError, LimitError, ReadOnlyError
 from aof2.engine.manifest import payloads as p
 from aof2.engine.manifest.reader import Stream
-from aof2.engine.manifest.replay import replay
 from aof2.engine.manifest.writer import SealedChunk
+from tests.manifest.replay import replay
 
 from .helpers import Volume, every_row, open_volume, volume
 

@@ -14,9 +14,9 @@ from aof2.engine.manifest import payloads as p
 from aof2.engine.manifest import tier_events
 from aof2.engine.manifest.batch import RecordBatch
 from aof2.engine.manifest.format import RECORD_HEADER, ChunkHeader
-from aof2.engine.manifest.replay import replay, take_snapshot
 from aof2.engine.manifest.writer import LogSettings, ManifestLogWriter
 from aof2.fs.cli import main
+from tests.manifest.replay import replay, take_snapshot
 
 NOW_MS = 1_700_000_000_123
 SETTINGS = LogSettings(chunk_capacity=16 << 10, durable=False, rotation_period_ms=1 << 40)

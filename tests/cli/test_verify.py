@@ -17,9 +17,9 @@ from aof2.engine.manifest.examine import Kind
 from aof2.engine.manifest.format import LogPosition, ManifestIntegrityError
 from aof2.engine.manifest.index import ManifestIndex
 from aof2.engine.manifest.quarantine import quarantine
-from aof2.engine.manifest.replay import replay, take_snapshot
 from aof2.engine.manifest.snapshot import encode_snapshot
 from tests.cli.logs import EVERY_TYPE, fill, flip, make_bundle, make_log, open_log, raw_chunk, run
+from tests.manifest.replay import replay, take_snapshot
 
 
 def kinds(report: CheckReport) -> list[Kind]:

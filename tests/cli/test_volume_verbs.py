@@ -17,7 +17,7 @@ from aof2.engine.settings import Settings
 from aof2.engine.volume import Volume
 from tests.cli.logs import KEYS, objects, run
 from tests.cli.test_command import AOF2
-from tests.engine.helpers import KIB, run_volume, small_settings
+from tests.engine.helpers import KIB, put_object, read_object, run_volume, small_settings
 from tests.verify.build import flip
 
 TENANT = 1
@@ -57,7 +57,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     def session(*names: bytes) -> None:
         async def body(volume: Volume) -> None:
             for name in names:
-                await volume.put("default", name, content(name))
+                await put_object(volume, "default", name, content(name))
             await volume.checkpoint("default")
 
         run_volume(small_settings(root), body)
@@ -255,7 +255,7 @@ def test_verify_sees_local_damage_of_a_tenant(root: Path, conf: Path) -> None:
 def test_a_volume_in_use(root: Path, conf: Path) -> None:
     async def body(volume: Volume) -> None:
         for i in range(20):
-            await volume.put("default", b"more-%d" % i, b"more")
+            await put_object(volume, "default", b"more-%d" % i, b"more")
         for arguments in (("verify",), ("verify", "default"), ("inspect", "default")):
             command = [AOF2, "manifest", *arguments, "--conf", conf, "--json"]
             result = await trio.run_process(command, capture_stdout=True, capture_stderr=True, check=False)
@@ -282,7 +282,7 @@ def test_restore_brings_everything_back(root: Path) -> None:
         for name, size in SIZES.items():
             key = look_up(volume, name)
             assert key is not None
-            assert await volume.read(key, 0, size + 1) == content(name)
+            assert await read_object(volume, key, 0, size + 1) == content(name)
 
     run_volume(restored_settings(root), body)
 
@@ -338,14 +338,14 @@ def test_restore_lists_a_missing_blob(root: Path) -> None:
     async def body(volume: Volume) -> None:
         key = look_up(volume, b"small")
         assert key is not None
-        assert await volume.read(key, 0, SIZES[b"small"]) == content(b"small")
+        assert await read_object(volume, key, 0, SIZES[b"small"]) == content(b"small")
 
     run_volume(restored_settings(root), body)
 
 
 def test_restore_lists_what_was_never_uploaded(root: Path) -> None:
     async def body(volume: Volume) -> None:
-        await volume.put("default", b"late", b"late")
+        await put_object(volume, "default", b"late", b"late")
 
     run_volume(small_settings(root), body, parts=("replicator",))
     result = run("restore", "--from", (root / "remote").as_uri(), "--conf", write_conf(root, "again"))

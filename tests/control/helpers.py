@@ -22,6 +22,7 @@ from aof2.fs.control.client import control_client
 from aof2.fs.control.protocol import Progress
 from aof2.fs.control.server import ControlServer
 from aof2.fs.options import Options
+from tests.engine.helpers import backing_path, create_object, seal_object
 
 
 class FakeFiles(Catalogued):
@@ -36,8 +37,8 @@ class FakeFiles(Catalogued):
 
     async def write(self, tenant: str, name: bytes, data: bytes) -> Key:
         """A file as it is after its last close: written, not sealed."""
-        key = await self.volume.create(tenant, name)
-        self.volume.backing_path(key).write_bytes(data)
+        key = await create_object(self.volume, tenant, name)
+        backing_path(self.volume, key).write_bytes(data)
         self.dirty[key[1]] = key
         return key
 
@@ -50,7 +51,7 @@ class FakeFiles(Catalogued):
     async def seal(self, inos: Collection[int] | None = None, *, begin: bool = False) -> int:
         wanted = [ino for ino in self.dirty if ino not in self.opened and (inos is None or ino in inos)]
         for ino in wanted:
-            await self.volume.seal(self.dirty.pop(ino))
+            await seal_object(self.volume, self.dirty.pop(ino))
         return len(wanted)
 
     def is_open(self, ino: int) -> bool:
@@ -63,7 +64,7 @@ class FakeFiles(Catalogued):
         return len(self.opened)
 
     def unsealed(self) -> Unsealed:
-        sizes = [self.volume.backing_path(key).stat().st_size for key in self.dirty.values()]
+        sizes = [backing_path(self.volume, key).stat().st_size for key in self.dirty.values()]
         return Unsealed(len(sizes), sum(sizes))
 
     async def drop_kernel_pages(self, ino: int) -> None:

@@ -27,7 +27,16 @@ from aof2.fs.control import durable
 from aof2.fs.control.client import NotMountedError, control_client
 from aof2.fs.control.protocol import ControlError, Progress
 from tests.control.helpers import FakeMounted, run_mounted
-from tests.engine.helpers import KIB, MIB, small_settings, with_cache
+from tests.engine.helpers import (
+    KIB,
+    MIB,
+    backing_path,
+    put_object,
+    read_object,
+    small_settings,
+    unlink_object,
+    with_cache,
+)
 
 TENANT = 1
 
@@ -123,12 +132,12 @@ def test_evict_uploads_first_then_drops_everything_local(tmp_path: Path) -> None
         assert (moved["files"], moved["skipped"]) == (1, [])
         assert moved["bytes"] >= len(content)
         assert state(mounted, b"a") == ObjectState.PUBLISHED
-        assert not mounted.volume.backing_path(key).exists()
+        assert not backing_path(mounted.volume, key).exists()
         assert mounted.files.dropped == [key[1]]
         assert told[0].total == len(content)
         here = await mounted.call("resident", paths=["default"])
         assert (here["local_bytes"], here["bytes"]) == (0, len(content))
-        assert await mounted.volume.read(key, 0, len(content)) == content
+        assert await read_object(mounted.volume, key, 0, len(content)) == content
 
     run_mounted(small_settings(tmp_path), body)
 
@@ -140,7 +149,7 @@ def test_evict_takes_a_close_that_is_on_its_way(tmp_path: Path, held: str) -> No
     async def body(mounted: FakeMounted) -> None:
         key = await mounted.files.write("default", b"a", data("a", 5000))
         await mounted.call("wait", paths=["default/a"])
-        fd = os.open(mounted.volume.backing_path(key), os.O_RDONLY)
+        fd = os.open(backing_path(mounted.volume, key), os.O_RDONLY)
         mounted.files.opened |= {key[1]} if held == "open here" else set()
 
         async def release_soon() -> None:
@@ -153,7 +162,7 @@ def test_evict_takes_a_close_that_is_on_its_way(tmp_path: Path, held: str) -> No
             nursery.start_soon(release_soon)
             moved = await mounted.call("evict", paths=["default/a"])
         assert (moved["files"], moved["skipped"]) == (1, []) and moved["bytes"]
-        assert not mounted.volume.backing_path(key).exists()
+        assert not backing_path(mounted.volume, key).exists()
 
     run_mounted(small_settings(tmp_path), body)
 
@@ -179,7 +188,7 @@ def test_warm_a_directory(tmp_path: Path) -> None:
         deeper = await mkdir(mounted, folder, b"e")
         sizes = {b"x": 40 * KIB, b"y": 300 * KIB, b"empty": 0}
         for name, size in sizes.items():
-            await mounted.volume.put("default", name, data(str(name), size))
+            await put_object(mounted.volume, "default", name, data(str(name), size))
             await move(mounted, name, deeper if name == b"y" else folder)
         total = sum(sizes.values())
         await mounted.call("evict", paths=["default"])
@@ -199,7 +208,7 @@ def test_warm_a_directory(tmp_path: Path) -> None:
 def test_many_files_in_a_directory(tmp_path: Path) -> None:
     async def body(mounted: FakeMounted) -> None:
         for i in range(600):
-            await mounted.volume.put("default", b"%04d" % i, b"x")
+            await put_object(mounted.volume, "default", b"%04d" % i, b"x")
         here = await mounted.call("resident", paths=["default"])
         assert (here["files"], here["local_files"]) == (600, 600)
 
@@ -211,7 +220,7 @@ def test_warming_more_than_fits_is_refused(tmp_path: Path) -> None:
 
     async def body(mounted: FakeMounted) -> None:
         for i in range(4):
-            await mounted.volume.put("default", b"%d" % i, data(str(i), 400 * KIB))
+            await put_object(mounted.volume, "default", b"%d" % i, data(str(i), 400 * KIB))
             await mounted.volume.checkpoint("default")
         with pytest.raises(ControlError, match="do not fit into cache"):
             await mounted.call("warm", paths=["default"])
@@ -223,7 +232,7 @@ def test_warming_more_than_fits_is_refused(tmp_path: Path) -> None:
 
 def test_what_cannot_be_fetched_is_named(tmp_path: Path) -> None:
     async def body(mounted: FakeMounted) -> None:
-        await mounted.volume.put("default", b"a", data("a", 40 * KIB))
+        await put_object(mounted.volume, "default", b"a", data("a", 40 * KIB))
         await mounted.call("evict", paths=["default"])
         for blob in (tmp_path / "remote" / "checkpoints").rglob("*.blob"):
             blob.unlink()
@@ -238,7 +247,7 @@ def test_pinned_files_survive_pressure_and_restart(tmp_path: Path) -> None:
     settings = with_cache(small_settings(tmp_path, compression="none"), hot_bytes=2 * MIB)
 
     async def first(mounted: FakeMounted) -> None:
-        await mounted.volume.put("default", b"keep", data("keep", 400 * KIB))
+        await put_object(mounted.volume, "default", b"keep", data("keep", 400 * KIB))
         await mounted.volume.checkpoint("default")
         await mounted.call("evict", paths=["default/keep"])
         moved = await mounted.call("pin", paths=["default/keep"])
@@ -246,7 +255,7 @@ def test_pinned_files_survive_pressure_and_restart(tmp_path: Path) -> None:
 
     async def second(mounted: FakeMounted) -> None:
         for i in range(10):
-            await mounted.volume.put("default", b"%d" % i, data(str(i), 400 * KIB))
+            await put_object(mounted.volume, "default", b"%d" % i, data(str(i), 400 * KIB))
             await mounted.volume.checkpoint("default")
         here = await mounted.call("resident", paths=["default/keep"])
         assert here["local_bytes"] == 400 * KIB
@@ -359,12 +368,12 @@ def test_wait_asks_again_when_the_breaker_lets_it(tmp_path: Path, comes_back: bo
 
     async def body(mounted: FakeMounted) -> None:
         volume = mounted.volume
-        await volume.put("default", b"before", b"x")
+        await put_object(volume, "default", b"before", b"x")
         await volume.checkpoint("default")
         weather: Any = volume.bare_remote._weather  # type: ignore[attr-defined]
         remote.rename(away)
         await mounted.files.write("default", b"a", data("a", 5000))
-        while weather.breaker is not BreakerState.OPEN:
+        while weather.stats().breaker is not BreakerState.OPEN:
             with contextlib.suppress(ControlError):
                 await mounted.call("wait", paths=["default/a"])
         weather._cool_down_s, weather._probe_at_s = 8.0, volume.env.monotonic_s() + 3.0
@@ -385,13 +394,13 @@ def test_wait_asks_again_when_the_breaker_lets_it(tmp_path: Path, comes_back: bo
 def test_undelete(tmp_path: Path) -> None:
     async def body(mounted: FakeMounted) -> None:
         for content in (b"old", b"newer"):
-            await mounted.volume.put("default", b"a", content)
+            await put_object(mounted.volume, "default", b"a", content)
             await mounted.volume.checkpoint("default")
-            await mounted.volume.unlink("default", b"a")
+            await unlink_object(mounted.volume, "default", b"a")
         back = await mounted.call("undelete", path="default/a")
         assert (back["path"], back["size"]) == (str(tmp_path / "mnt/default/a"), 5)
         assert mounted.channel.invalidated == [(namespace.root_ino(TENANT), b"a")]
-        assert await mounted.volume.read((TENANT, mounted.ino(TENANT, b"a"), 1), 0, 9) == b"newer"
+        assert await read_object(mounted.volume, (TENANT, mounted.ino(TENANT, b"a"), 1), 0, 9) == b"newer"
         with pytest.raises(ControlError, match="there is a file of that name"):
             await mounted.call("undelete", path="default/a")
         with pytest.raises(ControlError, match="nothing of that name"):
@@ -408,7 +417,7 @@ def test_undelete(tmp_path: Path) -> None:
 def test_names_that_are_not_utf8(tmp_path: Path) -> None:
     async def body(mounted: FakeMounted) -> None:
         name = b"caf\xe9"
-        await mounted.volume.put("default", name, b"x")
+        await put_object(mounted.volume, "default", name, b"x")
         path = f"default/{os.fsdecode(name)}"
         assert (await mounted.call("status", path=path))["object"]["path"] == path
         assert (await mounted.call("warm", paths=[path]))["files"] == 1

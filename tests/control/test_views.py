@@ -17,14 +17,14 @@ from aof2.fs.control import views
 from tests.cli.logs import KEYS, run
 from tests.cli.test_volume_verbs import write_conf
 from tests.control.helpers import FakeMounted, run_mounted
-from tests.engine.helpers import small_settings
+from tests.engine.helpers import put_object, small_settings, unlink_object
 
 TENANT = 1
 
 
 def test_status_metrics_and_manifest(tmp_path: Path) -> None:
     async def body(mounted: FakeMounted) -> None:
-        await mounted.volume.put("default", b"a", b"x" * 5000)
+        await put_object(mounted.volume, "default", b"a", b"x" * 5000)
         await mounted.volume.checkpoint("default")
         status = json.loads(views.status_json(mounted))
         assert status["tenants"][0]["bytes"] == 5000
@@ -45,7 +45,7 @@ def test_a_history_that_only_the_remote_still_has(tmp_path: Path) -> None:
     conf = write_conf(tmp_path)
 
     async def body(mounted: FakeMounted) -> None:
-        await mounted.volume.put("default", b"a", b"x" * 5000)
+        await put_object(mounted.volume, "default", b"a", b"x" * 5000)
         await mounted.call("evict", paths=["default/a"])
 
     async def nothing(_: FakeMounted) -> None:
@@ -73,7 +73,7 @@ def test_a_history_that_only_the_remote_still_has(tmp_path: Path) -> None:
 def test_a_light_status_counts_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def body(mounted: FakeMounted) -> None:
         assert json.loads(views.status_json(mounted))["tenants"][0]["objects"] == 0
-        await mounted.volume.put("default", b"a", b"x")
+        await put_object(mounted.volume, "default", b"a", b"x")
         assert json.loads(views.status_json(mounted))["tenants"][0]["objects"] == 0
         full = views.facts(mounted)
         assert isinstance(full, views.VolumeFacts)
@@ -87,7 +87,7 @@ def test_a_light_status_counts_now_and_then(tmp_path: Path, monkeypatch: pytest.
 def test_a_pin_holds_the_newest_content_only(tmp_path: Path) -> None:
     async def body(mounted: FakeMounted) -> None:
         volume = mounted.volume
-        key = await volume.put("default", b"a", b"x" * 5000)
+        key = await put_object(volume, "default", b"a", b"x" * 5000)
         await volume.checkpoint("default")
         ino = key[1]
         change = partial(pins.pin, inos=[ino, ino + 1000])
@@ -100,7 +100,7 @@ def test_a_pin_holds_the_newest_content_only(tmp_path: Path) -> None:
             assert not pins.holds(view, TENANT, ObjectRow(ino, 2, ObjectState.PUBLISHED))
             assert list(pins.pinned(view, TENANT)) == [(ino, 5000)]
         assert (await volume.evict([key]))[1] == [key]
-        await volume.unlink("default", b"a")
+        await unlink_object(volume, "default", b"a")
         with volume.catalog.view() as view:
             row = view.get(TENANT, t.OBJECTS, (ino, 1))
             assert row is not None

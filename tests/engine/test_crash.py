@@ -23,6 +23,7 @@ from aof2.engine.local import warm
 from aof2.engine.settings import Settings
 from aof2.engine.tiering import evict, hydrate, publish
 from aof2.engine.volume import Volume
+from tests.engine.helpers import object_row, put_object, read_object
 from tests.support.crash import Acks, Crash, PowerLoss, crash_cases, hits_of, run_until_crash
 
 from .helpers import KIB, run_volume, small_settings
@@ -53,7 +54,7 @@ def workload(env: Env, acks: Acks) -> None:
 
     async def body(v: Volume) -> None:
         for n in range(6):
-            await v.put("default", b"f%d" % n, content(n))
+            await put_object(v, "default", b"f%d" % n, content(n))
             acks.tell({"answered": n})
             if n % 2:
                 v.writer.flush()
@@ -61,7 +62,7 @@ def workload(env: Env, acks: Acks) -> None:
             await v.checkpoint("default")
             acks.tell({"published": n})
         for n in range(6):
-            await v.read(key_of(v, n), 0, len(content(n)))
+            await read_object(v, key_of(v, n), 0, len(content(n)))
             await v.hydrator.quiesce()
 
     settings = settings_in(root, acks.path.with_name("remote"))
@@ -74,7 +75,7 @@ async def body_again(v: Volume) -> None:
 
 
 def key_of(v: Volume, n: int) -> tuple[int, int, int]:
-    tenant_id = v.tenant("default").tenant_id
+    tenant_id = v.tenants.named("default").tenant_id
     with v.catalog.view() as view:
         for (_, name), entry in view.scan(tenant_id, t.DENTRIES):
             if name == b"f%d" % n:
@@ -92,25 +93,25 @@ def check(root: Path, remote: Path, *, there: int, published: int) -> None:
     async def body(v: Volume) -> None:
         for n in range(there + 1):
             key = key_of(v, n)
-            row = v.object_row(key)
+            row = object_row(v, key)
             assert row.state in (ObjectState.SEALED, ObjectState.PUBLISHED)
             assert n > published or row.state == ObjectState.PUBLISHED
-            assert await v.read(key, 0, row.size) == content(n)
+            assert await read_object(v, key, 0, row.size) == content(n)
         await v.hydrator.quiesce()
         counted(v)
         await v.checkpoint("default")
         keys = [key_of(v, n) for n in range(there + 1)]
         assert (await v.evict(keys))[1] == []
         for n in range(there + 1):
-            assert await v.read(keys[n], 0, len(content(n))) == content(n)
-        await v.put("default", b"after", b"life goes on")
+            assert await read_object(v, keys[n], 0, len(content(n))) == content(n)
+        await put_object(v, "default", b"after", b"life goes on")
 
     run_volume(settings_in(root, remote), body)
 
 
 def counted(v: Volume) -> None:
     """The counters are the sums of their rows, and the quota knows them."""
-    tenant_id = v.tenant("default").tenant_id
+    tenant_id = v.tenants.named("default").tenant_id
     block_bytes = v.settings.engine.block_bytes
     with v.catalog.view() as view:
         hot = 0
@@ -153,10 +154,10 @@ def test_a_crash_while_the_catalog_is_rebuilt(tmp_path: Path, point: str) -> Non
 
         async def first(v: Volume) -> None:
             for n in range(3):
-                await v.put("default", b"f%d" % n, content(n))
+                await put_object(v, "default", b"f%d" % n, content(n))
             await v.checkpoint("default")
             for stream_id in v.target.streams:
-                await v.snapshot(stream_id)
+                await v.log_snapshots.take(stream_id)
 
         async def second(_: Volume) -> None:
             pass

@@ -25,7 +25,18 @@ from aof2.engine.settings.model import RetentionSettings
 from aof2.engine.verify.findings import Kind, Severity
 from aof2.engine.verify.run import verify
 from aof2.engine.volume import Volume
-from tests.engine.helpers import KIB, run_volume, small_settings
+from tests.engine.helpers import (
+    KIB,
+    backing_path,
+    create_object,
+    object_row,
+    put_object,
+    read_object,
+    run_volume,
+    seal_object,
+    small_settings,
+    unlink_object,
+)
 from tests.verify.build import commit
 
 CHUNK = 256 * KIB
@@ -69,17 +80,17 @@ def same_as_rows(v: Volume) -> None:
 
 async def warm_file(v: Volume, name: bytes, data: bytes) -> tuple[Key, int]:
     """One whose only chunk left hot_cache for warm."""
-    key = await v.put("default", name, data)
+    key = await put_object(v, "default", name, data)
     await v.checkpoint("default")
     await v.evictor.make_room(v.settings.cache.hot_bytes)
-    return key, v.object_row(key).chunks[0]
+    return key, object_row(v, key).chunks[0]
 
 
 def test_dropping_the_warm_copy_leaves_the_hot_one(tmp_path: Path) -> None:
     async def body(v: Volume) -> None:
         key, chunk_id = await warm_file(v, b"a", dull(1))
         assert entry(v, chunk_id).residency == WARM | REMOTE
-        assert await v.read(key, 0, CHUNK) == dull(1)
+        assert await read_object(v, key, 0, CHUNK) == dull(1)
         await v.hydrator.quiesce()
         assert entry(v, chunk_id).residency == HOT | WARM | REMOTE
         await trio.to_thread.run_sync(v.evictor.cool, [(TENANT, chunk_id)])
@@ -108,33 +119,33 @@ def test_a_compression_is_said_when_admitted_and_when_it_ends(tmp_path: Path) ->
 @pytest.mark.expects_warnings
 def test_a_chunk_that_changed_fails_to_compress(tmp_path: Path) -> None:
     async def body(v: Volume) -> None:
-        key = await v.put("default", b"a", dull(1))
+        key = await put_object(v, "default", b"a", dull(1))
         await v.checkpoint("default")
-        fd = os.open(v.backing_path(key), os.O_WRONLY)
+        fd = os.open(backing_path(v, key), os.O_WRONLY)
         os.pwrite(fd, b"!", CHUNK // 2)
         os.close(fd)
         await v.evictor.make_room(v.settings.cache.hot_bytes)
-        chunk_id = v.object_row(key).chunks[0]
+        chunk_id = object_row(v, key).chunks[0]
         told = [r.decoded() for r in records(v, chunk_id) if r.type.startswith("Compression")]
         assert isinstance(told[0], p.CompressionStarted)
         assert told[1:] == [p.CompressionFailed(1)]
         assert entry(v, chunk_id).residency == REMOTE
-        assert await v.read(key, 0, CHUNK) == dull(1)  # the remote has the real one
+        assert await read_object(v, key, 0, CHUNK) == dull(1)  # the remote has the real one
 
     run_volume(small_settings(tmp_path), body)
 
 
 def test_a_segment_is_opened_with_its_object_and_sealed_under_that_number(tmp_path: Path) -> None:
     async def body(v: Volume) -> None:
-        key = await v.create("default", b"a")
+        key = await create_object(v, "default", b"a")
         with v.catalog.view() as view:
             dirty = view.get(TENANT, t.DIRTY, key[1])
         assert dirty is not None and dirty.segment_id
         opened = entry(v, dirty.segment_id)
         assert (opened.opened, opened.sealed, opened.residency, opened.epoch) == (True, False, HOT, key[2])
-        v.backing_path(key).write_bytes(dull(1) * 2)
-        await v.seal(key)
-        chunks = v.object_row(key).chunks
+        backing_path(v, key).write_bytes(dull(1) * 2)
+        await seal_object(v, key)
+        chunks = object_row(v, key).chunks
         assert chunks[0] == dirty.segment_id and len(chunks) == 2
         for index, chunk_id in enumerate(chunks):
             told = [r.decoded() for r in records(v, chunk_id)]
@@ -147,13 +158,13 @@ def test_a_segment_is_opened_with_its_object_and_sealed_under_that_number(tmp_pa
 
 def test_a_segment_without_a_chunk_is_retired(tmp_path: Path) -> None:
     async def body(v: Volume) -> None:
-        empty = await v.create("default", b"empty")
-        removed = await v.create("default", b"removed")
+        empty = await create_object(v, "default", b"empty")
+        removed = await create_object(v, "default", b"removed")
         with v.catalog.view() as view:
             dirty = {key: view.get(TENANT, t.DIRTY, key[1]) for key in (empty, removed)}
-        v.backing_path(empty).touch()
-        await v.seal(empty)
-        await v.unlink("default", b"removed")
+        backing_path(v, empty).touch()
+        await seal_object(v, empty)
+        await unlink_object(v, "default", b"removed")
         for row in dirty.values():
             assert row is not None
             with v.catalog.view() as view:
@@ -166,8 +177,8 @@ def test_a_segment_without_a_chunk_is_retired(tmp_path: Path) -> None:
 
 def test_the_watermark_of_a_seal_is_where_the_log_was(tmp_path: Path) -> None:
     async def body(v: Volume) -> None:
-        keys = [await v.put("default", b"f%d" % n, dull(n)) for n in range(3)]
-        seals = [r for key in keys for r in records(v, v.object_row(key).chunks[0]) if r.type == "SealSegment"]
+        keys = [await put_object(v, "default", b"f%d" % n, dull(n)) for n in range(3)]
+        seals = [r for key in keys for r in records(v, object_row(v, key).chunks[0]) if r.type == "SealSegment"]
         marks = [r.decoded().coordinator_watermark for r in seals]  # type: ignore[union-attr]
         assert marks == sorted(set(marks)) and marks[0] > 0
         for seal, mark in zip(seals, marks, strict=True):
@@ -182,25 +193,25 @@ def test_purged_chunks_leave_the_fold_and_the_snapshots(tmp_path: Path) -> None:
 
     async def body(v: Volume) -> None:
         async def snapshot_len() -> int:
-            await v.snapshot(TENANT)
+            await v.log_snapshots.take(TENANT)
             directory = v.manifest_dir / str(TENANT)
             return (directory / snapshot_name(max(list_snapshots(directory)))).stat().st_size
 
-        keep = await v.put("default", b"keep", dull(0))
+        keep = await put_object(v, "default", b"keep", dull(0))
         await v.checkpoint("default")
         few = await snapshot_len()
         for n in range(count):
-            await v.put("default", b"f%d" % n, random.Random(n).randbytes(100))
+            await put_object(v, "default", b"f%d" % n, random.Random(n).randbytes(100))
         await v.checkpoint("default")
         many = await snapshot_len()
         assert many > few + count * 200
         for n in range(count):
-            await v.unlink("default", b"f%d" % n)
+            await unlink_object(v, "default", b"f%d" % n)
         await pruned(v)
         with v.catalog.view() as view:
             entries = load_index(view, TENANT).entries
             assert set(entries) == {chunk_id for chunk_id, _ in view.scan(TENANT, t.CHUNKS)}
-        assert set(entries) == set(v.object_row(keep).chunks)
+        assert set(entries) == set(object_row(v, keep).chunks)
         assert await snapshot_len() < few + 20_000  # job rows aside, as before them
 
     run_volume(no_retention(settings), body)
@@ -208,14 +219,14 @@ def test_purged_chunks_leave_the_fold_and_the_snapshots(tmp_path: Path) -> None:
 
 def test_an_abandoned_upload_is_never_called_done(tmp_path: Path) -> None:
     async def body(v: Volume) -> None:
-        key = await v.put("default", b"a", dull(1))
-        chunk_id = v.object_row(key).chunks[0]
+        key = await put_object(v, "default", b"a", dull(1))
+        chunk_id = object_row(v, key).chunks[0]
         with v.catalog.view() as view:
             chunk = view.get(TENANT, t.CHUNKS, chunk_id)
         assert chunk is not None
         name = f"checkpoints/default/1/chunk-{chunk_id}-1-{chunk.sha256.hex()}.blob"
         v.writer.call(TENANT, lambda b: objects.upload_started(b, [(chunk_id, name)]))
-        await v.unlink("default", b"a")
+        await unlink_object(v, "default", b"a")
         with v.catalog.view() as view:
             assert entry_of(view, TENANT, chunk_id) is not None  # its upload has not ended
         await pruned(v)
@@ -232,15 +243,15 @@ def test_an_abandoned_upload_is_never_called_done(tmp_path: Path) -> None:
 
 def test_the_only_copy_is_not_evicted(tmp_path: Path) -> None:
     async def body(v: Volume) -> None:
-        key = await v.put("default", b"a", dull(1))
+        key = await put_object(v, "default", b"a", dull(1))
         await v.checkpoint("default")
-        chunk_id = v.object_row(key).chunks[0]
+        chunk_id = object_row(v, key).chunks[0]
         v.writer.call(TENANT, lambda b: objects.hydration_failed(b, chunk_id, 4))
         await v.evictor.make_room(v.settings.cache.hot_bytes)
-        assert entry(v, chunk_id).residency == HOT | REMOTE and v.backing_path(key).exists()
+        assert entry(v, chunk_id).residency == HOT | REMOTE and backing_path(v, key).exists()
         v.writer.call(TENANT, lambda b: b.record(p.UploadDone(f"k{chunk_id}", ""), segment_id=chunk_id))  # put again
         await v.evictor.make_room(v.settings.cache.hot_bytes)
-        assert not v.backing_path(key).exists()
+        assert not backing_path(v, key).exists()
 
     run_volume(small_settings(tmp_path), body)
 
@@ -250,9 +261,9 @@ def test_verify_compares_the_fold_and_mends_it(tmp_path: Path) -> None:
     chunk_ids: list[int] = []
 
     async def body(v: Volume) -> None:
-        key = await v.put("default", b"a", dull(1))
+        key = await put_object(v, "default", b"a", dull(1))
         await v.checkpoint("default")
-        chunk_ids.extend(v.object_row(key).chunks)
+        chunk_ids.extend(object_row(v, key).chunks)
 
     run_volume(settings, body)
     assert verify(settings).exit_code == 0

@@ -16,7 +16,7 @@ from aof2.engine.settings import Settings
 from aof2.engine.tiering.hashing import PIECE_BYTES
 from aof2.engine.tiering.hydrate import GLANCES_A_BLOCK
 from aof2.engine.volume import Volume
-from tests.engine.helpers import KIB, MIB, run_volume, small_settings
+from tests.engine.helpers import KIB, MIB, put_object, read_object, run_volume, small_settings
 
 BLOCK = 256 * KIB
 CHUNK = MIB
@@ -29,7 +29,7 @@ def settings_of(tmp_path: Path, **changes: object) -> Settings:
 
 
 async def cold_object(v: Volume) -> Key:
-    key = await v.put("default", b"a", DATA)
+    key = await put_object(v, "default", b"a", DATA)
     await v.checkpoint("default")
     await v.evict([key])
     return key
@@ -67,7 +67,7 @@ def test_a_glance_fetches_its_pieces_alone(tmp_path: Path) -> None:
             handle.next_offset = handle.frontier = 0
             assert handle.resident_bytes == 0
             assert await v.hydrator.glance(handle, at + 5000, 100) is None  # again the same block: all of it now
-            assert await v.read(key, at + 5000, 100) == DATA[at + 5000 : at + 5100]
+            assert await read_object(v, key, at + 5000, 100) == DATA[at + 5000 : at + 5100]
             assert handle.resident_bytes == BLOCK
             assert await v.hydrator.glance(handle, at, 100) is None  # it is here
 
@@ -108,7 +108,7 @@ def test_a_damaged_piece_is_not_served(tmp_path: Path) -> None:
         async with v.opened_object(key) as handle:
             assert await v.hydrator.glance(handle, at, 10) is None
             with pytest.raises(CorruptError):
-                await v.read(key, at, 10)
+                await read_object(v, key, at, 10)
 
     run_volume(settings_of(tmp_path), body, parts=("jobs",))
 
@@ -116,7 +116,7 @@ def test_a_damaged_piece_is_not_served(tmp_path: Path) -> None:
 @pytest.mark.parametrize("compression", ["none", "zstd"])
 def test_pieces_belong_to_raw_blobs_and_go_with_their_chunk(tmp_path: Path, compression: str) -> None:
     async def body(v: Volume) -> None:
-        key = await v.put("default", b"a", b"abcdefgh" * (CHUNK // 8))
+        key = await put_object(v, "default", b"a", b"abcdefgh" * (CHUNK // 8))
         await v.checkpoint("default")
         await v.evict([key])
         async with v.opened_object(key) as handle:
@@ -143,7 +143,7 @@ def test_a_damaged_block_costs_its_neighbours_nothing(tmp_path: Path) -> None:
             assert v.quota.usage.used_bytes - used == 2 * BLOCK
             assert v.quota.usage.reserved_bytes == 0
             assert os.stat(handle.path).st_blocks * 512 == 2 * BLOCK
-            assert await v.read(key, CHUNK, 2 * BLOCK) == DATA[CHUNK : CHUNK + 2 * BLOCK]
+            assert await read_object(v, key, CHUNK, 2 * BLOCK) == DATA[CHUNK : CHUNK + 2 * BLOCK]
 
     run_volume(settings_of(tmp_path), body, parts=("jobs",))
 
@@ -171,11 +171,11 @@ def test_a_reader_gets_its_block_while_the_rest_is_on_its_way(tmp_path: Path, mo
             while not arrived:
                 await trio.sleep(0.001)
                 if v.hydrator._flights.awaits(key, 0) or handle.is_resident(0):
-                    assert await v.read(key, 5, 100) == DATA[5:105]
+                    assert await read_object(v, key, 5, 100) == DATA[5:105]
                     arrived.append(0)
             assert not handle.is_resident(1)
             go_on.set()
-        assert await v.read(key, 0, len(DATA)) == DATA
+        assert await read_object(v, key, 0, len(DATA)) == DATA
 
     run_volume(settings_of(tmp_path), body, parts=("jobs",))
 

@@ -15,15 +15,15 @@ from aof2.engine.env import Env
 from aof2.engine.errors import CorruptError
 from aof2.engine.jobs.verify import check_blob
 from aof2.engine.local.handles import Key
-from aof2.engine.remote import RemoteSettings, open_remote
 from aof2.engine.remote.location import LocatedBlob, Location
+from aof2.engine.remote.open import open_remote
 from aof2.engine.remote.store import RemoteStore
 from aof2.engine.replicate.restore import restore
+from aof2.engine.settings.remote import RemoteSettings
 from aof2.engine.verify.findings import Severity
-from aof2.engine.verify.remote import read_blob
 from aof2.engine.verify.run import verify
 from aof2.engine.volume import Volume
-from tests.engine.helpers import KIB, MIB, run_volume, small_settings
+from tests.engine.helpers import KIB, MIB, cold_read, put_object, read_object, run_volume, small_settings
 from tests.replicate.helpers import Replicated, run_replicated
 
 CHUNK = MIB
@@ -72,7 +72,7 @@ def test_every_reader_goes_by_offset(tmp_path: Path, compression: str) -> None:
     data = DATA if compression == "none" else DATA[: CHUNK // 2] + bytes(CHUNK + 5) + DATA[:1000]
 
     async def body(v: Volume) -> None:
-        key = await v.put("default", b"a", data)
+        key = await put_object(v, "default", b"a", data)
         await v.checkpoint("default")
         move(v, v.bare_remote, key)
         await v.evict([key])
@@ -85,14 +85,13 @@ def test_every_reader_goes_by_offset(tmp_path: Path, compression: str) -> None:
         async def sink(piece: bytes) -> None:
             scanned.extend(piece)
 
-        await v.cold_read(key, 0, len(data), sink)
+        await cold_read(v, key, 0, len(data), sink)
         assert bytes(scanned) == data
-        assert await v.read(key, 0, len(data)) == data
+        assert await read_object(v, key, 0, len(data)) == data
         blobs = blobs_of(v, key[0])
         assert {blob.key for _, blob in blobs} == {SHARED} and all(blob.offset for _, blob in blobs)
         for sha256, blob in blobs:
             check_blob(v.remote, sha256, blob)
-            assert read_blob(v.remote, blob, sha256, None) == blob.stored_bytes
 
     run_volume(settings, body, parts=("jobs",))
     report = verify(settings, deep_remote=True)
@@ -106,13 +105,13 @@ def test_restored_by_offset(tmp_path: Path) -> None:
     keys: list[Key] = []
 
     async def fill(r: Replicated) -> None:
-        keys.append(await r.volume.put("default", b"a", DATA))
+        keys.append(await put_object(r.volume, "default", b"a", DATA))
         await r.volume.checkpoint("default")
         move(r.volume, r.volume.bare_remote, keys[0])
         await r.settle()
 
     async def look(r: Replicated) -> None:
-        assert await r.volume.read(keys[0], 0, len(DATA)) == DATA
+        assert await read_object(r.volume, keys[0], 0, len(DATA)) == DATA
 
     run_replicated(settings, fill)
     settings.volume.state_dir.rename(tmp_path / "lost")

@@ -16,6 +16,15 @@ from aof2.engine.catalog.rows import ObjectState
 from aof2.engine.verify.run import verify
 from aof2.engine.volume import Volume
 from tests.catalog.helpers import volume as catalog
+from tests.engine.helpers import (
+    backing_path,
+    create_object,
+    object_row,
+    put_object,
+    read_object,
+    undelete_object,
+    unlink_object,
+)
 
 from .helpers import run_volume, small_settings
 
@@ -70,25 +79,25 @@ def test_renames_are_one_commit_and_keep_link_counts(tmp_path: Path) -> None:
 
 def test_unlink_leaves_a_tombstone_that_can_be_lifted(tmp_path: Path) -> None:
     async def body(v: Volume) -> None:
-        key = await v.put("default", b"kept", b"precious" * 1000)
+        key = await put_object(v, "default", b"kept", b"precious" * 1000)
         await v.checkpoint("default")
-        await v.unlink("default", b"kept")
-        assert v.object_row(key).state == ObjectState.TOMBSTONED
+        await unlink_object(v, "default", b"kept")
+        assert object_row(v, key).state == ObjectState.TOMBSTONED
         with pytest.raises(OSError, match="No such file"):
-            await v.unlink("default", b"kept")
-        await v.undelete("default", key[1], b"back")
+            await unlink_object(v, "default", b"kept")
+        await undelete_object(v, "default", key[1], b"back")
         await v.evict([key])
-        assert await v.read(key, 0, 8) == b"precious"
-        assert v.object_row(key).state == ObjectState.PUBLISHED
+        assert await read_object(v, key, 0, 8) == b"precious"
+        assert object_row(v, key).state == ObjectState.PUBLISHED
 
     run_volume(small_settings(tmp_path), body)
 
 
 def test_unlinking_what_was_never_published_leaves_nothing(tmp_path: Path) -> None:
     async def body(v: Volume) -> None:
-        key = await v.put("default", b"gone", b"x" * 5000)
-        await v.unlink("default", b"gone")
-        assert not v.backing_path(key).exists()
+        key = await put_object(v, "default", b"gone", b"x" * 5000)
+        await unlink_object(v, "default", b"gone")
+        assert not backing_path(v, key).exists()
         assert v.quota.usage.used_bytes == 0
         with v.catalog.view() as view:
             for table in (t.OBJECTS, t.CHUNKS, t.RESIDENCY, t.UNPUBLISHED):
@@ -104,25 +113,25 @@ def test_orphans_are_no_damage_and_are_found_after_a_crash(tmp_path: Path) -> No
 
     async def leave(v: Volume) -> None:
         """One published, one sealed, one dirty; all open when their names went."""
-        keys.append(await v.put("default", b"published", b"p" * 5000))
+        keys.append(await put_object(v, "default", b"published", b"p" * 5000))
         await v.checkpoint("default")
-        keys.append(await v.put("default", b"sealed", b"s" * 5000))
-        keys.append(await v.create("default", b"dirty"))
-        v.backing_path(keys[2]).write_bytes(b"d" * 5000)
+        keys.append(await put_object(v, "default", b"sealed", b"s" * 5000))
+        keys.append(await create_object(v, "default", b"dirty"))
+        backing_path(v, keys[2]).write_bytes(b"d" * 5000)
         for name in (b"published", b"sealed", b"dirty"):
             work = partial(ns.unlink, parent=ns.root_ino(keys[0][0]), name=name, is_open=lambda _: True)
             await result_of(v.writer.submit(keys[0][0], work))
         assert await v.janitor.sweep_orphans() == 0
-        assert await v.read(keys[0], 0, 1) == b"p"
+        assert await read_object(v, keys[0], 0, 1) == b"p"
 
     async def drop(v: Volume) -> None:
         """Opening the volume dropped them: whoever had them open is gone with the process before."""
         await v.janitor.sweep_orphans()
-        assert [v.backing_path(key).exists() for key in keys] == [True, False, False]
+        assert [backing_path(v, key).exists() for key in keys] == [True, False, False]
         with v.catalog.view() as view:
             assert [key[0] for key, _ in view.scan(keys[0][0], t.OBJECTS)] == [keys[0][1]]
             assert ns.orphans(view, keys[0][0]) == []
-        assert v.object_row(keys[0]).state == ObjectState.TOMBSTONED
+        assert object_row(v, keys[0]).state == ObjectState.TOMBSTONED
 
     run_volume(settings, leave, parts=("jobs",))
     assert verify(settings).exit_code == 0

@@ -16,7 +16,16 @@ from aof2.engine.local.handles import HandleTable, Key
 from aof2.engine.recency import saved
 from aof2.engine.recency.segmented import Image
 from aof2.engine.volume import Volume
-from tests.engine.helpers import KIB, run_volume, small_settings, with_cache
+from tests.engine.helpers import (
+    KIB,
+    backing_path,
+    put_object,
+    read_object,
+    run_volume,
+    small_settings,
+    unlink_object,
+    with_cache,
+)
 
 SIZE = 64 * KIB
 COUNT = 20
@@ -33,7 +42,7 @@ def names(keys: dict[int, Key], v: Volume) -> list[int]:
 
 
 async def fill(v: Volume, count: int = COUNT) -> dict[int, Key]:
-    keys = {n: await v.put("default", b"f%d" % n, content(n)) for n in range(count)}
+    keys = {n: await put_object(v, "default", b"f%d" % n, content(n)) for n in range(count)}
     await v.checkpoint("default")
     return keys
 
@@ -59,9 +68,9 @@ def test_a_read_keeps_a_file_also_when_its_handle_is_dropped(tmp_path: Path) -> 
         v.handles._idle_max = 2
         keys = await fill(v)
         for n in (3, 8, 1):
-            assert await v.read(keys[n], 0, 10) == content(n)[:10]
+            assert await read_object(v, keys[n], 0, 10) == content(n)[:10]
         for n in (5, 6):  # these take the handles
-            await v.read(keys[n], 0, 10)
+            await read_object(v, keys[n], 0, 10)
         await leave(v, 5)
         assert names(keys, v) == [1, 3, 5, 6, 8]
 
@@ -76,11 +85,11 @@ def test_the_order_is_kept_across_a_remount(tmp_path: Path) -> None:
     async def first(v: Volume) -> None:
         keys.update(await fill(v))
         for n in (4, 2, 9):
-            await v.read(keys[n], 0, 10)
+            await read_object(v, keys[n], 0, 10)
 
     async def second(v: Volume) -> None:
         assert v.recent.complete, "nothing has to be looked for after a clean stop"
-        await v.read(keys[0], 0, 10)
+        await read_object(v, keys[0], 0, 10)
         await leave(v, 4)
         assert names(keys, v) == [0, 2, 4, 9]
         await leave(v, 3)
@@ -115,7 +124,7 @@ def test_after_a_kill_what_the_file_does_not_list_is_newer_than_what_it_does(tmp
 
     async def second(v: Volume) -> None:
         for n in range(6, 12):
-            await v.put("default", b"f%d" % n, content(n))
+            await put_object(v, "default", b"f%d" % n, content(n))
         await v.checkpoint("default")
 
     async def third(v: Volume) -> None:
@@ -123,7 +132,7 @@ def test_after_a_kill_what_the_file_does_not_list_is_newer_than_what_it_does(tmp
             keys = {n: (1, ino, 1) for n, ((ino, _), _) in enumerate(view.scan(1, t.OBJECTS))}
         assert len(keys) == 12
         assert not v.recent.complete
-        await v.read(keys[1], 0, 10)
+        await read_object(v, keys[1], 0, 10)
         await leave(v, 4)
         assert names(keys, v) == [1, 9, 10, 11]
         while not v.recent.complete:
@@ -144,7 +153,7 @@ def test_without_the_file_everything_is_found(tmp_path: Path, harm: str) -> None
         keys.update(await fill(v))
 
     async def second(v: Volume) -> None:
-        await v.read(keys[0], 0, 10)
+        await read_object(v, keys[0], 0, 10)
         await leave(v, 3)
         assert names(keys, v) == [0, 18, 19], "by age of the write, then"
 
@@ -160,7 +169,7 @@ def test_without_the_file_everything_is_found(tmp_path: Path, harm: str) -> None
 def test_what_is_used_or_pinned_is_passed_over_and_keeps_its_place(tmp_path: Path) -> None:
     async def body(v: Volume) -> None:
         keys = await fill(v)
-        with open(v.backing_path(keys[1]), "rb"):
+        with open(backing_path(v, keys[1]), "rb"):
             async with v.opened_object(keys[0]):
                 await leave(v, 4)
             assert names(keys, v) == [0, 1, 18, 19]
@@ -176,18 +185,18 @@ def test_a_scan_leaves_what_was_used_twice(tmp_path: Path) -> None:
     async def body(v: Volume) -> None:
         keys: dict[int, Key] = {}
         for n in range(100):
-            keys[n] = await v.put("default", b"f%d" % n, content(n))
+            keys[n] = await put_object(v, "default", b"f%d" % n, content(n))
             if n % 10 == 9:
                 await v.checkpoint("default")
         hot = range(8)
         for _ in range(2):
             for n in hot:
-                assert await v.read(keys[n], 0, SIZE) == content(n)
+                assert await read_object(v, keys[n], 0, SIZE) == content(n)
         for n in range(8, 100):
-            assert await v.read(keys[n], 0, SIZE) == content(n)
+            assert await read_object(v, keys[n], 0, SIZE) == content(n)
         fetched = v.hydrator.fetched_bytes
         for n in hot:
-            assert await v.read(keys[n], 0, SIZE) == content(n)
+            assert await read_object(v, keys[n], 0, SIZE) == content(n)
         assert v.hydrator.fetched_bytes == fetched
         assert v.quota.usage.used_bytes <= v.settings.cache.hot_bytes
 
@@ -200,8 +209,8 @@ def test_a_removed_file_goes_first(tmp_path: Path) -> None:
     async def body(v: Volume) -> None:
         keys = await fill(v)
         for n in (5, 12):
-            await v.read(keys[n], 0, 10)
-        await v.unlink("default", b"f12")
+            await read_object(v, keys[n], 0, 10)
+        await unlink_object(v, "default", b"f12")
         await leave(v, 19)
         assert 12 not in names(keys, v)
 
@@ -242,7 +251,7 @@ def test_a_full_disk_costs_the_order_alone(tmp_path: Path, monkeypatch: pytest.M
 
 
 async def fill_one(v: Volume) -> None:
-    await v.put("default", b"one", content(1))
+    await put_object(v, "default", b"one", content(1))
 
 
 async def look(v: Volume) -> None:
@@ -279,7 +288,7 @@ def test_warm_copies_make_way_by_last_use_also_after_a_restart(tmp_path: Path) -
         await leave(v, 0)
         assert in_warm(v) == list(range(8))
         for n in (0, 3):
-            assert await v.read(keys[n], 0, SIZE) == content(n)
+            assert await read_object(v, keys[n], 0, SIZE) == content(n)
 
     async def second(v: Volume) -> None:
         order = [key & 0xFFFF for key in v.recent.warm.in_order()]

@@ -12,7 +12,7 @@ from aof2.engine.catalog import tables as t
 from aof2.engine.manifest import payloads as p
 from aof2.engine.settings import Settings
 from aof2.engine.volume import Volume
-from tests.engine.helpers import KIB, run_volume, small_settings
+from tests.engine.helpers import KIB, put_object, read_object, run_volume, small_settings, unlink_object
 
 TENANT = 1
 
@@ -29,13 +29,13 @@ def shadow_of(settings: Settings) -> dict[str, dict[str, object]]:
 
 async def work(v: Volume, name: bytes) -> None:
     """Everything that happens to a file."""
-    key = await v.put("default", name, name * 50_000)
+    key = await put_object(v, "default", name, name * 50_000)
     await v.checkpoint("default")
     await v.evict([key])
-    assert await v.read(key, 0, 10) == (name * 10)[:10]
+    assert await read_object(v, key, 0, 10) == (name * 10)[:10]
     await v.hydrator.settle()
-    await v.put("default", name + b"-dirty", b"x" * KIB)
-    await v.unlink("default", name + b"-dirty")
+    await put_object(v, "default", name + b"-dirty", b"x" * KIB)
+    await unlink_object(v, "default", name + b"-dirty")
 
 
 def test_it_agrees_and_goes_on_after_a_restart(tmp_path: Path) -> None:

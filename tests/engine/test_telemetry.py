@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from aof2.engine.settings.model import MetricsSettings
 from aof2.engine.volume import Volume
+from tests.engine.helpers import cold_read, put_object, read_object
 
 from .helpers import KIB, run_volume, small_settings
 from .test_tiers import content
@@ -32,15 +33,15 @@ def fetch(port: int) -> str:
 
 def test_a_life_through_the_tiers_shows_in_the_metrics(tmp_path: Path) -> None:
     async def body(v: Volume) -> None:
-        key = await v.put("default", b"a", content(1, 256 * KIB))
+        key = await put_object(v, "default", b"a", content(1, 256 * KIB))
         seen = values(await trio.to_thread.run_sync(fetch, v.metrics_port))
         assert seen["aof2_dirty_bytes"] == seen["aof2_quota_used_bytes"] == 256 * KIB
         await v.checkpoint("default")
         await v.evict([key])
-        await v.read(key, 0, 100)
-        await v.read(key, 0, 100)
+        await read_object(v, key, 0, 100)
+        await read_object(v, key, 0, 100)
         await v.hydrator.quiesce()
-        await v.cold_read(key, 0, 256 * KIB, _nowhere)
+        await cold_read(v, key, 0, 256 * KIB, _nowhere)
         seen = values(await trio.to_thread.run_sync(fetch, v.metrics_port))
         assert seen["aof2_dirty_bytes"] == 0
         assert seen["aof2_evicted_bytes_total{tier=hot}"] == 256 * KIB

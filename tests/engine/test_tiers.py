@@ -20,6 +20,7 @@ from aof2.engine.manifest.reader import Stream
 from aof2.engine.objects import on_disk
 from aof2.engine.tiering import flights
 from aof2.engine.volume import Volume
+from tests.engine.helpers import backing_path, object_row, put_object, read_object
 
 from .helpers import KIB, MIB, run_volume, small_settings
 
@@ -51,12 +52,12 @@ def test_round_trip_whole_and_by_random_ranges(tmp_path: Path, compression: str)
         data = {size: content(size, size, dull=size % 2 == 0) for size in SIZES}
         keys: dict[int, Key] = {}
         for size in SIZES:
-            keys[size] = await v.put("default", b"f%d" % size, data[size])
-            assert await v.read(keys[size], 0, size + 10) == data[size]
+            keys[size] = await put_object(v, "default", b"f%d" % size, data[size])
+            assert await read_object(v, keys[size], 0, size + 10) == data[size]
         assert await v.checkpoint("default") == len(SIZES)
         assert await v.checkpoint("default") == 0
         for size in SIZES:
-            assert v.object_row(keys[size]).state == ObjectState.PUBLISHED
+            assert object_row(v, keys[size]).state == ObjectState.PUBLISHED
         freed, skipped = await v.evict(list(keys.values()))
         assert (freed, skipped) == (sum(map(on_disk, SIZES)), [])
         assert await hot_files(v) == []
@@ -65,9 +66,9 @@ def test_round_trip_whole_and_by_random_ranges(tmp_path: Path, compression: str)
         for size in SIZES[1:]:
             for _ in range(10):
                 offset, length = rng.randrange(size), rng.randrange(1, size + 1)
-                assert await v.read(keys[size], offset, length) == data[size][offset : offset + length]
+                assert await read_object(v, keys[size], offset, length) == data[size][offset : offset + length]
         for size in SIZES:
-            assert await v.read(keys[size], 0, size) == data[size]
+            assert await read_object(v, keys[size], 0, size) == data[size]
         assert v.quota.usage.used_bytes == sum(map(on_disk, SIZES))
 
     run_volume(small_settings(tmp_path, compression=compression), body)
@@ -79,19 +80,19 @@ def test_it_is_all_there_after_a_restart(tmp_path: Path) -> None:
     keys: list[Key] = []
 
     async def first(v: Volume) -> None:
-        keys.append(await v.put("default", b"a", data))
+        keys.append(await put_object(v, "default", b"a", data))
         await v.checkpoint("default")
         await v.evict(keys)
-        assert await v.read(keys[0], CHUNK, 10) == data[CHUNK : CHUNK + 10]
+        assert await read_object(v, keys[0], CHUNK, 10) == data[CHUNK : CHUNK + 10]
 
     async def second(v: Volume) -> None:
         assert not v.opened.rebuilt
         used = v.quota.usage.used_bytes
         assert 0 < used < len(data)
         fetched = v.hydrator.fetched_bytes
-        assert await v.read(keys[0], CHUNK, 10) == data[CHUNK : CHUNK + 10]
+        assert await read_object(v, keys[0], CHUNK, 10) == data[CHUNK : CHUNK + 10]
         assert v.hydrator.fetched_bytes == fetched  # the residency survived
-        assert await v.read(keys[0], 0, len(data)) == data
+        assert await read_object(v, keys[0], 0, len(data)) == data
 
     run_volume(settings, first)
     run_volume(settings, second)
@@ -100,14 +101,14 @@ def test_it_is_all_there_after_a_restart(tmp_path: Path) -> None:
 def test_identical_content_is_uploaded_once(tmp_path: Path) -> None:
     async def body(v: Volume) -> None:
         data = content(3, CHUNK)
-        a = await v.put("default", b"a", data)
+        a = await put_object(v, "default", b"a", data)
         await v.checkpoint("default")
         before = v.publisher.uploaded_bytes
-        b = await v.put("default", b"b", data)
+        b = await put_object(v, "default", b"b", data)
         await v.checkpoint("default")
         assert v.publisher.uploaded_bytes == before
         await v.evict([a, b])
-        assert await v.read(b, 0, CHUNK) == data
+        assert await read_object(v, b, 0, CHUNK) == data
         with v.catalog.view() as view:
             ((_, blob),) = view.scan(b[0], t.BLOBS)
         assert blob.refs == 2
@@ -117,21 +118,21 @@ def test_identical_content_is_uploaded_once(tmp_path: Path) -> None:
 
 def test_nothing_dirty_is_evicted(tmp_path: Path) -> None:
     async def body(v: Volume) -> None:
-        key = await v.put("default", b"a", content(1, 1000))
+        key = await put_object(v, "default", b"a", content(1, 1000))
         freed, skipped = await v.evict([key])
         assert (freed, skipped) == (0, [key])
-        assert await v.read(key, 0, 1000) == content(1, 1000)
+        assert await read_object(v, key, 0, 1000) == content(1, 1000)
 
     run_volume(small_settings(tmp_path), body)
 
 
 def test_a_file_in_use_is_skipped_and_named(tmp_path: Path) -> None:
     async def body(v: Volume) -> None:
-        key = await v.put("default", b"a", content(1, 1000))
+        key = await put_object(v, "default", b"a", content(1, 1000))
         await v.checkpoint("default")
         async with v.opened_object(key):
             assert await v.evict([key]) == (0, [key])
-        with open(v.backing_path(key), "rb"):
+        with open(backing_path(v, key), "rb"):
             assert await v.evict([key]) == (0, [key])
         assert await v.evict([key]) == (4096, [])
 
@@ -146,11 +147,11 @@ def test_a_damaged_local_copy_is_fetched_again(tmp_path: Path, harm: str) -> Non
     keys: list[Key] = []
 
     async def write(v: Volume) -> None:
-        keys.append(await v.put("default", b"a", data))
+        keys.append(await put_object(v, "default", b"a", data))
         await v.checkpoint("default")
 
     async def read(v: Volume) -> None:
-        path = v.backing_path(keys[0])
+        path = backing_path(v, keys[0])
         if harm == "flip":
             bad = bytearray(path.read_bytes())
             bad[BLOCK * 3] ^= 1
@@ -162,8 +163,8 @@ def test_a_damaged_local_copy_is_fetched_again(tmp_path: Path, harm: str) -> Non
         else:
             path.unlink()
             path.write_bytes(bytes(len(data)))
-        assert await v.read(keys[0], 0, len(data)) == data
-        assert await v.read(keys[0], 0, len(data)) == data
+        assert await read_object(v, keys[0], 0, len(data)) == data
+        assert await read_object(v, keys[0], 0, len(data)) == data
 
     run_volume(settings, write)
     run_volume(settings, read)
@@ -177,13 +178,13 @@ def test_more_than_fits_makes_way(tmp_path: Path) -> None:
         data = {i: content(i, CHUNK) for i in range(20)}
         keys: dict[int, Key] = {}
         for i, piece in data.items():
-            keys[i] = await v.put("default", b"f%d" % i, piece)
+            keys[i] = await put_object(v, "default", b"f%d" % i, piece)
             await v.checkpoint("default")
         rng = random.Random(4)
         for _ in range(200):
             i = rng.randrange(20)
             offset = rng.randrange(CHUNK)
-            assert await v.read(keys[i], offset, 1000) == data[i][offset : offset + 1000]
+            assert await read_object(v, keys[i], offset, 1000) == data[i][offset : offset + 1000]
             assert v.quota.usage.used_bytes + v.quota.usage.reserved_bytes <= limit
             # A file in many pieces takes a page for the list of them, which is not counted.
             assert disk_bytes(v.hot.root) <= limit + 4096 * sum(1 for _ in v.hot.root.rglob("*.1"))
@@ -198,15 +199,15 @@ def test_turned_off_the_volume_is_read_only_and_serves_what_there_is(tmp_path: P
     keys: list[Key] = []
 
     async def write(v: Volume) -> None:
-        keys.append(await v.put("default", b"a", data))
+        keys.append(await put_object(v, "default", b"a", data))
         await v.checkpoint("default")
         await v.evict(keys)
 
     async def read(v: Volume) -> None:
-        assert await v.read(keys[0], 0, len(data)) == data
+        assert await read_object(v, keys[0], 0, len(data)) == data
         with pytest.raises(ReadOnlyError, match="turned off"):
-            await v.put("default", b"b", b"x")
-        assert await v.read(keys[0], 5, 10) == data[5:15]
+            await put_object(v, "default", b"b", b"x")
+        assert await read_object(v, keys[0], 5, 10) == data[5:15]
 
     run_volume(settings, write)
     off = msgspec.structs.replace(settings, manifest=msgspec.structs.replace(settings.manifest, enabled=False))
@@ -218,8 +219,8 @@ def test_turned_off_the_volume_is_read_only_and_serves_what_there_is(tmp_path: P
 
 def write_more(keys: list[Key], data: bytes) -> Callable[[Volume], Awaitable[None]]:
     async def body(v: Volume) -> None:
-        assert await v.read(keys[0], 0, len(data)) == data
-        await v.put("default", b"b", b"x")
+        assert await read_object(v, keys[0], 0, len(data)) == data
+        await put_object(v, "default", b"b", b"x")
 
     return body
 
@@ -229,26 +230,26 @@ def test_of_a_large_object_only_what_is_wanted_goes(tmp_path: Path) -> None:
 
     async def body(v: Volume) -> None:
         data = content(3, 6 * CHUNK)
-        big = await v.put("default", b"big", data)
+        big = await put_object(v, "default", b"big", data)
         await v.checkpoint("default")
         v.handles.forget(big)
         await v.evictor.make_room(3 * CHUNK)
         used = v.quota.usage.used_bytes
         assert 0 < used < 6 * CHUNK
-        assert v.backing_path(big).stat().st_blocks * 512 == used
+        assert backing_path(v, big).stat().st_blocks * 512 == used
         fetched = v.hydrator.fetched_bytes
         tail = 5 * CHUNK
-        assert await v.read(big, tail, CHUNK) == data[tail:]
+        assert await read_object(v, big, tail, CHUNK) == data[tail:]
         assert v.hydrator.fetched_bytes == fetched  # what stayed is trusted as it is
-        assert await v.read(big, 0, len(data)) == data
+        assert await read_object(v, big, 0, len(data)) == data
 
     run_volume(small_settings(tmp_path, hot_bytes=8 * CHUNK, compression="none"), body, parts=("jobs",))
 
 
 def test_files_without_rows_are_swept(tmp_path: Path) -> None:
     async def body(v: Volume) -> None:
-        key = await v.put("default", b"a", content(1, 1000))
-        kept = v.backing_path(key)
+        key = await put_object(v, "default", b"a", content(1, 1000))
+        kept = backing_path(v, key)
         orphan = kept.with_name("12345.1")
         orphan.write_bytes(b"left by a crash")
         warm = v.warm.path("default", 777)
@@ -263,7 +264,7 @@ def test_files_without_rows_are_swept(tmp_path: Path) -> None:
         kept.write_bytes(b"an eviction that was cut short")
         assert await v.janitor.sweep_orphans() == 1
         assert not kept.exists()
-        assert await v.read(key, 0, 1000) == content(1, 1000)
+        assert await read_object(v, key, 0, 1000) == content(1, 1000)
 
     run_volume(small_settings(tmp_path), body, parts=("jobs",))
 
@@ -275,13 +276,13 @@ def test_a_chunk_is_said_to_be_fetched_once_however_many_requests_that_takes(
 
     async def body(v: Volume) -> None:
         data = b"compress" * (CHUNK // 4)
-        key = await v.put("default", b"a", data)
+        key = await put_object(v, "default", b"a", data)
         await v.checkpoint("default")
         await v.evict([key])
         async with v.opened_object(key) as handle:
             await v.hydrator.fill(handle)
         assert v.remote.stats().requests >= 2 * CHUNK // BLOCK
-        assert await v.read(key, 0, len(data)) == data
+        assert await read_object(v, key, 0, len(data)) == data
         await trio.to_thread.run_sync(v.writer.flush)
         said = [r for r in Stream(v.manifest_dir / str(key[0])).records() if r.type == "HydrationStarted"]
         assert len(said) == len({r.segment_id for r in said}) == 2
@@ -311,16 +312,16 @@ def test_what_comes_in_bulk_is_on_its_way_to_the_disk_before_the_sync(tmp_path: 
 
     async def body(v: Volume) -> None:
         data = content(6, size)
-        key = await v.put("default", b"a", data)
+        key = await put_object(v, "default", b"a", data)
         await v.checkpoint("default")
         await v.evict([key])
-        assert await v.read(key, 2 * MIB + 5, 10) == data[2 * MIB + 5 : 2 * MIB + 15]
+        assert await read_object(v, key, 2 * MIB + 5, 10) == data[2 * MIB + 5 : 2 * MIB + 15]
         assert files.handed == []  # a block here and there is not worth it
         async with v.opened_object(key) as handle:
             await v.hydrator.fill(handle)
         assert sorted(files.handed) == [(0, MIB), (MIB, MIB)]
         assert files.synced_after[-1] == 2  # an early start is no promise
-        assert await v.read(key, 0, size) == data
+        assert await read_object(v, key, 0, size) == data
 
     settings = small_settings(tmp_path, chunk_bytes=MIB, compression="none")
     run_volume(settings, body, env=Env(files=files), parts=("jobs",))

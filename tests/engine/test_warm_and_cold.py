@@ -14,6 +14,7 @@ from aof2.engine.manifest.reader import Stream
 from aof2.engine.tiering.coldscan import ColdScanOptions
 from aof2.engine.volume import Volume
 from tests.catalog.helpers import every_row
+from tests.engine.helpers import cold_read, put_object, read_object
 
 from .helpers import KIB, run_volume, small_settings, with_cache
 from .test_tiers import content
@@ -28,7 +29,7 @@ def dull(n: int) -> bytes:
 async def filled(v: Volume, count: int) -> dict[Key, bytes]:
     data: dict[Key, bytes] = {}
     for n in range(count):
-        key = await v.put("default", b"f%d" % n, dull(n))
+        key = await put_object(v, "default", b"f%d" % n, dull(n))
         await v.checkpoint("default")
         data[key] = dull(n)
     return data
@@ -41,7 +42,7 @@ def test_what_leaves_hot_stays_warm_and_comes_back_without_a_request(tmp_path: P
         assert v.warm.used_bytes > 0
         shutil.rmtree(tmp_path / "remote" / "checkpoints")  # whatever is read now is read from here
         for key, expected in data.items():
-            assert await v.read(key, 0, len(expected)) == expected
+            assert await read_object(v, key, 0, len(expected)) == expected
         assert v.hydrator.fetched_bytes == 0
         types = [r.type for r in Stream(v.manifest_dir / "1").records()]
         assert "CompressionDone" in types
@@ -65,7 +66,7 @@ def test_warm_has_a_limit_and_survives_a_restart(tmp_path: Path) -> None:
     async def second(v: Volume) -> None:
         assert 0 < v.warm.used_bytes <= CHUNK
         for key, expected in keys.items():
-            assert await v.read(key, 0, len(expected)) == expected
+            assert await read_object(v, key, 0, len(expected)) == expected
 
     run_volume(settings, first)
     run_volume(settings, second)
@@ -74,7 +75,7 @@ def test_warm_has_a_limit_and_survives_a_restart(tmp_path: Path) -> None:
 def test_what_does_not_compress_is_not_kept(tmp_path: Path) -> None:
     async def body(v: Volume) -> None:
         for n in range(8):
-            await v.put("default", b"f%d" % n, content(n, CHUNK))
+            await put_object(v, "default", b"f%d" % n, content(n, CHUNK))
             await v.checkpoint("default")
         assert v.evictor.evictions > 0
         assert v.warm.used_bytes == 0
@@ -92,7 +93,7 @@ def test_a_damaged_warm_copy_is_given_up_and_fetched(tmp_path: Path) -> None:
             bad[0] ^= 1
             path.write_bytes(bad)
         for key, expected in data.items():
-            assert await v.read(key, 0, len(expected)) == expected
+            assert await read_object(v, key, 0, len(expected)) == expected
         assert v.hydrator.fetched_bytes > 0
 
     run_volume(small_settings(tmp_path, hot_bytes=3 * CHUNK), body)
@@ -117,7 +118,7 @@ def _rows(v: Volume) -> dict[tuple[str, bytes], bytes]:
 def test_a_cold_scan_streams_and_leaves_no_trace(tmp_path: Path) -> None:
     async def body(v: Volume) -> None:
         data = content(5, 5 * CHUNK + 1234)
-        key = await v.put("default", b"f", data)
+        key = await put_object(v, "default", b"f", data)
         await v.checkpoint("default")
         await v.evict([key])
         before = _rows(v)
@@ -130,7 +131,7 @@ def test_a_cold_scan_streams_and_leaves_no_trace(tmp_path: Path) -> None:
             assert all(v.cold.holds(blob) for blob in blobs)
 
         options = ColdScanOptions(priority=3, expected_span_bytes=64 * KIB)
-        assert await v.cold_read(key, 100, len(data), sink, options) == len(data) - 100
+        assert await cold_read(v, key, 100, len(data), sink, options) == len(data) - 100
         assert b"".join(got) == data[100:]
         assert len(got) > 5
         assert v.quota.usage.used_bytes == 0
@@ -145,13 +146,13 @@ def test_a_cold_scan_streams_and_leaves_no_trace(tmp_path: Path) -> None:
 def test_a_cold_scan_uses_what_is_here(tmp_path: Path) -> None:
     async def body(v: Volume) -> None:
         data = content(6, 2 * CHUNK)
-        key = await v.put("default", b"f", data)
+        key = await put_object(v, "default", b"f", data)
         got: list[bytes] = []
 
         async def sink(piece: bytes) -> None:
             got.append(piece)
 
-        assert await v.cold_read(key, 0, len(data), sink) == len(data)
+        assert await cold_read(v, key, 0, len(data), sink) == len(data)
         assert b"".join(got) == data
         with v.catalog.view() as view:
             assert load_index(view, 1).needs_repair == []
@@ -162,13 +163,13 @@ def test_a_cold_scan_uses_what_is_here(tmp_path: Path) -> None:
 def test_a_read_with_no_room_at_all_is_served_from_memory(tmp_path: Path) -> None:
     async def body(v: Volume) -> None:
         data = content(7, CHUNK)
-        keys = [await v.put("default", b"a", data)]
+        keys = [await put_object(v, "default", b"a", data)]
         await v.checkpoint("default")
         await v.evict(keys)
-        dirty = await v.put("default", b"dirty", content(8, 2 * CHUNK))  # never published: nothing to evict
-        assert await v.read(keys[0], 0, CHUNK) == data
+        dirty = await put_object(v, "default", b"dirty", content(8, 2 * CHUNK))  # never published: nothing to evict
+        assert await read_object(v, keys[0], 0, CHUNK) == data
         assert v.quota.usage.used_bytes <= v.settings.cache.hot_bytes
         assert v.pages.stats().used_bytes > 0
-        assert await v.read(dirty, 0, 10) == content(8, 2 * CHUNK)[:10]
+        assert await read_object(v, dirty, 0, 10) == content(8, 2 * CHUNK)[:10]
 
     run_volume(small_settings(tmp_path, hot_bytes=2 * CHUNK), body)

@@ -22,6 +22,7 @@ from aof2.engine.errors import Aof2Error, ReadOnlyError
 from aof2.engine.local import reserve
 from aof2.engine.local.handles import Key
 from aof2.engine.volume import Volume, open_volume
+from tests.engine.helpers import object_row, put_object, read_object, unlink_object
 
 from .helpers import run_volume, small_settings
 from .test_tiers import BLOCK, CHUNK, content
@@ -38,9 +39,9 @@ def test_two_volumes_on_one_state_dir(tmp_path: Path) -> None:
             async with open_volume(settings):
                 pass
         assert "\n" not in str(e.value)
-        key = await v.put("default", b"a", b"still mine")
+        key = await put_object(v, "default", b"a", b"still mine")
         await v.checkpoint("default")
-        assert await v.read(key, 0, 100) == b"still mine"
+        assert await read_object(v, key, 0, 100) == b"still mine"
 
     run_volume(settings, body)
 
@@ -51,7 +52,7 @@ def test_a_state_dir_that_is_read_only(tmp_path: Path, used: bool) -> None:
     settings = small_settings(tmp_path)
 
     async def write(v: Volume) -> None:
-        await v.put("default", b"a", b"x")
+        await put_object(v, "default", b"a", b"x")
 
     if used:
         run_volume(settings, write)
@@ -180,13 +181,13 @@ def test_disk_full_at_the_log(tmp_path: Path, small_reserve: None) -> None:
         data.update(await _fill(v))
         used_bytes = v.quota.usage.used_bytes
         with pytest.raises(OSError, match="No space left"):
-            await v.put("default", b"no", b"there is no room for this")
+            await put_object(v, "default", b"no", b"there is no room for this")
         assert v.quota.usage.used_bytes == used_bytes
         await _served_or_said(lambda: check(v, data))
         await trio.sleep(1.5)  # the background meets it too: settling, planning
         assert disk.refused
         disk.full = ()
-        more = await v.put("default", b"more", content(5, BLOCK + 1))
+        more = await put_object(v, "default", b"more", content(5, BLOCK + 1))
         data[more] = content(5, BLOCK + 1)
         await v.checkpoint("default")
         await check(v, data)
@@ -209,7 +210,7 @@ def test_disk_full_at_the_log_while_a_checkpoint_runs(tmp_path: Path, small_rese
         disk.full = _of_the_log(v)
         data.update(await _fill(v))
         await trio.sleep(1)
-        assert any(v.object_row(key).state == ObjectState.SEALED for key in data)
+        assert any(object_row(v, key).state == ObjectState.SEALED for key in data)
         disk.full = ()
         await published(v, list(data))
         await check(v, data)
@@ -260,7 +261,7 @@ async def _fill(v: Volume) -> dict[Key, bytes]:
     data: dict[Key, bytes] = {}
     for i in range(1000):
         try:
-            data[await v.put("default", b"some%d" % i, b"%d" % i)] = b"%d" % i
+            data[await put_object(v, "default", b"some%d" % i, b"%d" % i)] = b"%d" % i
         except OSError as e:
             assert e.errno == errno.ENOSPC
             return data
@@ -286,15 +287,15 @@ def test_the_clock_goes_back_an_hour(tmp_path: Path, monkeypatch: pytest.MonkeyP
         data.update(await put_some(v, 2))
         off_ms[0] -= 3_600_000
         with trio.fail_after(30):
-            new = await v.put("default", b"after", content(9, CHUNK))
+            new = await put_object(v, "default", b"after", content(9, CHUNK))
             data[new] = content(9, CHUNK)
             assert await v.checkpoint("default") >= 1
             assert (await v.evict(list(data)))[1] == []
             await check(v, data)
-            await v.unlink("default", b"after")
+            await unlink_object(v, "default", b"after")
             del data[new]
             off_ms[0] -= 3_600_000
-            last = await v.put("default", b"last", content(10, CHUNK))
+            last = await put_object(v, "default", b"last", content(10, CHUNK))
             data[last] = content(10, CHUNK)
             await published(v, [last])
 

@@ -22,6 +22,7 @@ from aof2.engine.manifest import payloads as p
 from aof2.engine.manifest.reader import Stream
 from aof2.engine.settings import Settings
 from aof2.engine.volume import Volume
+from tests.engine.helpers import object_row, put_object, read_object
 from tests.support.seaweed import Fault, FaultProxy, Seaweed, Seen, of, running_seaweed
 
 from .helpers import run_volume, small_settings
@@ -105,7 +106,7 @@ def test_round_trip_on_s3_with_restarts(server: Seaweed, tmp_path: Path, compres
     async def write(v: Volume) -> None:
         for size in SIZES:
             piece = content(size, size, dull=size % 2 == 0)
-            data[await v.put("default", b"f%d" % size, piece)] = piece
+            data[await put_object(v, "default", b"f%d" % size, piece)] = piece
         assert await v.checkpoint("default") == len(SIZES)
         freed, skipped = await v.evict(list(data))
         assert freed >= sum(SIZES)
@@ -117,7 +118,7 @@ def test_round_trip_on_s3_with_restarts(server: Seaweed, tmp_path: Path, compres
         for key, piece in data.items():
             for _ in range(5 if piece else 0):
                 offset, length = rng.randrange(len(piece)), rng.randrange(1, len(piece) + 1)
-                assert await v.read(key, offset, length) == piece[offset : offset + length]
+                assert await read_object(v, key, offset, length) == piece[offset : offset + length]
 
     async def whole(v: Volume) -> None:
         await check(v, data)
@@ -146,9 +147,9 @@ def test_the_server_stops_in_the_middle_of_a_checkpoint(server: Seaweed, proxy: 
             nursery.start_soon(v.checkpoint, "default")
             await until(stopped.is_set)
             await check(v, data)
-            more = await v.put("default", b"meanwhile", b"written while the server is away")
+            more = await put_object(v, "default", b"meanwhile", b"written while the server is away")
             data[more] = b"written while the server is away"
-            assert any(v.object_row(key).state == ObjectState.SEALED for key in data)
+            assert any(object_row(v, key).state == ObjectState.SEALED for key in data)
             await trio.sleep(0.5)
             await trio.to_thread.run_sync(server.start)
         await published(v, list(data))
@@ -179,9 +180,9 @@ def test_the_server_stops_while_objects_are_read(server: Seaweed, proxy: FaultPr
         proxy.add(Fault(of_blob("GET"), call=server.stop, drop=True))
         for key in away:
             with trio.fail_after(20), pytest.raises(TransientError):
-                await v.read(key, 0, len(data[key]))
+                await read_object(v, key, 0, len(data[key]))
         for key in here:
-            assert await v.read(key, 0, len(data[key])) == data[key]
+            assert await read_object(v, key, 0, len(data[key])) == data[key]
         assert v.quota.usage.reserved_bytes == 0
         await trio.to_thread.run_sync(server.start)
         with trio.fail_after(40):
@@ -197,7 +198,7 @@ async def _read_when_it_works(v: Volume, key: Key, length: int) -> bytes:
     """As a patient user would. The breaker may be open for a moment after the server is back."""
     while True:
         try:
-            return await v.read(key, 0, length)
+            return await read_object(v, key, 0, length)
         except TransientError:
             await trio.sleep(0.1)
 
@@ -214,12 +215,12 @@ def test_opened_while_the_remote_is_away(proxy: FaultProxy, settings: Settings) 
     async def during(v: Volume) -> None:
         away, *here = data
         for key in here:
-            assert await v.read(key, 0, CHUNK) == data[key][:CHUNK]
+            assert await read_object(v, key, 0, CHUNK) == data[key][:CHUNK]
         with trio.fail_after(20), pytest.raises(TransientError):
-            await v.read(away, 0, CHUNK)
-        new = await v.put("default", b"new", content(77, 3 * BLOCK))
+            await read_object(v, away, 0, CHUNK)
+        new = await put_object(v, "default", b"new", content(77, 3 * BLOCK))
         data[new] = content(77, 3 * BLOCK)
-        assert await v.read(new, 0, CHUNK) == data[new]
+        assert await read_object(v, new, 0, CHUNK) == data[new]
         await until(lambda: v.jobs.runner.jobs(new[0])[-1].reason)
         job = v.jobs.runner.jobs(new[0])[-1]
         assert job.state in (JobState.QUEUED, JobState.RUNNING)
@@ -294,12 +295,12 @@ def test_damage_on_the_way_down_is_never_served(proxy: FaultProxy, settings: Set
         keys = list(data)
         await v.evict(keys)
         passing = proxy.add(Fault(of_blob("GET"), times=1, **harm))
-        assert await v.read(keys[0], 0, CHUNK + 100) == data[keys[0]]
+        assert await read_object(v, keys[0], 0, CHUNK + 100) == data[keys[0]]
         assert passing.used == 1
         assert 4 not in await trio.to_thread.run_sync(failures, v, keys[0][0])
         lasting = proxy.add(Fault(of_blob("GET"), times=None, **harm))
         with trio.fail_after(20), pytest.raises(Aof2Error) as e:
-            await v.read(keys[1], 0, CHUNK + 100)
+            await read_object(v, keys[1], 0, CHUNK + 100)
         assert lasting.used > 1
         assert "\n" not in str(e.value)
         reasons = await trio.to_thread.run_sync(failures, v, keys[0][0])

@@ -160,7 +160,7 @@ def kinds_of(files: Files) -> Kinds:
 
 
 def top(volume: Volume) -> int:
-    return root_ino(volume.tenant("default").tenant_id)
+    return root_ino(volume.tenants.named("default").tenant_id)
 
 
 async def make(files: Files, name: bytes, data: bytes) -> int:

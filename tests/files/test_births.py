@@ -81,7 +81,7 @@ def run_births(tmp_path: Path, body: Any) -> None:
     async def main(files: Files, _: FakeKernel) -> None:
         channel = FakeChannel()
         kind = kind_of(files, channel)
-        await kind.intents.start([files.volume.tenant("default").tenant_id])
+        await kind.intents.start([files.volume.tenants.named("default").tenant_id])
         await kind.births.start()
         try:
             await body(files, channel, kind)
@@ -92,7 +92,7 @@ def run_births(tmp_path: Path, body: Any) -> None:
 
 
 def names(files: Files) -> list[bytes]:
-    stream_id = files.volume.tenant("default").tenant_id
+    stream_id = files.volume.tenants.named("default").tenant_id
     with files.volume.catalog.view() as view:
         return [name for name, _ in namespace.list_dir(view, stream_id, top(files.volume), None, 100)]
 
@@ -113,7 +113,7 @@ def test_a_channel_killed_before_it_counted_a_record(tmp_path: Path) -> None:
 def test_a_fold_whose_asker_is_cancelled_is_done_all_the_same(tmp_path: Path) -> None:
     async def body(files: Files, channel: FakeChannel, kind: FilesKind) -> None:
         ino, gate = channel.bear(files, b"a"), threading.Event()
-        files.volume.writer.submit(files.volume.tenant("default").tenant_id, lambda _: gate.wait())
+        files.volume.writer.submit(files.volume.tenants.named("default").tenant_id, lambda _: gate.wait())
         async with trio.open_nursery() as nursery:
             nursery.start_soon(kind.fold)
             await trio.testing.wait_all_tasks_blocked()
@@ -161,7 +161,7 @@ def test_a_change_meets_what_was_born_whoever_asks_for_it(tmp_path: Path) -> Non
         volume = files.volume
         ino, above = channel.bear(files, b"a"), top(files.volume)
         work = partial(namespace.rename, parent=above, name=b"a", new_parent=above, new_name=b"b")
-        await result_of(volume.writer.submit(volume.tenant("default").tenant_id, work))
+        await result_of(volume.writer.submit(volume.tenants.named("default").tenant_id, work))
         assert names(files) == [b"b"] and kind.intents.is_folded()
         assert files.file(ino) is not None  # adopted before the one who asked went on
 
@@ -194,7 +194,7 @@ def test_a_long_log_is_folded_in_many_commits(tmp_path: Path, monkeypatch: pytes
         for n in range(count):
             channel.bear(files, b"%04d" % n)
         before = volume.writer.groups
-        stream_id, above = volume.tenant("default").tenant_id, top(volume)
+        stream_id, above = volume.tenants.named("default").tenant_id, top(volume)
         found = await result_of(
             volume.writer.submit(stream_id, lambda b: len(namespace.list_dir(b.view, stream_id, above, None, 5000)))
         )

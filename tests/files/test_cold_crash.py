@@ -11,7 +11,7 @@ import pytest
 
 from aof2.engine.catalog.rows import ObjectState
 from aof2.engine.files import Files, extents, stream_of
-from tests.engine.helpers import KIB, small_settings
+from tests.engine.helpers import KIB, read_object, small_settings
 from tests.files.helpers import FakeKernel, content, make, publish, row_of, run_files, scribble
 from tests.files.test_table import data_of
 
@@ -111,7 +111,7 @@ def test_a_crash_between_opening_and_cutting_leaves_the_old_bytes(tmp_path: Path
         await publish(files)
         await files.volume.evict([(stream_of(ino), ino, 1)])
         if resident_blocks:
-            await files.volume.read((stream_of(ino), ino, 1), 0, resident_blocks * BLOCK)
+            await read_object(files.volume, (stream_of(ino), ino, 1), 0, resident_blocks * BLOCK)
         files.sizes.truncate = die  # type: ignore[method-assign]
         with pytest.raises(DiedError):
             await files.open(ino, os.O_RDWR | os.O_TRUNC)

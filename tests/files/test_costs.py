@@ -22,7 +22,7 @@ from tests.engine.helpers import small_settings
 
 from .helpers import FakeKernel, kinds_of, make, run_files
 
-REQUESTS = ("put_blob", "put_if_absent", "replace_if_match", "get_blob", "get_ranges", "head_blob", "list")
+REQUESTS = ("put_blob", "put_if_absent", "replace_if_match", "get_blob", "get_range", "head_blob", "list")
 CONTENT = b"small" * 800
 
 
@@ -95,7 +95,7 @@ def test_a_file_that_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         # The seal with the claim of its upload; its publication with the end of that, which alone is synced.
         assert (counts["commits"], counts["synced"]) == (2, 1)
         # The blob; the log's chunk, after a look whether the volume is still ours.
-        assert requests == {"put_blob": 1, "get_ranges": 1, "put_if_absent": 1}
+        assert requests == {"put_blob": 1, "get_range": 1, "put_if_absent": 1}
         # Hashing, and the upload. The log's: the look ahead and the chunk; on a slow machine one in vain between them.
         assert counts["threads"] == 2
         assert counts["steps"] <= 3

@@ -12,7 +12,7 @@ from aof2.engine.catalog import tables as t
 from aof2.engine.env import Env
 from aof2.engine.env import Files as EnvFiles
 from aof2.engine.files import Files, stream_of
-from tests.engine.helpers import KIB, small_settings
+from tests.engine.helpers import KIB, backing_path, object_row, small_settings
 from tests.files.helpers import FakeKernel, content, make, publish, run_files
 from tests.files.test_table import data_of
 
@@ -42,7 +42,7 @@ def test_written_to_while_its_blocks_are_synced(tmp_path: Path) -> None:
         await volume.evict([key])
         gated.name = f"/{ino}.1"
         assert await content(files, ino) == data_of(300 * KIB)
-        chunks = volume.object_row(key).data_chunks
+        chunks = object_row(volume, key).data_chunks
         assert await trio.to_thread.run_sync(gated.arrived.wait, 20)  # what came is about to be recorded
         async with trio.open_nursery() as nursery:
             fhs: list[int] = []
@@ -58,7 +58,7 @@ def test_written_to_while_its_blocks_are_synced(tmp_path: Path) -> None:
         gated.name = ""
         await volume.hydrator.settle()
         await files.release(fhs[0])
-        assert not volume.backing_path(key).exists()
+        assert not backing_path(volume, key).exists()
         with volume.catalog.view() as view:
             rows = [view.get(key[0], t.RESIDENCY, chunk) for chunk in chunks]
         assert not any(row.mask for row in rows if row is not None)

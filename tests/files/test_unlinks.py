@@ -18,7 +18,7 @@ from aof2.engine.files.kind import FilesKind
 from aof2.engine.intents.format import IntentKind, pack
 from aof2.engine.intents.log import FOLDER, log_name
 from aof2.engine.volume import Volume
-from tests.engine.helpers import run_volume, small_settings
+from tests.engine.helpers import put_object, run_volume, small_settings
 from tests.files.helpers import FakeKernel, make, run_files, top
 from tests.files.test_births import kind_of, names
 
@@ -99,7 +99,7 @@ def test_a_log_is_never_folded_twice(tmp_path: Path) -> None:
 
     async def body(files: Files, kind: FilesKind) -> None:
         volume = files.volume
-        ino = (await volume.put("default", b"a", b"bytes"))[1]
+        ino = (await put_object(volume, "default", b"a", b"bytes"))[1]
         await volume.checkpoint("default")
         assert kind.unlinks.take(top(volume), b"a") is not None
         await kind.fold()

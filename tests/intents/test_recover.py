@@ -52,7 +52,7 @@ def test_a_kind_of_a_later_release_is_the_end() -> None:
 
 def born_log(volume: Volume, names: list[bytes]) -> tuple[Path, int]:
     """What a channel leaves behind: backing files and a log, nothing of it folded."""
-    stream_id = volume.tenant("default").tenant_id
+    stream_id = volume.tenants.named("default").tenant_id
     top = namespace.root_ino(stream_id)
     first = volume.writer.call(stream_id, partial(fold.reserve_inos, count=len(names)))
     data = b""
@@ -70,7 +70,7 @@ def born_log(volume: Volume, names: list[bytes]) -> tuple[Path, int]:
 
 
 def names_of(volume: Volume) -> dict[bytes, int]:
-    stream_id = volume.tenant("default").tenant_id
+    stream_id = volume.tenants.named("default").tenant_id
     with volume.catalog.view() as view:
         return {
             name: row.ino for name, row in namespace.list_dir(view, stream_id, namespace.root_ino(stream_id), None, 100)
@@ -93,7 +93,7 @@ def test_recovery_folds_what_was_born_and_never_twice(tmp_path: Path) -> None:
             assert sorted(found) == [b"a", b"b", b"c"]
             assert sorted(volume.dirty_inos) == sorted(found.values())
             assert not list((volume.state_dir / FOLDER).iterdir())
-            stream_id = volume.tenant("default").tenant_id
+            stream_id = volume.tenants.named("default").tenant_id
             with volume.catalog.view() as view:
                 row = namespace.inode(view, stream_id, found[b"a"])
             assert row is not None
@@ -115,7 +115,7 @@ def test_recovery_folds_what_was_born_and_never_twice(tmp_path: Path) -> None:
 def test_a_grant_that_was_lost_is_not_given_again(tmp_path: Path) -> None:
     async def main() -> None:
         async with open_volume(small_settings(tmp_path), parts=()) as volume:
-            stream_id = volume.tenant("default").tenant_id
+            stream_id = volume.tenants.named("default").tenant_id
             top = namespace.root_ino(stream_id)
             far = (stream_id << 40) + 5000
             intents = [Intent(BORN, far, top, b"far", 0o100644, 0, 0, 1, FH, 0, 80)]
@@ -131,7 +131,7 @@ def test_a_grant_that_was_lost_is_not_given_again(tmp_path: Path) -> None:
 def test_a_birth_whose_name_is_taken_is_said_and_left(tmp_path: Path) -> None:
     async def main() -> None:
         async with open_volume(small_settings(tmp_path), parts=()) as volume:
-            stream_id = volume.tenant("default").tenant_id
+            stream_id = volume.tenants.named("default").tenant_id
             top = namespace.root_ino(stream_id)
             first = (stream_id << 40) + 50
             intents = [Intent(BORN, first + i, top, b"same", 0o100644, 0, 0, 1, FH, 0, 80) for i in range(2)]
@@ -153,7 +153,7 @@ def test_one_order_for_both_sides(tmp_path: Path) -> None:
         async with open_volume(settings, parts=()) as volume:
             log, first = await trio.to_thread.run_sync(born_log, volume, [b"a", b"b"])
             inos.append(first)
-            top = namespace.root_ino(volume.tenant("default").tenant_id)
+            top = namespace.root_ino(volume.tenants.named("default").tenant_id)
             data = log.read_bytes()
             data += pack(UNLINKED, first, parent=top, name=b"a", time_ns=10**18 + 5)
             data += birth(first + 7, top, b"a", FH | 7)

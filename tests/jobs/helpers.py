@@ -18,7 +18,7 @@ from aof2.engine.jobs.prune import Retention
 from aof2.engine.jobs.service import Jobs
 from aof2.engine.settings import Settings
 from aof2.engine.volume import Volume, open_volume
-from tests.engine.helpers import KIB, small_settings
+from tests.engine.helpers import KIB, put_object, small_settings
 
 CHUNK = 256 * KIB
 BLOCK = 16 * KIB
@@ -95,7 +95,7 @@ class World:
         self.remote = remote
 
     async def put(self, name: str, data: bytes) -> tuple[int, int, int]:
-        return await self.v.put("default", name.encode(), data)
+        return await put_object(self.v, "default", name.encode(), data)
 
     def job(self, job_id: int) -> JobRow:
         row = self.jobs.runner.job(TENANT, job_id)

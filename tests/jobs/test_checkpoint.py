@@ -17,7 +17,7 @@ from aof2.engine.jobs import checkpoint, prune
 from aof2.engine.jobs.errors import JobFailedError
 from aof2.engine.observe.metrics import StorageMetrics
 from aof2.engine.remote.errors import RemoteAuthError, RemoteUnavailableError
-from tests.engine.helpers import small_settings
+from tests.engine.helpers import backing_path, object_row, read_object, small_settings
 
 from .helpers import CHUNK, KEEP, TENANT, Clock, World, run_world
 
@@ -33,7 +33,7 @@ def test_everything_sealed_is_published(tmp_path: Path, caplog: pytest.LogCaptur
     async def body(w: World) -> None:
         keys = [await w.put(f"f{i}", content(i, size)) for i, size in enumerate([0, 1, CHUNK, 3 * CHUNK + 5])]
         assert await w.jobs.checkpoint(TENANT) == 4
-        assert all(w.v.object_row(key).state == ObjectState.PUBLISHED for key in keys)
+        assert all(object_row(w.v, key).state == ObjectState.PUBLISHED for key in keys)
         (job,) = w.all_jobs()
         await w.until_state(job.job_id, JobState.DONE)
         job = w.job(job.job_id)
@@ -55,7 +55,7 @@ def test_a_seal_is_enough(tmp_path: Path) -> None:
         key = await w.put("a", content(1, 1000))
         w.jobs.sealed(TENANT, 1000)
         await w.jobs.wait_published([key])
-        assert w.v.object_row(key).state == ObjectState.PUBLISHED
+        assert object_row(w.v, key).state == ObjectState.PUBLISHED
 
     run_world(tmp_path, body)
 
@@ -115,7 +115,7 @@ def test_equal_content_goes_up_once(tmp_path: Path) -> None:
         assert blob.refs == 7
         assert {c.key for c in w.rows(t.CHUNKS).values()} == {blob.key}
         await w.v.evict([zeros, twin])
-        assert await w.v.read(twin, 0, 2 * CHUNK) == bytes(2 * CHUNK)
+        assert await read_object(w.v, twin, 0, 2 * CHUNK) == bytes(2 * CHUNK)
 
     run_world(tmp_path, body, plan_objects_max=1)
 
@@ -170,14 +170,14 @@ def test_a_damaged_object_fails_the_job_and_not_the_others(tmp_path: Path) -> No
     async def body(w: World) -> None:
         good = await w.put("good", content(1, CHUNK))
         bad = await w.put("bad", content(2, CHUNK))
-        path = w.v.backing_path(bad)
+        path = backing_path(w.v, bad)
         data = bytearray(path.read_bytes())
         data[7] ^= 1
         path.write_bytes(data)
         with pytest.raises(JobFailedError, match=f"object {bad[1]}.1"):
             await w.jobs.checkpoint(TENANT)
-        assert w.v.object_row(good).state == ObjectState.PUBLISHED
-        assert w.v.object_row(bad).state == ObjectState.SEALED
+        assert object_row(w.v, good).state == ObjectState.PUBLISHED
+        assert object_row(w.v, bad).state == ObjectState.SEALED
         (job,) = w.all_jobs()
         assert (job.state, job.reason_code, job.done, job.total) == (JobState.FAILED, 1, 1, 2)
         data[7] ^= 1
@@ -194,7 +194,7 @@ def test_what_is_gone_or_written_again_is_passed_over(tmp_path: Path) -> None:
         await w.jobs.plan(TENANT)
 
         def unlink(b):  # type: ignore[no-untyped-def]
-            for chunk_id in w.v.object_row(keys[0]).chunks:
+            for chunk_id in object_row(w.v, keys[0]).chunks:
                 b.delete(t.CHUNKS, chunk_id)
             b.delete(t.OBJECTS, keys[0][1:])
 
@@ -207,8 +207,8 @@ def test_what_is_gone_or_written_again_is_passed_over(tmp_path: Path) -> None:
         async with w.running():
             await w.jobs.wait_published(keys)
             await w.until(lambda: w.all_jobs()[0].state == JobState.DONE)
-        assert w.v.object_row(keys[2]).state == ObjectState.PUBLISHED
-        assert w.v.object_row(keys[1]).state == ObjectState.DIRTY
+        assert object_row(w.v, keys[2]).state == ObjectState.PUBLISHED
+        assert object_row(w.v, keys[1]).state == ObjectState.DIRTY
         assert w.remote.count("put") == 1
         job = w.all_jobs()[0]
         assert (job.done, job.total) == (1, 1)
@@ -229,7 +229,7 @@ def test_progress_is_seen_from_outside(tmp_path: Path) -> None:
             return row.state == JobState.DONE
 
         await w.until(look)
-        assert w.v.object_row(key).state == ObjectState.PUBLISHED
+        assert object_row(w.v, key).state == ObjectState.PUBLISHED
         assert seen[-1] == (12, 12)
         assert any(0 < done < 12 for done, _ in seen)
         assert [done for done, _ in seen] == sorted(done for done, _ in seen)
@@ -291,7 +291,7 @@ def test_no_room_to_stage_means_no_compression_and_no_waiting(tmp_path: Path) ->
     async def body(w: World) -> None:
         key = await w.put("a", os.urandom(100) * (big // 100))
         await w.jobs.checkpoint(TENANT)
-        assert w.v.object_row(key).state == ObjectState.PUBLISHED
+        assert object_row(w.v, key).state == ObjectState.PUBLISHED
         assert w.quota_is_even()
         assert not list((tmp_path / "state" / "checkpoint_scratch").rglob("*.blob"))
 
@@ -322,6 +322,6 @@ def test_a_plan_whose_caller_went_away_is_run(tmp_path: Path) -> None:
         with trio.CancelScope() as scope:
             scope.cancel()
             await w.jobs.plan(TENANT)
-        await w.until(lambda: w.v.object_row(key).state == ObjectState.PUBLISHED)
+        await w.until(lambda: object_row(w.v, key).state == ObjectState.PUBLISHED)
 
     run_world(tmp_path, body)

@@ -20,7 +20,7 @@ from aof2.engine.jobs import checkpoint, download, prune, verify, worker
 from aof2.engine.tiering import publish
 from aof2.engine.verify.findings import Severity
 from aof2.engine.verify.run import verify as verify_volume
-from tests.engine.helpers import small_settings
+from tests.engine.helpers import read_object, small_settings, unlink_object
 from tests.support.crash import is_killed
 
 from .helpers import CHUNK, TENANT, World, run_world
@@ -141,7 +141,7 @@ def test_checkpoint(tmp_path: Path) -> None:
         assert w.quota_is_even()
         await w.v.evict(list(keys.values()))
         for name, piece in data.items():
-            assert await w.v.read(keys[name], 0, len(piece)) == piece
+            assert await read_object(w.v, keys[name], 0, len(piece)) == piece
 
     prepared(tmp_path / "prepared", prepare, start=False)
     points = (*worker.CRASH_POINTS, *checkpoint.CRASH_POINTS, *publish.CRASH_POINTS)
@@ -162,7 +162,7 @@ def test_prune(tmp_path: Path) -> None:
                 newest[name] = (key, newest[name][1])
         await w.put("gone", content(99, 2 * CHUNK))
         await w.jobs.checkpoint(TENANT)
-        await w.v.unlink("default", b"gone")
+        await unlink_object(w.v, "default", b"gone")
         await all_over(w)
 
     async def release(w: World) -> None:
@@ -183,7 +183,7 @@ def test_prune(tmp_path: Path) -> None:
         assert w.quota_is_even()
         await w.v.evict([key for key, _ in newest.values()])
         for key, piece in newest.values():
-            assert await w.v.read(key, 0, len(piece)) == piece
+            assert await read_object(w.v, key, 0, len(piece)) == piece
 
     root = tmp_path / "prepared"
     prepared(root, prepare)
@@ -227,7 +227,7 @@ def test_verify_and_rebuild(tmp_path: Path) -> None:
         with w.v.catalog.view() as view:
             assert load_index(view, TENANT).needs_repair == []
         await w.v.evict(keys)
-        assert await w.v.read(keys[0], 0, len(data)) == data
+        assert await read_object(w.v, keys[0], 0, len(data)) == data
 
     prepared(tmp_path / "prepared", prepare)
     matrix(tmp_path, body, (*verify.CRASH_POINTS, *publish.REBUILD_CRASH_POINTS), after)
@@ -253,7 +253,7 @@ def test_download(tmp_path: Path) -> None:
         assert w.quota_is_even()
         w.remote.calls.clear()
         for name, piece in data.items():
-            assert await w.v.read(keys[name], 0, len(piece)) == piece
+            assert await read_object(w.v, keys[name], 0, len(piece)) == piece
         assert w.remote.calls == []
 
     prepared(tmp_path / "prepared", prepare)

@@ -11,6 +11,7 @@ from aof2.engine import generations as past
 from aof2.engine import namespace
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.rows import ObjectState
+from tests.engine.helpers import read_object, unlink_object
 
 from .helpers import CHUNK, TENANT, Clock, World, run_world
 from .test_prune import content, pruned, rewrite
@@ -42,9 +43,9 @@ def test_the_blobs_stay_as_long_as_one_needs_them(tmp_path: Path) -> None:
         assert set(w.remote_blobs()) >= blobs, "the old generation took them along"
         for key in ((TENANT, ino, 4), (TENANT, made.ino, 1)):
             await w.v.evict([key])
-            assert await w.v.read(key, 0, len(first)) == first
-        await w.v.unlink("default", b"a")
-        await w.v.unlink("default", b"beside")
+            assert await read_object(w.v, key, 0, len(first)) == first
+        await unlink_object(w.v, "default", b"a")
+        await unlink_object(w.v, "default", b"beside")
         for _ in range(4):
             clock.jump(10_000_000)
             await pruned(w)

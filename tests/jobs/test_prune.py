@@ -16,7 +16,7 @@ from aof2.engine.catalog.fold import load_index
 from aof2.engine.catalog.rows import JobState, ObjectState
 from aof2.engine.jobs import prune, queue
 from aof2.engine.remote.errors import RemoteAuthError, RemoteUnavailableError
-from tests.engine.helpers import small_settings
+from tests.engine.helpers import backing_path, object_row, read_object, seal_object, small_settings, unlink_object
 
 from .helpers import CHUNK, KEEP, TENANT, Clock, World, run_world
 
@@ -39,10 +39,10 @@ async def rewrite(w: World, key: Key, data: bytes) -> Key:
 
     w.v.writer.call(stream_id, begin)
     new = (stream_id, ino, generation + 1)
-    path = w.v.backing_path(new)
+    path = backing_path(w.v, new)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
-    await w.v.seal(new)
+    await seal_object(w.v, new)
     return new
 
 
@@ -95,7 +95,7 @@ def test_the_newest_generations_stay(tmp_path: Path) -> None:
         assert w.quota_is_even()
         assert len(list(w.v.hot.root.rglob("*.*"))) == 2
         await w.v.evict([key])
-        assert await w.v.read(key, 0, CHUNK + 1) == content(4, CHUNK + 1)
+        assert await read_object(w.v, key, 0, CHUNK + 1) == content(4, CHUNK + 1)
         clock.jump(10_000)
         before = w.remote.count("delete")
         await pruned(w)
@@ -113,7 +113,7 @@ def test_shared_content_stays_as_long_as_one_needs_it(tmp_path: Path) -> None:
         a = await w.put("a", data)
         b = await w.put("b", data)
         await w.jobs.checkpoint(TENANT)
-        await w.v.unlink("default", b"a")
+        await unlink_object(w.v, "default", b"a")
         clock.jump(601)
         assert (await pruned(w))["objects_released"] == 1
         clock.jump(601)
@@ -122,7 +122,7 @@ def test_shared_content_stays_as_long_as_one_needs_it(tmp_path: Path) -> None:
         assert blob.refs == 1
         assert len(w.remote_blobs()) == 1
         await w.v.evict([b])
-        assert await w.v.read(b, 0, CHUNK) == data
+        assert await read_object(w.v, b, 0, CHUNK) == data
         assert a[1:] not in w.rows(t.OBJECTS)
 
     run_world(tmp_path, body, clock=clock.mock, env=clock.env())
@@ -136,7 +136,7 @@ def test_tombstones_go_after_their_window(tmp_path: Path) -> None:
         await w.jobs.checkpoint(TENANT)
         key = await rewrite(w, old, content(2, 2 * CHUNK))
         await w.jobs.checkpoint(TENANT)
-        await w.v.unlink("default", b"a")
+        await unlink_object(w.v, "default", b"a")
         clock.jump(599)
         await pruned(w)
         assert states(w)[key[1:]] == ObjectState.TOMBSTONED
@@ -163,7 +163,7 @@ def test_what_comes_back_into_use_is_not_deleted(tmp_path: Path) -> None:
         data = content(1, CHUNK)
         await w.put("a", data)
         await w.jobs.checkpoint(TENANT)
-        await w.v.unlink("default", b"a")
+        await unlink_object(w.v, "default", b"a")
         clock.jump(601)
         await pruned(w)
         b = await w.put("b", data)
@@ -172,7 +172,7 @@ def test_what_comes_back_into_use_is_not_deleted(tmp_path: Path) -> None:
         clock.jump(601)
         await pruned(w)
         await w.v.evict([b])
-        assert await w.v.read(b, 0, CHUNK) == data
+        assert await read_object(w.v, b, 0, CHUNK) == data
 
     run_world(tmp_path, body, clock=clock.mock, env=clock.env())
 
@@ -185,7 +185,7 @@ def test_a_queued_delete_is_never_shared(tmp_path: Path) -> None:
         data = content(1, CHUNK)
         await w.put("a", data)
         await w.jobs.checkpoint(TENANT)
-        await w.v.unlink("default", b"a")
+        await unlink_object(w.v, "default", b"a")
         clock.jump(601)
         await pruned(w)
         clock.jump(61)
@@ -202,7 +202,7 @@ def test_a_queued_delete_is_never_shared(tmp_path: Path) -> None:
         assert pending_deletes(w) == set()
         assert w.remote_blobs() == catalog_keys(w)
         await w.v.evict([b])
-        assert await w.v.read(b, 0, CHUNK) == data
+        assert await read_object(w.v, b, 0, CHUNK) == data
 
     run_world(tmp_path, body, clock=clock.mock, env=clock.env())
 
@@ -215,8 +215,8 @@ def test_a_cold_scan_holds_its_blobs(tmp_path: Path) -> None:
         await w.put("a", content(1, CHUNK))
         await w.put("b", content(2, CHUNK))
         await w.jobs.checkpoint(TENANT)
-        await w.v.unlink("default", b"a")
-        await w.v.unlink("default", b"b")
+        await unlink_object(w.v, "default", b"a")
+        await unlink_object(w.v, "default", b"b")
         clock.jump(601)
         await pruned(w)
         clock.jump(61)
@@ -243,7 +243,7 @@ def test_what_is_open_stays(tmp_path: Path) -> None:
         await w.jobs.checkpoint(TENANT)
         await w.v.evict([key])
         async with w.v.opened_object(key) as handle:
-            await w.v.unlink("default", b"a")
+            await unlink_object(w.v, "default", b"a")
             clock.jump(601)
             assert (await pruned(w))["objects_in_use"] == 1
             assert await w.v.hydrator.read(handle, 0, len(data)) == data
@@ -290,7 +290,7 @@ def test_uploads_nobody_finished_are_cleared(tmp_path: Path) -> None:
         (job_id,) = await w.jobs.plan(TENANT)
         await w.until(lambda: w.job(job_id).attempts == 1)
         assert len(w.remote_blobs()) == 1
-        await w.v.unlink("default", b"a")
+        await unlink_object(w.v, "default", b"a")
         w.remote.fail = lambda op, name: None
         await pruned(w)
         assert len(w.remote_blobs()) == 1  # it may still be on its way
@@ -313,7 +313,7 @@ def test_two_uploads_of_one_content_leave_one_blob(tmp_path: Path) -> None:
         a = await w.put("a", content(1, CHUNK))
         b = await w.put("b", content(1, CHUNK))
         for key, checkpoint_id in ((a, 1), (b, 2)):
-            chunk_id = w.v.object_row(key).chunks[0]
+            chunk_id = object_row(w.v, key).chunks[0]
             sha256 = w.rows(t.CHUNKS)[chunk_id].sha256
             name = f"checkpoints/default/{checkpoint_id}/chunk-{chunk_id}-1-{sha256.hex()}.blob"
             w.v.remote.put_blob(name, b"x", 1)
@@ -339,7 +339,7 @@ def test_prunes_come_by_themselves_when_there_is_something(tmp_path: Path) -> No
     async def body(w: World) -> None:
         await w.put("a", content(1, 100))
         await w.jobs.checkpoint(TENANT)
-        await w.v.unlink("default", b"a")
+        await unlink_object(w.v, "default", b"a")
         clock.jump(700)
         await w.until(lambda: not w.rows(t.OBJECTS))
         await w.until(lambda: all(row.state == JobState.DONE for row in w.all_jobs()))

@@ -10,6 +10,7 @@ import pytest
 from aof2.engine import snapshots
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.rows import ObjectRow, ObjectState
+from tests.engine.helpers import read_object, unlink_object
 
 from .helpers import CHUNK, TENANT, Clock, World, run_world
 from .test_prune import content, pruned, rewrite
@@ -58,14 +59,14 @@ def test_deleted_and_rewritten_files_stay_until_it_is_deleted(tmp_path: Path) ->
         for i in range(3, 8):
             key = await rewrite(w, key, content(i, CHUNK))
             await w.jobs.checkpoint(TENANT)
-        await w.v.unlink("default", b"b")
+        await unlink_object(w.v, "default", b"b")
         for _ in range(4):
             clock.jump(10_000_000)
             await pruned(w)
         assert {(ino, number) for ino, number in w.rows(t.OBJECTS)} == {(key[1], n) for n in (1, 5, 6)} | {gone[1:]}
         for kept, data in (((TENANT, key[1], 1), old), (gone, dropped)):
             await w.v.evict([kept])
-            assert await w.v.read(kept, 0, len(data)) == data
+            assert await read_object(w.v, kept, 0, len(data)) == data
         w.v.writer.call(TENANT, partial(snapshots.delete, snapshot_id=row.snapshot_id))
         for _ in range(4):
             clock.jump(10_000_000)

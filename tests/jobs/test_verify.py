@@ -14,7 +14,7 @@ from aof2.engine.catalog.rows import JobState, JobType
 from aof2.engine.jobs import queue
 from aof2.engine.jobs.errors import JobFailedError
 from aof2.engine.remote.errors import RemoteUnavailableError
-from tests.engine.helpers import small_settings
+from tests.engine.helpers import backing_path, read_object, small_settings
 
 from .helpers import CHUNK, TENANT, Clock, World, run_world
 
@@ -100,7 +100,7 @@ def test_what_is_damaged_is_rebuilt_from_local_bytes(tmp_path: Path, harm: str, 
         assert needs_repair(w) == []
         assert (await verified(w))["good"] == 3
         await w.v.evict([key])
-        assert await w.v.read(key, 0, len(data)) == data
+        assert await read_object(w.v, key, 0, len(data)) == data
 
     run_world(small_settings(tmp_path, compression=compression), body)
 
@@ -135,7 +135,7 @@ def test_a_damaged_local_copy_rebuilds_nothing(tmp_path: Path) -> None:
     async def body(w: World) -> None:
         key = await w.put("a", content(1, CHUNK))
         await w.jobs.checkpoint(TENANT)
-        flip(w.v.backing_path(key))
+        flip(backing_path(w.v, key))
         path = tmp_path / "remote" / w.remote_blobs()[0]
         flip(path)
         before = path.read_bytes()
@@ -161,7 +161,7 @@ def test_a_twin_stands_in(tmp_path: Path) -> None:
         flip(tmp_path / "remote" / name)
         assert (await verified(w))["rebuilt"] == 1
         assert (await verified(w))["good"] == 1
-        assert await w.v.read(first, 0, CHUNK) == data
+        assert await read_object(w.v, first, 0, CHUNK) == data
 
     run_world(tmp_path, body)
 

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 from aof2.engine.env import Env
-from aof2.engine.manifest import chunk, payloads, replay, retention, snapshot, upload, writer
+from aof2.engine.manifest import chunk, payloads, retention, snapshot, upload, writer
 from aof2.engine.manifest.batch import RecordBatch
 from aof2.engine.manifest.format import LogPosition, ManifestIntegrityError
 from aof2.engine.manifest.writer import LogSettings, ManifestLogWriter
+from tests.manifest import replay
 from tests.support.crash import Acks, Crash, PowerLoss, crash_cases, hits_of, run_until_crash
 
 from .helpers import small
@@ -38,7 +39,7 @@ class FolderRemote:
     def __init__(self, root: Path) -> None:
         self.root = root
 
-    def put(self, key: str, data: bytes, metadata: Mapping[str, str]) -> str:
+    def put(self, key: str, data: bytes, metadata: Mapping[str, str] | None = None) -> str:
         path = self.root / key.replace("/", "%")
         self.root.mkdir(exist_ok=True)
         assert not path.exists() or path.read_bytes() == data, f"{key} was put with other bytes"
@@ -48,7 +49,8 @@ class FolderRemote:
     def compose(self, key: str, sources: Sequence[str]) -> str:
         return self.put(key, b"".join((self.root / s.replace("/", "%")).read_bytes() for s in sources), {})
 
-    def delete(self, key: str) -> None:
+    def delete(self, keys: Iterable[str]) -> None:
+        (key,) = keys
         (self.root / key.replace("/", "%")).unlink(missing_ok=True)
 
 

@@ -16,9 +16,9 @@ from aof2.engine.errors import FatalIOError, ReadOnlyError
 from aof2.engine.manifest import payloads as p
 from aof2.engine.manifest.batch import RecordBatch
 from aof2.engine.manifest.format import LogPosition
-from aof2.engine.manifest.group import GroupCommit
 from aof2.engine.manifest.writer import LogSettings, ManifestLogWriter, SealedChunk
 
+from .group import GroupCommit
 from .helpers import small, written
 
 

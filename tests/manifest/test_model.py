@@ -18,9 +18,9 @@ from aof2.engine.manifest.chunk import mark_uploaded
 from aof2.engine.manifest.format import LOG_SEGMENT_ID, LogPosition
 from aof2.engine.manifest.index import ManifestIndex
 from aof2.engine.manifest.reader import Stream
-from aof2.engine.manifest.replay import replay, take_snapshot
 from aof2.engine.manifest.snapshot import list_snapshots
 from aof2.engine.manifest.writer import ManifestLogWriter
+from tests.manifest.replay import replay, take_snapshot
 
 from .helpers import PAYLOADS, plain, small
 

@@ -15,10 +15,11 @@ from aof2.engine.manifest import payloads as p
 from aof2.engine.manifest.batch import Event, RecordBatch
 from aof2.engine.manifest.format import LOG_SEGMENT_ID, LogPosition, ManifestGapError
 from aof2.engine.manifest.index import ManifestIndex
+from aof2.engine.manifest.newest import newest_snapshot
 from aof2.engine.manifest.reader import Stream
-from aof2.engine.manifest.replay import newest_snapshot, replay, take_snapshot
 from aof2.engine.manifest.snapshot import decode_snapshot, encode_snapshot, list_snapshots, load_snapshot
 from aof2.engine.manifest.writer import ManifestLogWriter
+from tests.manifest.replay import replay, take_snapshot
 
 from .helpers import PAYLOADS, small, small_log
 

@@ -10,8 +10,8 @@ from aof2.engine.env import Env
 from aof2.engine.manifest.check import check
 from aof2.engine.manifest.examine import Kind
 from aof2.engine.manifest.payloads import CustomEvent, SegmentOpened
-from aof2.engine.manifest.replay import replay
 from aof2.engine.manifest.writer import ManifestLogWriter
+from tests.manifest.replay import replay
 
 
 @pytest.mark.parametrize("blob", [b"", b"short", bytes(16), b"\xff" * 40])

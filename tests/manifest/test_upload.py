@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -16,9 +16,9 @@ from aof2.engine.manifest import retention
 from aof2.engine.manifest.batch import RecordBatch
 from aof2.engine.manifest.format import LOG_SEGMENT_ID, ChunkHeader, LogPosition, ManifestIntegrityError
 from aof2.engine.manifest.reader import Stream
-from aof2.engine.manifest.replay import replay, take_snapshot
 from aof2.engine.manifest.upload import ChunkUploader, RetryPolicy, UploadGaveUpError
 from aof2.engine.manifest.writer import ManifestLogWriter, SealedChunk
+from tests.manifest.replay import replay, take_snapshot
 
 from .helpers import small, written
 
@@ -35,10 +35,10 @@ class Bucket:
         if self.failures:
             raise TransientError("told to fail", reason_code=self.failures.pop(0))
 
-    def put(self, key: str, data: bytes, metadata: Mapping[str, str]) -> str:
+    def put(self, key: str, data: bytes, metadata: Mapping[str, str] | None = None) -> str:
         self._maybe_fail()
         self.objects[key] = data
-        self.metadata[key] = metadata
+        self.metadata[key] = metadata or {}
         return f"etag-{len(data)}"
 
     def compose(self, key: str, sources: Sequence[str]) -> str:
@@ -46,7 +46,8 @@ class Bucket:
         self.objects[key] = b"".join(self.objects[s] for s in sources)
         return "etag-bundle"
 
-    def delete(self, key: str) -> None:
+    def delete(self, keys: Iterable[str]) -> None:
+        (key,) = keys
         self._maybe_fail()
         self.objects.pop(key, None)
 
@@ -170,7 +171,7 @@ def test_of_chunks_that_go_up_together_one_fails(tmp_path: Path) -> None:
     chunks = [log.seal(i) for i in range(3)]
     original = log.bucket.put
 
-    def put(key: str, data: bytes, metadata: Mapping[str, str]) -> str:
+    def put(key: str, data: bytes, metadata: Mapping[str, str] | None = None) -> str:
         log.bucket.failures = [2] if key.endswith("/1.mlog") else []
         return original(key, data, metadata)
 

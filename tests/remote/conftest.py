@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from aof2.engine.env import Env
-from aof2.engine.remote import RemoteSettings, RemoteStore, open_remote
+from aof2.engine.remote.open import open_remote
+from aof2.engine.remote.store import RemoteStore
+from aof2.engine.settings.remote import RemoteSettings
 from tests.support.seaweed import FaultProxy, Seaweed, running_seaweed
 
 _numbers = itertools.count()

@@ -6,7 +6,7 @@ import random
 import threading
 
 from aof2.engine.env import Env
-from aof2.engine.remote import BytesWriter, RemoteStore
+from aof2.engine.remote.store import RemoteStore
 
 MIB = 1 << 20
 
@@ -16,9 +16,7 @@ def data_of(size: int, seed: int = 1) -> bytes:
 
 
 def get(store: RemoteStore, key: str) -> bytes:
-    out = BytesWriter()
-    store.get_blob(key, out)
-    return out.getvalue()
+    return store.get_blob(key)[1]
 
 
 def put(store: RemoteStore, key: str, data: bytes) -> str:

@@ -17,17 +17,10 @@ from aof2.engine.manifest.batch import RecordBatch
 from aof2.engine.manifest.format import LogPosition
 from aof2.engine.manifest.upload import ChunkUploader, ManifestRemote, UploadGaveUpError
 from aof2.engine.manifest.writer import LogSettings, ManifestLogWriter
-from aof2.engine.remote import (
-    BytesWriter,
-    Fence,
-    FencedError,
-    FencedManifestRemote,
-    RemoteMissingError,
-    RemoteStore,
-    claim,
-    read_volume,
-)
+from aof2.engine.remote.errors import FencedError, RemoteMissingError
+from aof2.engine.remote.fence import Fence, claim, read_volume
 from aof2.engine.remote.keys import VOLUME_KEY
+from aof2.engine.remote.store import RemoteStore
 from tests.remote.conftest import OpenStore
 from tests.remote.helpers import get, keys_of, put
 from tests.support.seaweed import Fault, FaultProxy
@@ -56,16 +49,17 @@ def test_the_first_claim_makes_the_volume(store: RemoteStore) -> None:
 @pytest.mark.expects_warnings
 def test_a_stale_writer_turns_read_only(store: RemoteStore, caplog: pytest.LogCaptureFixture) -> None:
     old = claim(ENV, store)
-    old.put_manifest("manifest/0/0.mlog", b"zero", {"record_count": "1"})
+    old.put("manifest/0/0.mlog", b"zero", {"record_count": "1"})
     new = claim(ENV, store)
     with pytest.raises(FencedError, match="epoch 2, ours 1"):
-        old.put_manifest("manifest/0/1.mlog", b"one")
-    assert old.read_only
+        old.put("manifest/0/1.mlog", b"one")
+    with pytest.raises(FencedError):
+        old.require()
     assert [r.levelno for r in caplog.records if r.levelno >= logging.WARNING] == [logging.ERROR]
     requests = store.stats().requests
     for write in (
-        lambda: old.put_manifest("manifest/0/2.mlog", b"two"),
-        lambda: old.compose_manifest("manifest/0/bundle-0-0.mlogs", ["manifest/0/0.mlog"]),
+        lambda: old.put("manifest/0/2.mlog", b"two"),
+        lambda: old.compose("manifest/0/bundle-0-0.mlogs", ["manifest/0/0.mlog"]),
         lambda: old.delete(["manifest/0/0.mlog"]),
         old.check,
         old.require,
@@ -74,7 +68,7 @@ def test_a_stale_writer_turns_read_only(store: RemoteStore, caplog: pytest.LogCa
             write()
     assert store.stats().requests == requests
     assert keys_of(store, "manifest/") == ["manifest/0/0.mlog"]
-    new.put_manifest("manifest/0/1.mlog", b"mine")
+    new.put("manifest/0/1.mlog", b"mine")
     new.check()
     head = store.head_blob("manifest/0/1.mlog")
     assert head is not None
@@ -86,29 +80,31 @@ def test_anothers_bytes_under_a_manifest_key_latch(store: RemoteStore) -> None:
     fence = claim(ENV, store)
     store.put_if_absent("manifest/0/5.mlog", b"theirs")
     with pytest.raises(FencedError):
-        fence.put_manifest("manifest/0/5.mlog", b"ours")
-    assert fence.read_only
+        fence.put("manifest/0/5.mlog", b"ours")
     with pytest.raises(FencedError):
-        fence.put_manifest("manifest/0/6.mlog", b"ours")
+        fence.require()
+    with pytest.raises(FencedError):
+        fence.put("manifest/0/6.mlog", b"ours")
     assert get(store, "manifest/0/5.mlog") == b"theirs"
 
 
 @pytest.mark.expects_warnings
 def test_anothers_bundle_latches(store: RemoteStore) -> None:
     fence = claim(ENV, store)
-    fence.put_manifest("manifest/0/0.mlog", b"a")
+    fence.put("manifest/0/0.mlog", b"a")
     store.put_if_absent("manifest/0/bundle-0-0.mlogs", b"theirs")
     with pytest.raises(FencedError):
-        fence.compose_manifest("manifest/0/bundle-0-0.mlogs", ["manifest/0/0.mlog"])
-    assert fence.read_only
+        fence.compose("manifest/0/bundle-0-0.mlogs", ["manifest/0/0.mlog"])
+    with pytest.raises(FencedError):
+        fence.require()
 
 
 def test_putting_the_same_chunk_again_is_fine(store: RemoteStore) -> None:
     fence = claim(ENV, store)
-    etag = fence.put_manifest("manifest/0/0.mlog", b"a")
-    assert fence.put_manifest("manifest/0/0.mlog", b"a") == etag
+    etag = fence.put("manifest/0/0.mlog", b"a")
+    assert fence.put("manifest/0/0.mlog", b"a") == etag
     again = claim(ENV, store)
-    assert again.put_manifest("manifest/0/0.mlog", b"a") == etag
+    assert again.put("manifest/0/0.mlog", b"a") == etag
 
 
 def test_of_claims_at_the_same_moment_each_epoch_has_one_owner(open_store: OpenStore) -> None:
@@ -140,7 +136,7 @@ def test_a_volume_that_vanished_latches(store: RemoteStore) -> None:
     fence = claim(ENV, store)
     store.delete([VOLUME_KEY])
     with pytest.raises(FencedError, match="gone"):
-        fence.put_manifest("manifest/0/0.mlog", b"a")
+        fence.put("manifest/0/0.mlog", b"a")
     assert keys_of(store) == []
 
 
@@ -151,16 +147,15 @@ def test_a_newer_program_that_took_over_latches(store: RemoteStore, content: byt
     put(store, VOLUME_KEY, content)
     for _ in range(2):
         with pytest.raises(FencedError, match="read-only"):
-            fence.put_manifest("manifest/0/0.mlog", b"a")
-    assert fence.read_only
+            fence.put("manifest/0/0.mlog", b"a")
+    with pytest.raises(FencedError):
+        fence.require()
     assert keys_of(store) == [VOLUME_KEY]
 
 
 def test_another_volume_is_not_taken_over(store: RemoteStore) -> None:
     with pytest.raises(RemoteMissingError, match="right url"):
         claim(ENV, store, expected_uuid="6f1c")
-    with pytest.raises(RemoteMissingError):
-        claim(ENV, store, create=False)
     fence = claim(ENV, store)
     with pytest.raises(FencedError, match=r"belongs to 6f1c"):
         claim(ENV, store, expected_uuid="6f1c")
@@ -215,7 +210,7 @@ class Log:
 
 @pytest.mark.expects_warnings
 def test_the_manifest_log_uploads_compacts_and_is_fenced(store: RemoteStore, tmp_path: Path) -> None:
-    log = Log(tmp_path / "log", FencedManifestRemote(claim(ENV, store)))
+    log = Log(tmp_path / "log", claim(ENV, store))
     for segment_id in range(3):
         log.upload_one(segment_id)
     chunks = [f"manifest/7/{i}.mlog" for i in range(3)]
@@ -223,9 +218,8 @@ def test_the_manifest_log_uploads_compacts_and_is_fenced(store: RemoteStore, tmp
     joined = b"".join(get(store, key) for key in chunks)
     etag = log.uploader.compact(0, 2, p.SnapshotMarker(2, 0, 1))
     assert keys_of(store, "manifest/") == ["manifest/7/bundle-0-2.mlogs"]
-    out = BytesWriter()
-    assert store.get_blob("manifest/7/bundle-0-2.mlogs", out).etag == etag
-    assert out.getvalue() == joined
+    info, data = store.get_blob("manifest/7/bundle-0-2.mlogs")
+    assert (info.etag, data) == (etag, joined)
     claim(ENV, store)
     with pytest.raises(FencedError):
         log.upload_one(9)
@@ -235,7 +229,7 @@ def test_the_manifest_log_uploads_compacts_and_is_fenced(store: RemoteStore, tmp
 
 def test_the_manifest_log_stops_at_denied(open_s3: OpenStore, proxy: FaultProxy, tmp_path: Path) -> None:
     store = open_s3(endpoint_url=proxy.endpoint_url, sleep_s=lambda s: None)
-    log = Log(tmp_path / "log", FencedManifestRemote(claim(ENV, store)))
+    log = Log(tmp_path / "log", claim(ENV, store))
     proxy.add(Fault(times=None, status=403, code="AccessDenied"))
     proxy.seen.clear()
     with pytest.raises(UploadGaveUpError) as e:

@@ -6,7 +6,8 @@ import threading
 
 import pytest
 
-from aof2.engine.remote import ReadLimiters, RemoteReadLimiter, RemoteThrottledError
+from aof2.engine.remote.errors import RemoteThrottledError
+from aof2.engine.remote.limiter import ReadLimiters, RemoteReadLimiter
 from tests.remote.helpers import MIB, Clock
 
 

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from aof2.engine.env import Env
 from aof2.engine.manifest.format import bundle_key, chunk_key
-from aof2.engine.remote import RemoteSettings, open_remote, parse_url
 from aof2.engine.remote import keys as k
+from aof2.engine.remote.open import open_remote
+from aof2.engine.settings.remote import RemoteSettings, parse_url
 
 SHA = hashlib.sha256(b"abc").digest()
 HEX = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"

@@ -9,16 +9,15 @@ from collections.abc import Callable
 import pytest
 
 from aof2.engine.errors import Aof2Error
-from aof2.engine.remote import (
-    BreakerState,
+from aof2.engine.remote import resilience as module
+from aof2.engine.remote.errors import (
     RemoteAuthError,
     RemoteCorruptError,
     RemoteMissingError,
     RemoteThrottledError,
     RemoteUnavailableError,
 )
-from aof2.engine.remote import resilience as module
-from aof2.engine.remote.resilience import Deadline, Resilience
+from aof2.engine.remote.resilience import BreakerState, Deadline, Resilience
 from tests.remote.helpers import Clock
 
 
@@ -97,7 +96,7 @@ def test_answers_are_not_retried_and_do_not_open_the_breaker(
         with pytest.raises(type(error)):
             run(remote)
         assert remote.calls == 1
-    assert weather.breaker is BreakerState.CLOSED
+    assert weather.stats().breaker is BreakerState.CLOSED
     assert weather.retries == 0
 
 
@@ -109,7 +108,7 @@ def test_unavailable_for_good_is_not_retried(run: Callable[..., str]) -> None:
 
 
 def open_breaker(run: Callable[..., str], weather: Resilience) -> None:
-    while weather.breaker is not BreakerState.OPEN:
+    while weather.stats().breaker is not BreakerState.OPEN:
         with pytest.raises(RemoteUnavailableError):
             run(Remote(*[down() for _ in range(6)]))
 
@@ -133,14 +132,14 @@ def test_the_breaker_opens_probes_and_closes(
     with pytest.raises(RemoteUnavailableError, match="down"):
         run(probe)
     assert probe.calls == 1
-    assert weather.breaker is BreakerState.OPEN
+    assert weather.stats().breaker is BreakerState.OPEN
 
     clock.now_s += 0.9  # a longer cool-down now
     with pytest.raises(RemoteUnavailableError, match="asked again in"):
         run(Remote())
     clock.now_s += module.COOL_DOWN_S * 2
     assert run(Remote()) == "done"
-    assert weather.breaker is BreakerState.CLOSED
+    assert weather.stats().breaker is BreakerState.CLOSED
     assert weather.stats().breaker_opened == 1
     assert run(Remote(down())) == "done"
 
@@ -151,13 +150,13 @@ def test_one_probe_at_a_time(run: Callable[..., str], weather: Resilience, clock
     clock.now_s += 2
 
     def probe() -> str:
-        assert weather.breaker is BreakerState.HALF_OPEN
+        assert weather.stats().breaker is BreakerState.HALF_OPEN
         with pytest.raises(RemoteUnavailableError, match="asked again"):
             run(Remote())
         return "ok"
 
     assert weather.run("probe", probe, Deadline(clock.env(), 9)) == "ok"
-    assert weather.breaker is BreakerState.CLOSED
+    assert weather.stats().breaker is BreakerState.CLOSED
 
 
 @pytest.mark.expects_warnings
@@ -172,7 +171,7 @@ def test_a_probe_that_was_stopped_leaves_the_question_open(
 
     with pytest.raises(KeyboardInterrupt):
         weather.run("probe", stopped, Deadline(clock.env(), 9))
-    assert weather.breaker is BreakerState.OPEN
+    assert weather.stats().breaker is BreakerState.OPEN
     assert run(Remote()) == "done"
 
 
@@ -182,7 +181,7 @@ def test_denied_is_an_answer_and_closes_the_breaker(run: Callable[..., str], wea
     clock.now_s += 2
     with pytest.raises(RemoteAuthError):
         run(Remote(RemoteAuthError("denied")))
-    assert weather.breaker is BreakerState.CLOSED
+    assert weather.stats().breaker is BreakerState.CLOSED
 
 
 @pytest.mark.expects_warnings
@@ -191,7 +190,7 @@ def test_a_call_under_way_keeps_its_retries(weather: Resilience, clock: Clock, r
         run(Remote(*[down() for _ in range(6)]))
     assert run(Remote(*[down() for _ in range(4)])) == "done"
     assert weather.stats().breaker_opened == 1
-    assert weather.breaker is BreakerState.CLOSED
+    assert weather.stats().breaker is BreakerState.CLOSED
 
 
 def test_throttling_slows_everybody_down_and_wears_off(
@@ -213,7 +212,7 @@ def test_throttling_slows_everybody_down_and_wears_off(
     before = clock.now_s
     run(Remote())
     assert clock.now_s == before
-    assert weather.breaker is BreakerState.CLOSED
+    assert weather.stats().breaker is BreakerState.CLOSED
 
 
 def test_a_burst_that_started_together_slows_down_once(weather: Resilience, clock: Clock) -> None:

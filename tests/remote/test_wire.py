@@ -16,9 +16,10 @@ import trio
 
 from aof2.engine.env import Files
 from aof2.engine.errors import CorruptError, LandingError
-from aof2.engine.remote import RemoteMissingError, RemoteStore, RemoteUnavailableError
+from aof2.engine.remote.errors import RemoteMissingError, RemoteUnavailableError
 from aof2.engine.remote.s3_wire import REFUSALS_MAX, Head, parse_head
 from aof2.engine.remote.source import FileTarget
+from aof2.engine.remote.store import RemoteStore
 from aof2.native import crc64
 from tests.remote.conftest import OpenStore
 from tests.remote.helpers import MIB, data_of, put

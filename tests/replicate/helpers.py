@@ -26,16 +26,12 @@ from aof2.engine.catalog.rows import (
 from aof2.engine.env import Env
 from aof2.engine.manifest import payloads as p
 from aof2.engine.manifest.writer import SealedChunk
-from aof2.engine.remote import (
-    BytesWriter,
-    RemoteAuthError,
-    RemoteSettings,
-    RemoteStore,
-    RemoteUnavailableError,
-    open_remote,
-)
+from aof2.engine.remote.errors import RemoteAuthError, RemoteUnavailableError
+from aof2.engine.remote.open import open_remote
+from aof2.engine.remote.store import RemoteStore
 from aof2.engine.replicate.uploader import LogReplicator, ReplicateOptions
 from aof2.engine.settings import Settings
+from aof2.engine.settings.remote import RemoteSettings
 from aof2.engine.volume import Volume as EngineVolume
 from aof2.engine.volume import open_volume as open_engine
 from tests.catalog.helpers import Volume, open_volume, settings
@@ -90,9 +86,7 @@ def keys_of(store: RemoteStore, prefix: str = "") -> list[str]:
 
 
 def content_of(store: RemoteStore, key: str) -> bytes:
-    out = BytesWriter()
-    store.get_blob(key, out)
-    return out.getvalue()
+    return store.get_blob(key)[1]
 
 
 class Events:
@@ -287,7 +281,7 @@ def run_replicated(
                 on_fenced=fenced.append,
                 options=ReplicateOptions(backoff_s=0.002, backoff_max_s=0.01, bundle_chunks=4),
             )
-            volume.on_sealed = replicator.sealed  # type: ignore[method-assign]
+            volume.replicator.sealed = replicator.sealed  # type: ignore[method-assign]
             made = Replicated(volume, replicator)
             made.fenced = fenced
             async with trio.open_nursery() as nursery:

@@ -14,7 +14,7 @@ from aof2.engine.env import Env
 from aof2.engine.errors import ReadOnlyError, UnsupportedError
 from aof2.engine.manifest import payloads as p
 from aof2.engine.objects import HOT_BYTES
-from aof2.engine.remote import FencedError, RemoteMissingError
+from aof2.engine.remote.errors import FencedError, RemoteMissingError
 from aof2.engine.remote.fence import claim
 from aof2.engine.replicate.follow import Follower
 from aof2.engine.replicate.uploader import ReplicateOptions

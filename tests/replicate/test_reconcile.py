@@ -19,6 +19,10 @@ def examine(r: Rig, *, deep: bool = False) -> StreamReport:
     return examine_stream(r.store, r.catalog, r.volume.directory(TENANT), TENANT, deep=deep)
 
 
+def divergent(report: StreamReport) -> set[str]:
+    return {finding.key for finding in report.of(Status.DIVERGENT)}
+
+
 def status_of(report: StreamReport, name: str) -> Status:
     return next(f.status for f in report.objects if f.key == key(name))
 
@@ -102,8 +106,8 @@ def test_other_bytes_are_reported_and_never_replaced(tmp_path: Path, name: str, 
     path.unlink()
     path.write_bytes(data)
     report, after = reopened(tmp_path)
-    assert report.divergent == {key(name)}
-    assert after.divergent == {key(name)}
+    assert divergent(report) == {key(name)}
+    assert divergent(after) == {key(name)}
     assert path.read_bytes() == data
 
 
@@ -115,7 +119,7 @@ def test_a_chunk_that_is_not_here_is_known_by_its_etag(tmp_path: Path) -> None:
     path = tmp_path / "remote" / gone
     path.write_bytes(path.read_bytes()[:-1] + b"?")
     report, _ = reopened(tmp_path)
-    assert report.divergent == {gone}
+    assert divergent(report) == {gone}
 
 
 @pytest.mark.expects_warnings
@@ -124,5 +128,5 @@ def test_a_chunk_past_our_end_is_another_writers(tmp_path: Path) -> None:
     store.put_if_absent(key("77.mlog"), b"theirs")
     store.put_if_absent(key("notes.txt"), b"whatever")
     report, _ = reopened(tmp_path)
-    assert report.divergent == {key("77.mlog")}
+    assert divergent(report) == {key("77.mlog")}
     assert status_of(report, "notes.txt") is Status.UNKNOWN

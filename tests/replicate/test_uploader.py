@@ -14,7 +14,8 @@ from aof2.engine.manifest.format import LOG_SEGMENT_ID
 from aof2.engine.manifest.reader import parse_chunk
 from aof2.engine.manifest.retention import read_headers
 from aof2.engine.manifest.snapshot import decode_snapshot, list_snapshots
-from aof2.engine.remote import FencedError, claim, read_volume
+from aof2.engine.remote.errors import FencedError
+from aof2.engine.remote.fence import claim, read_volume
 from aof2.engine.replicate import uploader
 from aof2.engine.replicate.claim import read_identity, take_claim
 from aof2.engine.replicate.stream import chunk_bytes, first_run, log_state, worth_a_snapshot
@@ -393,6 +394,6 @@ def test_a_claim_that_was_never_remembered_is_taken_again(tmp_path: Path) -> Non
     assert fence.epoch == 2
     assert read_identity(tmp_path / "state") == fence.record.volume_uuid
     (tmp_path / "other").mkdir()
-    fence.put_manifest("manifest/0/0.mlog", b"x")
+    fence.put("manifest/0/0.mlog", b"x")
     with pytest.raises(FencedError, match="belongs to none"):
         take_claim(env, store, tmp_path / "other")

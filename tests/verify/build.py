@@ -21,7 +21,7 @@ from aof2.engine.settings import Settings
 from aof2.engine.verify.findings import Finding, Report, Severity
 from aof2.engine.verify.run import verify
 from aof2.engine.volume import Volume
-from tests.engine.helpers import KIB, run_volume, small_settings
+from tests.engine.helpers import KIB, put_object, read_object, run_volume, small_settings
 
 T = TypeVar("T")
 
@@ -47,16 +47,16 @@ def make(root: Path, *, env: Env | None = None) -> Settings:
 
     async def body(v: Volume) -> None:
         keys = {}
-        await v.put("default", b"warm", content("warm"))
+        await put_object(v, "default", b"warm", content("warm"))
         await v.checkpoint("default")
         await v.evictor.make_room(v.settings.cache.hot_bytes)
         for name in FILES[1:-1]:
-            keys[name] = await v.put("default", name.encode(), content(name))
+            keys[name] = await put_object(v, "default", name.encode(), content(name))
         await v.checkpoint("default")
         await v.evict([keys["gone"], keys["partly"]])
-        await v.read(keys["partly"], CHUNK, 10)
+        await read_object(v, keys["partly"], CHUNK, 10)
         await v.hydrator.settle()
-        await v.put("default", b"dirty", content("dirty"))
+        await put_object(v, "default", b"dirty", content("dirty"))
 
     run_volume(settings, body, env=env, parts=("jobs",))
     return settings
@@ -135,7 +135,7 @@ def read_all(settings: Settings, names: tuple[str, ...] = FILES) -> None:
             inodes = {name.decode(): e.ino for (_, name), e in view.scan(TENANT, t.DENTRIES)}
         for name in names:
             data = content(name)
-            assert await v.read((TENANT, inodes[name], 1), 0, len(data) + 1) == data, name
+            assert await read_object(v, (TENANT, inodes[name], 1), 0, len(data) + 1) == data, name
         await trio.lowlevel.checkpoint()
 
     run_volume(settings, body, parts=("jobs",))

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from aof2.engine.audit import ArtifactPublish, AuditWriter, SegmentSeal, Tombstone, artifact_ref
-from aof2.engine.audit.format import Payload
+from aof2.engine.audit.format import ArtifactPublish, Payload, SegmentSeal, Tombstone, artifact_ref
+from aof2.engine.audit.writer import AuditWriter
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.rows import ObjectRow, ObjectState
 from aof2.engine.env import Env

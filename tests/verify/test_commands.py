@@ -12,7 +12,7 @@ import pytest
 from aof2.engine.settings import Settings, load_settings
 from aof2.engine.volume import Volume
 from tests.cli.logs import run
-from tests.engine.helpers import run_volume
+from tests.engine.helpers import put_object, read_object, run_volume
 from tests.verify.build import flip
 
 CONF = """
@@ -44,11 +44,11 @@ def volume(conf: Path) -> Iterator[Settings]:
     settings = load_settings(conf)
 
     async def body(v: Volume) -> None:
-        one = await v.put("default", b"one", bytes(range(256)) * (SIZE // 256) + bytes(SIZE % 256))
+        one = await put_object(v, "default", b"one", bytes(range(256)) * (SIZE // 256) + bytes(SIZE % 256))
         await v.checkpoint("default")
         await v.evict([one])
-        await v.read(one, 0, 10)
-        await v.put("default", b"two", b"two")
+        await read_object(v, one, 0, 10)
+        await put_object(v, "default", b"two", b"two")
 
     run_volume(settings, body, parts=("jobs",))
     yield settings

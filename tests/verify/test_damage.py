@@ -23,6 +23,8 @@ from aof2.engine.remote.open import open_remote
 from aof2.engine.settings import Settings
 from aof2.engine.verify.findings import Kind
 from aof2.engine.verify.run import verify
+from aof2.engine.volume import Volume
+from tests.engine.helpers import put_object, run_volume, small_settings
 from tests.verify.build import (
     BLOCK,
     CHUNK,
@@ -204,6 +206,23 @@ def test_a_blob_of_another_length(settings: Settings) -> None:
         report = verify(settings, deep_remote=deep)
         assert (report.exit_code, kinds(report)) == (4, [Kind.REMOTE_DAMAGED])
     mended(settings)
+
+
+def test_a_blob_that_two_files_share_is_made_of_either(tmp_path: Path) -> None:
+    settings = small_settings(tmp_path)
+
+    async def body(v: Volume) -> None:
+        data = os.urandom(CHUNK)
+        first = await put_object(v, "default", b"first", data)
+        await v.checkpoint("default")
+        await put_object(v, "default", b"second", data)
+        await v.checkpoint("default")
+        await v.evict([first])
+
+    run_volume(settings, body, parts=("jobs",))
+    assert blob(settings, "first") == blob(settings, "second")
+    flip(blob(settings, "second"), 10)
+    mended(settings, deep=True)
 
 
 def test_a_blob_of_another_chunk(settings: Settings) -> None:

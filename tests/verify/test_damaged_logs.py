@@ -16,7 +16,7 @@ from aof2.engine.settings import Settings
 from aof2.engine.settings.model import FilesTenant
 from aof2.engine.verify.run import verify
 from aof2.engine.volume import Volume
-from tests.engine.helpers import run_volume, small_settings
+from tests.engine.helpers import put_object, read_object, run_volume, small_settings
 from tests.replicate.helpers import Replicated, run_replicated
 from tests.verify.build import damage_of
 
@@ -39,7 +39,7 @@ def make(root: Path) -> None:
     async def body(r: Replicated) -> None:
         for n in range(12):
             for tenant in TENANTS:
-                await r.volume.put(tenant, b"f%d" % n, content(tenant, n))
+                await put_object(r.volume, tenant, b"f%d" % n, content(tenant, n))
             await r.settle()
             if n in (6, 9):
                 for tenant in TENANTS:
@@ -118,12 +118,12 @@ def read_and_write(settings: Settings, *, lost: int | None = None) -> None:
                 inodes = {name: e.ino for (_, name), e in view.scan(tenant_id, t.DENTRIES)}
             for n in range(12):
                 data = content(tenant, n)
-                assert await v.read((tenant_id, inodes[b"f%d" % n], 1), 0, len(data) + 1) == data
+                assert await read_object(v, (tenant_id, inodes[b"f%d" % n], 1), 0, len(data) + 1) == data
             if tenant_id == lost:
                 with pytest.raises(ReadOnlyError):
-                    await v.put(tenant, b"refused", b"")
+                    await put_object(v, tenant, b"refused", b"")
                 continue
-            await v.put(tenant, b"new", b"new in " + tenant.encode())
+            await put_object(v, tenant, b"new", b"new in " + tenant.encode())
             await v.checkpoint(tenant)
 
     run_volume(settings, body)
@@ -168,6 +168,6 @@ def one(root: Path, case: Case, *, rebuild: bool) -> None:
         assert not v.target.read_only_streams
         assert not v.replicator.stuck
         assert not v.replicator.audit_problems
-        await v.put("default", b"last", b"last")
+        await put_object(v, "default", b"last", b"last")
 
     run_volume(settings, body)

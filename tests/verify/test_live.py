@@ -22,10 +22,10 @@ DAEMON = """
 import sys
 from pathlib import Path
 import trio
-from tests.engine.helpers import run_volume, small_settings
+from tests.engine.helpers import put_object, run_volume, small_settings
 
 async def body(v):
-    await v.put("default", b"while mounted", b"x" * 1000)
+    await put_object(v, "default", b"while mounted", b"x" * 1000)
     print("ready", flush=True)
     busy = 0
     with trio.CancelScope() as scope:
@@ -35,7 +35,7 @@ async def body(v):
                 scope.cancel()
             nursery.start_soon(wait)
             while True:
-                key = await v.put("default", b"busy%d" % busy, b"y" * 50_000)
+                key = await put_object(v, "default", b"busy%d" % busy, b"y" * 50_000)
                 await v.checkpoint("default")
                 await v.evict([key])
                 busy += 1

@@ -1,34 +1,19 @@
-"""Start-up of one stream: the newest usable snapshot, then the log's tail; and the snapshots that keep that short.
-
-`replay` tries snapshots newest first. One that is damaged or from the future is a warning and a longer replay, as long
-as the chunks before it are still here; damage in the log itself is an error, with chunk, segment and offset.
-
-Owner: the log's writer thread. A crash leaves what `snapshot` says.
-"""
+"""A stream's state from its folder alone, and snapshots of it: what the catalog does, without a catalog."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final
 
-from aof2.engine.errors import CorruptError, UnsupportedError
-from aof2.engine.manifest.format import (
-    CHUNK_HEADER_LEN,
-    LOG_SEGMENT_ID,
-    LogPosition,
-    ManifestGapError,
-)
+from aof2.engine.manifest.format import CHUNK_HEADER_LEN, LOG_SEGMENT_ID, LogPosition, ManifestGapError
 from aof2.engine.manifest.index import EventHandler, ManifestIndex
+from aof2.engine.manifest.newest import newest_snapshot
 from aof2.engine.manifest.payloads import SnapshotMarker
 from aof2.engine.manifest.reader import Stream
-from aof2.engine.manifest.snapshot import Snapshot, encode_snapshot, list_snapshots, load_snapshot, store_snapshot
+from aof2.engine.manifest.snapshot import Snapshot, encode_snapshot, list_snapshots, store_snapshot
 from aof2.engine.manifest.writer import ManifestLogWriter
 
-log = logging.getLogger(__name__)
-
-CRASH_POINTS: Final = ("manifest.snapshot.stored", "manifest.snapshot.marked")
+CRASH_POINTS = ("manifest.snapshot.stored", "manifest.snapshot.marked")
 
 SectionHandler = Callable[[dict[str, bytes]], None]
 
@@ -54,15 +39,6 @@ def replay(
         index.apply_chunk(chunk, start.chunk_offset if start and at_start else CHUNK_HEADER_LEN)
         start = start or LogPosition(chunk.index, CHUNK_HEADER_LEN, chunk.header.base_record)
     return index
-
-
-def newest_snapshot(directory: Path) -> Snapshot | None:
-    for snapshot_id in reversed(list_snapshots(directory)):
-        try:
-            return load_snapshot(directory, snapshot_id)
-        except (CorruptError, UnsupportedError) as e:
-            log.warning("snapshot passed over", extra={"snapshot_id": snapshot_id, "error": str(e)})
-    return None
 
 
 def take_snapshot(

@@ -1,10 +1,4 @@
-"""Group commit for one stream: many callers, one writer thread, one fsync for all who wait.
-
-Callers submit a RecordBatch and get a Future of the position where it was committed. The thread and its promises are
-`engine/group.py`'s; this is the log as its target, with rotation as its housekeeping.
-
-Owner: the group thread. A crash leaves what `writer` says.
-"""
+"""One log as the target of a group thread: what the tests of `engine/group.py` commit to."""
 
 from __future__ import annotations
 

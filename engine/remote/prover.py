@@ -1,0 +1,78 @@
+"""Whether the remote has exactly the blob that a row describes: the one place where a blob's bytes are proven.
+
+    check_size     one HEAD: there, and as long as it should be
+    find           one short read: a blob that was put and not recorded says itself what it holds
+    prove          every byte streamed: footer, each frame, the SHA-256 of the whole, and that they are what was sealed
+
+RemoteMissingError and CorruptError (or UnsupportedError) say what is wrong; TransientError that it cannot be asked.
+
+Invariants
+- Reads only. A few blocks of a blob are in memory; nothing lands on the disk, so no quota is asked for.
+
+Owner: blocking, any thread. A crash leaves nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from functools import partial
+from typing import Final
+
+import msgspec
+
+from aof2.engine.blob.format import BlobFooter
+from aof2.engine.blob.reader import check_identity, decode_frames, read_footer
+from aof2.engine.catalog.rows import BlobRow, ChunkRow
+from aof2.engine.errors import CorruptError
+from aof2.engine.remote.errors import RemoteMissingError
+from aof2.engine.remote.keys import ChunkBlobKey, parse_key
+from aof2.engine.remote.location import LocatedBlob
+from aof2.engine.remote.store import RemoteStore
+from aof2.engine.tiering.hashing import block_crc
+
+REQUEST_BYTES: Final = 8 << 20
+
+
+def named(chunk: ChunkRow, key: str) -> ChunkRow:
+    """The chunk as the blob under this key speaks of it: the footer says under whose name it was first put, whichever
+    chunk of that content it is made of now."""
+    name = parse_key(key)
+    if not isinstance(name, ChunkBlobKey):
+        return chunk
+    return msgspec.structs.replace(chunk, chunk_id=name.chunk_id, generation=name.generation)
+
+
+def check_size(remote: RemoteStore, blob: BlobRow) -> None:
+    info = remote.head_blob(blob.key)
+    if info is None:
+        raise RemoteMissingError(f"{blob.key}: missing in the remote")
+    if not blob.location.fits(info.size):
+        what = f"{info.size} bytes in the remote, its row says {blob.location.end}"
+        raise CorruptError(what, path=blob.key)
+
+
+def find(remote: RemoteStore, key: str, size: int, sha256: bytes) -> BlobFooter:
+    """The footer of an object that is one blob of this content, by its own word."""
+    footer = read_footer(partial(remote.get_range, key), size, path=key)
+    check_identity(footer, sha256=sha256, path=key)
+    return footer
+
+
+def prove(remote: RemoteStore, blob: BlobRow, sha256: bytes, sealed: ChunkRow | None = None) -> None:
+    """`sealed`: a chunk of this content, whose checksums the blocks must have too."""
+    located = LocatedBlob(remote, blob.location)
+    footer = read_footer(located.read, blob.stored_bytes, path=blob.key)
+    name = parse_key(blob.key)
+    chunk_id, generation = (name.chunk_id, name.generation) if isinstance(name, ChunkBlobKey) else (None, None)
+    check_identity(footer, chunk_id=chunk_id, generation=generation, sha256=sha256, path=blob.key)
+    digest = hashlib.sha256()
+    step = max(1, REQUEST_BYTES // footer.block_bytes)
+    for first in range(0, footer.frame_count, step):
+        count = min(step, footer.frame_count - first)
+        stored = located.read(*footer.frames_range(first, first + count - 1))
+        for index, block in enumerate(decode_frames(footer, first, count, stored, path=blob.key), first):
+            digest.update(block)
+            if sealed is not None and footer.frames[index].raw_crc64 != block_crc(sealed.block_crcs, index):
+                raise CorruptError(f"block {index} is not what was sealed as chunk {sealed.chunk_id}", path=blob.key)
+    if digest.digest() != sha256:
+        raise CorruptError(f"hashes to {digest.hexdigest()}, not to {sha256.hex()}", path=blob.key)
