@@ -11,10 +11,11 @@ from aof2.engine.quota.accounts import (
     disk_space,
     limit_for_data,
 )
-from aof2.engine.quota.storage import Reservation, StorageQuota
+from aof2.engine.quota.storage import EvictHint, Reservation, StorageQuota
 
 __all__ = [
     "DiskSpace",
+    "EvictHint",
     "Level",
     "QuotaExceededError",
     "QuotaRow",

@@ -24,6 +24,7 @@ class Level(StrEnum):
 
     VOLUME = "volume"
     TENANT = "tenant"
+    JOB = "job"
     DISK = "disk"
 
 
@@ -32,6 +33,7 @@ class QuotaExceededError(Aof2Error):
 
     def __init__(self, level: Level, needed_bytes: int, limit_bytes: int, *, name: str = "", never: bool) -> None:
         self.level = level
+        self.needed_bytes = needed_bytes
         self.limit_bytes = limit_bytes
         self.never = never
         whose = f"{level} {name}" if name else f"the {level}"
@@ -41,11 +43,11 @@ class QuotaExceededError(Aof2Error):
 
 
 class ReservationExpiredError(Aof2Error):
-    """It was released and its room may be someone else's by now. Stop writing, remove what was staged, plan again."""
+    """The lease ran out and its room may be someone else's by now. Stop writing, remove what was staged, plan again."""
 
 
 class QuotaRow(msgspec.Struct, frozen=True):
-    """What the catalog counts of a tenant."""
+    """What is persisted of a tenant's account."""
 
     tenant: str
     used_bytes: int
@@ -85,15 +87,17 @@ def limit_for_data(limit_bytes: int) -> int:
 
 
 class Account:
-    """One budget and what is taken of it."""
+    """One budget and what is taken of it. `holders` counts live reservations."""
 
-    __slots__ = ("level", "limit_bytes", "reserved_bytes", "used_bytes")
+    __slots__ = ("holders", "level", "limit_bytes", "name", "reserved_bytes", "used_bytes")
 
-    def __init__(self, level: Level, limit_bytes: int | None = None) -> None:
+    def __init__(self, level: Level, name: str = "", limit_bytes: int | None = None) -> None:
         self.level = level
+        self.name = name
         self.limit_bytes = limit_bytes
         self.reserved_bytes = 0
         self.used_bytes = 0
+        self.holders = 0
 
     def short_bytes(self, wanted_bytes: int) -> int:
         """How much is missing for that much more; 0 when it fits."""
@@ -101,9 +105,8 @@ class Account:
             return 0
         return max(0, self.used_bytes + self.reserved_bytes + wanted_bytes - self.limit_bytes)
 
-    @property
-    def is_over(self) -> bool:
-        return self.limit_bytes is not None and self.used_bytes + self.reserved_bytes > self.limit_bytes
+    def exceeded(self, needed_bytes: int, *, never: bool) -> QuotaExceededError:
+        return QuotaExceededError(self.level, needed_bytes, self.limit_bytes or 0, name=self.name, never=never)
 
     def usage(self) -> Usage:
         return Usage(self.used_bytes, self.reserved_bytes, self.limit_bytes)

@@ -1,88 +1,119 @@
 """StorageQuota: no byte lands on the local disk without room set aside for it first.
 
-Two budgets are nested: the volume's and a tenant's; and the disk's own free space is watched beside them, because
-others write to it too. A reservation takes room at every level at once. As bytes land, `commit` turns reserved into
-used; used goes back with `release_used` when a file is evicted or unlinked.
+Three budgets are nested: the volume's, a tenant's, a job's; and the disk's own free space is watched beside them,
+because others write to it too. A reservation takes room at every level at once. As bytes land, `commit` turns reserved
+into used; used goes back with `release_used` when a file is evicted or unlinked.
 
 Invariants
-- At every level that has a limit, reserved + used ≤ limit at every grant, and between grants unless accounting was
-  restored or bytes landed without asking (`note_used`: passthrough growth). Then nothing is granted until what is there
-  has shrunk below the limit again.
+- At every level that has a limit, reserved + used ≤ limit at every grant, and between grants unless a limit was
+  lowered, accounting restored, or bytes landed without asking (`note_used`: passthrough growth). Then nothing is
+  granted until what is there has shrunk below the limit again.
 - At a grant, free space on the disk minus everything reserved and not yet landed stays at `min_free` or above.
-- What a job reserved goes back when the job is over (`release_job`), whatever became of its holder, which gets
-  ReservationExpiredError if it goes on.
+- First come, first served among those who want the same room. A request that waits for its tenant's budget holds up
+  that tenant only; one that waits for the volume or the disk holds up everyone behind it, so a large request is not
+  starved by small ones. `try_reserve` does not overtake either.
+- A reservation with a `ttl_s` is a lease: not renewed in time, what it had not committed returns to the pool and its
+  holder gets ReservationExpiredError. So a job that died gives its room back.
 
-Who needs none: verification reads. They stream a blob through a checksum and keep nothing on disk, so there is nothing
-to reserve, and a full disk can still be verified. Whatever stages bytes reserves like everyone else.
+Who needs none: verification reads (the third open question of the checkpoint design). They stream a blob through a
+checksum and keep nothing on disk, so there is nothing to reserve, and a full disk can still be verified. Whatever
+stages bytes, repair included, reserves like everyone else.
 
 Owner: the trio thread; no locks. A crash leaves nothing: reservations die with the process, and used bytes are restored
-from what the catalog counts.
+from the rows of `snapshot`, or from what recovery finds on disk.
 """
 
 from __future__ import annotations
 
+import heapq
 import logging
+import math
 from collections.abc import Callable, Iterable, Mapping
+from typing import Final, NamedTuple
 
-from aof2.engine.quota.accounts import Account, DiskSpace, Level, QuotaRow, ReservationExpiredError, Shortage, Usage
+import trio
+
+from aof2.engine.quota.accounts import (
+    Account,
+    DiskSpace,
+    Level,
+    QuotaExceededError,
+    QuotaRow,
+    ReservationExpiredError,
+    Shortage,
+    Usage,
+)
 from aof2.engine.units import MinFree
 
 log = logging.getLogger(__name__)
+
+# Nobody tells us when others free space on the disk; asked this often, and only while a request waits for just that.
+DISK_POLL_S: Final = 1.0
+
+# Called in the task that waits, with the bytes missing and the tenant whose bytes they must be (None: anyone's).
+EvictHint = Callable[[int, str | None], None]
 
 
 class Reservation:
     """Room set aside. As a context manager it gives back, at the end, what was not committed."""
 
-    def __init__(self, quota: StorageQuota, tenant: str, size_bytes: int, job: str | None) -> None:
-        self.tenant = tenant
-        self.job = job
-        self.remaining_bytes = size_bytes
+    def __init__(self, quota: StorageQuota, number: int, request: _Request, expires_at: float) -> None:
+        self.tenant = request.tenant
+        self.job = request.job
+        self.remaining_bytes = request.size_bytes
+        self.committed_bytes = 0
         self.alive = True
         self._quota = quota
+        self._number = number
+        self._ttl_s = request.ttl_s
+        self._expires_at = expires_at
 
     def commit(self, size_bytes: int) -> None:
         """That many bytes have landed: reserved becomes used."""
-        self._refuse_if_dead()
-        if not 0 <= size_bytes <= self.remaining_bytes:
-            raise ValueError(f"{size_bytes} bytes landed where {self.remaining_bytes} were reserved")
-        self._quota._change(self.tenant, reserved_bytes=-size_bytes, used_bytes=size_bytes)
-        self.remaining_bytes -= size_bytes
+        self._quota._commit(self, size_bytes)
 
     def release(self) -> int:
         """Gives back what was not committed, and says how much. Harmless when there is nothing left to give."""
-        return self._quota._end(self) if self.alive else 0
+        return self._quota._release(self)
 
     def absorb(self, other: Reservation) -> None:
         """What another of the same tenant has left is this one's from here on."""
         if (other.tenant, other.job) != (self.tenant, self.job):
             raise ValueError("reservations of different accounts stay apart")
-        self._refuse_if_dead()
+        self._quota._refuse_if_dead(self)
         self.remaining_bytes += other.remaining_bytes
         other.remaining_bytes = 0
         other.release()
 
+    def renew(self, ttl_s: float | None = None) -> None:
+        """The holder is alive: the lease runs anew, for as long as it first did unless told otherwise."""
+        self._quota._renew(self, ttl_s)
+
     def resize(self, size_bytes: int) -> bool:
         """Makes what is left that large. Smaller always works; larger only if it fits now (False: unchanged)."""
-        self._refuse_if_dead()
-        if size_bytes < 0:
-            raise ValueError("a reservation cannot be smaller than nothing")
-        grow_bytes = size_bytes - self.remaining_bytes
-        if grow_bytes > 0 and not self._quota._fits(self.tenant, grow_bytes):
-            return False
-        self._quota._change(self.tenant, reserved_bytes=grow_bytes)
-        self.remaining_bytes = size_bytes
-        return True
-
-    def _refuse_if_dead(self) -> None:
-        if not self.alive:
-            whose = f"job {self.job}" if self.job else f"tenant {self.tenant}"
-            raise ReservationExpiredError(f"the reservation of {whose} ended; remove what it staged and plan again")
+        return self._quota._resize(self, size_bytes)
 
     def __enter__(self) -> Reservation:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.release()
+
+
+class _Request(NamedTuple):
+    tenant: str
+    size_bytes: int
+    job: str | None
+    ttl_s: float | None
+
+
+class _Waiter:
+    __slots__ = ("answer", "answered", "request")
+
+    def __init__(self, request: _Request) -> None:
+        self.request = request
+        self.answered = trio.Event()
+        self.answer: Reservation | QuotaExceededError | None = None
 
 
 class StorageQuota:
@@ -95,17 +126,28 @@ class StorageQuota:
         tenants: Mapping[str, int | None] | None = None,
         min_free: MinFree | None = None,
         disk: Callable[[], DiskSpace] | None = None,
-        on_exhausted: Callable[[], None] = lambda: None,
+        clock_s: Callable[[], float] = trio.current_time,
+        evict_hint: EvictHint | None = None,
+        on_exhausted: Callable[[], None] | None = None,
+        on_over: Callable[[], None] | None = None,
     ) -> None:
-        """`tenants` are their limits; `disk` says how full the disk is (None: not watched); `on_exhausted` counts."""
-        self.on_over: Callable[[], None] | None = None  # hears when bytes count that were not asked for, over a limit
-        self._volume = Account(Level.VOLUME, limit_bytes)
-        self._tenants = {name: Account(Level.TENANT, limit) for name, limit in (tenants or {}).items()}
+        """`tenants` are their limits; `disk` says how full the disk is (None: not watched); `on_exhausted` counts;
+        `on_over` hears when bytes count that were not asked for, over a limit."""
+        self._volume = Account(Level.VOLUME, limit_bytes=limit_bytes)
+        self._tenants = {name: Account(Level.TENANT, name, limit) for name, limit in (tenants or {}).items()}
+        self._jobs: dict[str, Account] = {}
         self._min_free = min_free or MinFree()
         self._disk = disk
         self._disk_failed = False
+        self._clock_s = clock_s
+        self._evict_hint = evict_hint
         self._on_exhausted = on_exhausted
-        self._live: set[Reservation] = set()
+        self.on_over = on_over
+        self._live: dict[int, Reservation] = {}
+        self._next_number = 0
+        self._expiries: list[tuple[float, int]] = []  # a heap; entries of renewed or released leases are passed over
+        self._waiters: dict[_Waiter, None] = {}  # in order of arrival
+        self._held_up: set[tuple[Level, str]] = set()  # whose room somebody already waits for
 
     # -- looking -----------------------------------------------------------------------------------------------
 
@@ -113,52 +155,111 @@ class StorageQuota:
     def usage(self) -> Usage:
         return self._volume.usage()
 
+    @property
+    def waiting_bytes(self) -> int:
+        """What requests in the queue add up to."""
+        return sum(w.request.size_bytes for w in self._waiters)
+
     def tenant_usage(self, tenant: str) -> Usage:
         return self._tenants[tenant].usage() if tenant in self._tenants else Usage(0, 0, None)
+
+    def job_usage(self, job: str) -> Usage:
+        return self._jobs[job].usage() if job in self._jobs else Usage(0, 0, None)
 
     def shortage(self, tenant: str | None, size_bytes: int) -> Shortage:
         """What stands in the way of so many bytes more, of a tenant's or (None) of nobody's in particular."""
         everyones = max(self._volume.short_bytes(size_bytes), self._disk_account().short_bytes(size_bytes))
         if tenant is None:
             return Shortage(everyones, 0, None)
-        return Shortage(everyones, self._tenant(tenant).short_bytes(size_bytes), self._never_fits(tenant, size_bytes))
+        never = self._never_fits(_request(tenant, size_bytes, None, None))
+        return Shortage(everyones, self._tenant(tenant).short_bytes(size_bytes), None if never is None else never.level)
 
-    def over_limit(self) -> list[str | None]:
-        """The tenants that use more than they may; None among them: all together do."""
-        over = [None] if self._volume.is_over else []
-        return [*over, *(name for name, account in self._tenants.items() if account.is_over)]
+    def snapshot(self) -> list[QuotaRow]:
+        """Used bytes by tenant, to be persisted. Reservations are not: their holders die with the process."""
+        return [QuotaRow(name, a.used_bytes) for name, a in sorted(self._tenants.items()) if a.used_bytes]
 
     # -- asking ------------------------------------------------------------------------------------------------
 
-    def try_reserve(self, tenant: str, size_bytes: int, job: str | None = None) -> Reservation | None:
+    def try_reserve(
+        self, tenant: str, size_bytes: int, job: str | None = None, ttl_s: float | None = None
+    ) -> Reservation | None:
         """Room now, or None (counted as a refusal)."""
-        if size_bytes < 0:
-            raise ValueError("a reservation cannot be smaller than nothing")
-        if size_bytes and not self._fits(tenant, size_bytes):
-            return None
-        self._change(tenant, reserved_bytes=size_bytes)
-        reservation = Reservation(self, tenant, size_bytes, job)
-        self._live.add(reservation)
-        return reservation
+        granted = self._reserve_now(_request(tenant, size_bytes, job, ttl_s))
+        if granted is None:
+            self._exhausted()
+        return granted
+
+    async def reserve(
+        self,
+        tenant: str,
+        size_bytes: int,
+        job: str | None = None,
+        ttl_s: float | None = None,
+        *,
+        deadline: float = math.inf,
+    ) -> Reservation:
+        """Waits for room, in turn, until `deadline` (trio's clock). QuotaExceededError when it passes, or at once when
+        the request is larger than a limit."""
+        await trio.lowlevel.checkpoint()
+        request = _request(tenant, size_bytes, job, ttl_s)
+        granted = self._reserve_now(request)
+        if granted is not None:
+            return granted
+        try:
+            if never := self._never_fits(request):
+                raise never
+            return await self._wait_in_turn(_Waiter(request), deadline)
+        except QuotaExceededError:
+            self._exhausted()
+            raise
+
+    # -- changing ----------------------------------------------------------------------------------------------
+
+    def resize(self, limit_bytes: int) -> None:
+        """The volume's limit is another. Below what is used, nothing is taken away, and nothing more is granted."""
+        self._volume.limit_bytes = limit_bytes
+        self._settle()
+
+    def set_tenant_limit(self, tenant: str, limit_bytes: int | None) -> None:
+        self._tenant(tenant).limit_bytes = limit_bytes
+        self._settle()
+
+    def set_job_limit(self, job: str, limit_bytes: int) -> None:
+        """What the job may have reserved and committed together, until `release_job`."""
+        self._job(job).limit_bytes = limit_bytes
+        self._settle()
 
     def release_job(self, job: str) -> int:
-        """The job is over: everything it had reserved goes back (how much)."""
-        return sum(self._end(r) for r in list(self._live) if r.job == job)
+        """The job is over: everything it had reserved goes back (how much), its own limit is forgotten."""
+        released = sum(self._end(r) for r in list(self._live.values()) if r.job == job)
+        self._jobs.pop(job, None)
+        self._settle()
+        return released
 
-    # -- counting ----------------------------------------------------------------------------------------------
-
-    def release_used(self, tenant: str, size_bytes: int) -> None:
-        """Bytes left the disk (eviction, unlink)."""
+    def release_used(self, tenant: str, size_bytes: int, job: str | None = None) -> None:
+        """Bytes left the disk (eviction, unlink). `job`: they were that job's own, and count for its limit no more."""
         if not 0 <= size_bytes <= self._tenant(tenant).used_bytes:
             raise ValueError(f"{size_bytes} bytes of tenant {tenant} cannot be released: that many are not in use")
-        self._change(tenant, used_bytes=-size_bytes)
+        for account in self._accounts(tenant, job):
+            account.used_bytes = max(0, account.used_bytes - size_bytes)
+        self._settle()
 
     def note_used(self, tenant: str, size_bytes: int) -> None:
-        """Bytes are on disk that no task reserved (a passthrough writer's). They count, over the limit if need be."""
+        """Bytes are on disk that nobody reserved (a passthrough writer's). They count, over the limit if need be."""
         if size_bytes < 0:
             raise ValueError("use release_used for bytes that left")
-        self._change(tenant, used_bytes=size_bytes)
+        self._volume.used_bytes += size_bytes
+        self._tenant(tenant).used_bytes += size_bytes
         self._say_if_over()
+
+    def over_limit(self) -> list[str | None]:
+        """The tenants that use more than they may; None among them: all together do."""
+        over = [None] if _is_over(self._volume) else []
+        return [*over, *(name for name, account in self._tenants.items() if _is_over(account))]
+
+    def _say_if_over(self) -> None:
+        if self.on_over is not None and self.over_limit():
+            self.on_over()
 
     def restore(self, rows: Iterable[QuotaRow]) -> None:
         """Used bytes are what the rows say, and none where they say nothing. Reservations stay."""
@@ -166,47 +267,209 @@ class StorageQuota:
         for tenant in self._tenants.keys() | used.keys():
             self._tenant(tenant).used_bytes = used.get(tenant, 0)
         self._volume.used_bytes = sum(used.values())
+        self._settle()
         self._say_if_over()
 
-    def _say_if_over(self) -> None:
-        if self.on_over is not None and self.over_limit():
-            self.on_over()
+    # -- granting ----------------------------------------------------------------------------------------------
 
-    # -- accounts ----------------------------------------------------------------------------------------------
+    def _reserve_now(self, request: _Request) -> Reservation | None:
+        self._settle()
+        if request.size_bytes and (self._is_held_up(request) or self._refused_by(request)):
+            return None
+        return self._grant(request)
 
-    def _change(self, tenant: str, *, reserved_bytes: int = 0, used_bytes: int = 0) -> None:
-        for account in (self._volume, self._tenant(tenant)):
-            account.reserved_bytes += reserved_bytes
-            account.used_bytes += used_bytes
+    def _grant(self, request: _Request) -> Reservation:
+        if request.job is not None:
+            self._job(request.job).holders += 1
+        for account in self._accounts(request.tenant, request.job):
+            account.reserved_bytes += request.size_bytes
+        expires_at = math.inf if request.ttl_s is None else self._clock_s() + request.ttl_s
+        reservation = Reservation(self, self._next_number, request, expires_at)
+        self._live[self._next_number] = reservation
+        self._watch(reservation)
+        self._next_number += 1
+        return reservation
+
+    def _refused_by(self, request: _Request) -> Account | None:
+        """The account that has no room for it now; the disk's is made up on the spot."""
+        for account in reversed(self._accounts(request.tenant, request.job)):
+            if account.short_bytes(request.size_bytes):
+                return account
+        disk = self._disk_account()
+        return disk if disk.short_bytes(request.size_bytes) else None
+
+    def _never_fits(self, request: _Request) -> QuotaExceededError | None:
+        for account in self._accounts(request.tenant, request.job):
+            if account.limit_bytes is not None and request.size_bytes > account.limit_bytes:
+                return account.exceeded(request.size_bytes, never=True)
+        space = self._disk_space()
+        if space is None:
+            return None
+        limit_bytes = max(0, space.total_bytes - self._min_free.bytes_of(space.total_bytes))
+        if request.size_bytes <= limit_bytes:
+            return None
+        return QuotaExceededError(Level.DISK, request.size_bytes, limit_bytes, never=True)
+
+    def _settle(self) -> None:
+        """After any change: leases that ran out end, then those who wait are served in turn."""
+        self._expire()
+        self._held_up.clear()
+        for waiter in list(self._waiters):
+            if self._is_held_up(waiter.request):
+                continue
+            refuser = self._refused_by(waiter.request)
+            never = None if refuser is None else self._never_fits(waiter.request)
+            if refuser is not None and never is None:
+                self._held_up.add(_scope_of(refuser))
+                continue
+            waiter.answer = never or self._grant(waiter.request)
+            del self._waiters[waiter]
+            waiter.answered.set()
+
+    def _is_held_up(self, request: _Request) -> bool:
+        """Somebody came before who waits for the same room."""
+        return not self._held_up.isdisjoint(_scopes(request))
+
+    # -- waiting -----------------------------------------------------------------------------------------------
+
+    async def _wait_in_turn(self, waiter: _Waiter, deadline: float) -> Reservation:
+        self._waiters[waiter] = None
+        try:
+            while (answer := waiter.answer) is None:
+                self._ask_for_room(waiter.request.tenant)
+                await self._wait_a_while(waiter, deadline)
+        except BaseException:
+            if isinstance(waiter.answer, Reservation):
+                waiter.answer.release()
+            raise
+        finally:
+            self._waiters.pop(waiter, None)
+            self._settle()
+        if isinstance(answer, QuotaExceededError):
+            raise answer
+        return answer
+
+    async def _wait_a_while(self, waiter: _Waiter, deadline: float) -> None:
+        """Until served, or a lease runs out, or it is time to look at the disk; raises when the deadline has passed."""
+        refuser = self._refused_by(waiter.request)
+        poll_s = DISK_POLL_S if refuser is not None and refuser.level is Level.DISK else math.inf
+        now_s = self._clock_s()
+        lease_s = self._expiries[0][0] - now_s if self._expiries else math.inf
+        with trio.move_on_after(max(0.0, min(deadline - now_s, lease_s, poll_s))):
+            await waiter.answered.wait()
+        self._settle()
+        if waiter.answer is None and self._clock_s() >= deadline:
+            refuser = self._refused_by(waiter.request) or self._volume
+            raise refuser.exceeded(waiter.request.size_bytes, never=False)
+
+    def _ask_for_room(self, tenant: str) -> None:
+        """Tells the evictor what everyone in the queue is short of; it may make room before it returns."""
+        if self._evict_hint is None:
+            return
+        wanted = [w.request for w in self._waiters]
+        tenant_short = self._tenant(tenant).short_bytes(sum(r.size_bytes for r in wanted if r.tenant == tenant))
+        wanted_bytes = sum(r.size_bytes for r in wanted)
+        short = max(self._volume.short_bytes(wanted_bytes), self._disk_account().short_bytes(wanted_bytes))
+        if tenant_short:
+            self._evict_hint(tenant_short, tenant)
+        if short > tenant_short:
+            self._evict_hint(short - tenant_short, None)
+
+    # -- leases ------------------------------------------------------------------------------------------------
+
+    def _watch(self, reservation: Reservation) -> None:
+        if reservation._expires_at < math.inf:
+            heapq.heappush(self._expiries, (reservation._expires_at, reservation._number))
+
+    def _expire(self) -> None:
+        while self._expiries:
+            expires_at, number = self._expiries[0]
+            reservation = self._live.get(number)
+            current = reservation is not None and reservation._expires_at == expires_at
+            if current and expires_at > self._clock_s():
+                return
+            heapq.heappop(self._expiries)
+            if reservation is not None and current:
+                released = self._end(reservation)
+                fields = {"tenant": reservation.tenant, "job": reservation.job, "released_bytes": released}
+                log.info("a reservation was not renewed and ended", extra=fields)
 
     def _end(self, reservation: Reservation) -> int:
         released = reservation.remaining_bytes
-        self._change(reservation.tenant, reserved_bytes=-released)
+        for account in self._accounts(reservation.tenant, reservation.job):
+            account.reserved_bytes -= released
         reservation.remaining_bytes = 0
         reservation.alive = False
-        self._live.discard(reservation)
+        del self._live[reservation._number]
+        if reservation.job is not None:
+            self._let_go_of_job(reservation.job)
         return released
 
-    def _fits(self, tenant: str, size_bytes: int) -> bool:
-        """Whether every account has room for it now; a refusal is counted."""
-        accounts = (self._tenant(tenant), self._volume)
-        fits = not any(a.short_bytes(size_bytes) for a in accounts) and not self._disk_account().short_bytes(size_bytes)
-        if not fits:
-            self._on_exhausted()
-        return fits
+    # -- what reservations ask of us ---------------------------------------------------------------------------
 
-    def _never_fits(self, tenant: str, size_bytes: int) -> Level | None:
-        """Whose limit is below it, if any's is."""
-        for account in (self._volume, self._tenant(tenant)):
-            if account.limit_bytes is not None and size_bytes > account.limit_bytes:
-                return account.level
-        space = self._disk_space()
-        if space is None or size_bytes <= max(0, space.total_bytes - self._min_free.bytes_of(space.total_bytes)):
-            return None
-        return Level.DISK
+    def _commit(self, reservation: Reservation, size_bytes: int) -> None:
+        self._refuse_if_dead(reservation)
+        if not 0 <= size_bytes <= reservation.remaining_bytes:
+            raise ValueError(f"{size_bytes} bytes landed where {reservation.remaining_bytes} were reserved")
+        for account in self._accounts(reservation.tenant, reservation.job):
+            account.reserved_bytes -= size_bytes
+            account.used_bytes += size_bytes
+        reservation.remaining_bytes -= size_bytes
+        reservation.committed_bytes += size_bytes
+
+    def _release(self, reservation: Reservation) -> int:
+        released = self._end(reservation) if reservation.alive else 0
+        self._settle()
+        return released
+
+    def _renew(self, reservation: Reservation, ttl_s: float | None) -> None:
+        self._refuse_if_dead(reservation)
+        reservation._ttl_s = ttl_s if ttl_s is not None else reservation._ttl_s
+        if reservation._ttl_s is not None:
+            reservation._expires_at = self._clock_s() + reservation._ttl_s
+            self._watch(reservation)
+
+    def _resize(self, reservation: Reservation, size_bytes: int) -> bool:
+        self._refuse_if_dead(reservation)
+        grow_bytes = size_bytes - reservation.remaining_bytes
+        request = _Request(reservation.tenant, max(0, grow_bytes), reservation.job, None)
+        if size_bytes < 0:
+            raise ValueError("a reservation cannot be smaller than nothing")
+        if grow_bytes > 0 and (self._is_held_up(request) or self._refused_by(request)):
+            self._exhausted()
+            return False
+        for account in self._accounts(reservation.tenant, reservation.job):
+            account.reserved_bytes += grow_bytes
+        reservation.remaining_bytes = size_bytes
+        self._settle()
+        return True
+
+    def _refuse_if_dead(self, reservation: Reservation) -> None:
+        self._settle()
+        if not reservation.alive:
+            whose = f"job {reservation.job}" if reservation.job else f"tenant {reservation.tenant}"
+            raise ReservationExpiredError(f"the reservation of {whose} ended; remove what it staged and plan again")
+
+    # -- accounts ----------------------------------------------------------------------------------------------
+
+    def _accounts(self, tenant: str, job: str | None) -> list[Account]:
+        """From the widest to the narrowest. A job that holds nothing and has no limit has no account."""
+        accounts = [self._volume, self._tenant(tenant)]
+        if job is not None and job in self._jobs:
+            accounts.append(self._jobs[job])
+        return accounts
 
     def _tenant(self, tenant: str) -> Account:
-        return self._tenants.setdefault(tenant, Account(Level.TENANT))
+        return self._tenants.setdefault(tenant, Account(Level.TENANT, tenant))
+
+    def _job(self, job: str) -> Account:
+        return self._jobs.setdefault(job, Account(Level.JOB, job))
+
+    def _let_go_of_job(self, job: str) -> None:
+        account = self._jobs[job]
+        account.holders -= 1
+        if account.limit_bytes is None and not account.holders:
+            del self._jobs[job]
 
     def _disk_account(self) -> Account:
         """The disk as an account: what may still land on it, with everything reserved taken off."""
@@ -214,7 +477,7 @@ class StorageQuota:
             return Account(Level.DISK)
         space = self._disk_space() or DiskSpace(0, 0)
         room = max(0, space.free_bytes - self._min_free.bytes_of(space.total_bytes))
-        account = Account(Level.DISK, room)
+        account = Account(Level.DISK, limit_bytes=room)
         account.reserved_bytes = self._volume.reserved_bytes
         return account
 
@@ -231,3 +494,28 @@ class StorageQuota:
             return None
         self._disk_failed = False
         return space
+
+    def _exhausted(self) -> None:
+        if self._on_exhausted is not None:
+            self._on_exhausted()
+
+
+def _is_over(account: Account) -> bool:
+    limit_bytes = account.limit_bytes
+    return limit_bytes is not None and account.used_bytes + account.reserved_bytes > limit_bytes
+
+
+def _request(tenant: str, size_bytes: int, job: str | None, ttl_s: float | None) -> _Request:
+    if size_bytes < 0:
+        raise ValueError("a reservation cannot be smaller than nothing")
+    return _Request(tenant, size_bytes, job, ttl_s)
+
+
+def _scopes(request: _Request) -> set[tuple[Level, str]]:
+    """The queues a request stands in."""
+    scopes = {(Level.VOLUME, ""), (Level.TENANT, request.tenant)}
+    return scopes | {(Level.JOB, request.job)} if request.job is not None else scopes
+
+
+def _scope_of(refuser: Account) -> tuple[Level, str]:
+    return (Level.VOLUME, "") if refuser.level is Level.DISK else (refuser.level, refuser.name)

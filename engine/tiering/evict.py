@@ -37,7 +37,7 @@ from aof2.engine.local.handles import HandleTable, Key
 from aof2.engine.local.hot import HotCache
 from aof2.engine.local.warm import WORTH_RATIO, WarmStore
 from aof2.engine.manifest.format import ReasonCode
-from aof2.engine.quota import Reservation, StorageQuota
+from aof2.engine.quota import QuotaExceededError, Reservation, StorageQuota
 from aof2.engine.tiering.recent import Recent, units_of
 
 log = logging.getLogger(__name__)
@@ -170,7 +170,10 @@ class Evictor:
             await self.make_room(size_bytes, tenant)
         if short.everyones_bytes or not short.tenants_bytes:
             await self.make_room(size_bytes)
-        return self.quota.try_reserve(tenant, size_bytes)
+        try:
+            return self.quota.try_reserve(tenant, size_bytes)
+        except QuotaExceededError:
+            return None
 
     def give_back(self, tenant: str, size_bytes: int) -> None:
         """Bytes that had landed are gone."""

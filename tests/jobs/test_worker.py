@@ -131,7 +131,7 @@ def test_damage_is_not_tried_again(tmp_path: Path) -> None:
 def test_quota_is_given_back_whatever_happens(tmp_path: Path, end: str) -> None:
     async def body(w: World) -> None:
         async def hoard(job: JobContext) -> None:
-            assert w.v.quota.try_reserve("default", 12345, job.name)
+            await w.v.quota.reserve("default", 12345, job.name)
             if end == "badly":
                 raise CorruptError("no")
             if end == "cancelled":
