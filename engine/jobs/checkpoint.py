@@ -296,7 +296,6 @@ class CreateCheckpoint:
         for row in work.todo:
             if work.error is not None or job.cancel_requested:
                 return
-            await trio.lowlevel.checkpoint()
             await self._foreground.let_pass(LET_PASS_S)
             try:
                 await self._publish_one(job, plan, work, row)
@@ -320,6 +319,7 @@ class CreateCheckpoint:
             announced=job.announced,
         )
         if not is_wanted():
+            await trio.lowlevel.checkpoint()
             return
         along = partial(self._with_last, job, plan, work)
         await self._publisher.publish(target, plan.checkpoint_id, job.name, work.tally, along)

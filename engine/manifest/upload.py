@@ -26,11 +26,20 @@ from typing import Final, Protocol
 
 import msgspec
 
+from aof2 import native
 from aof2.engine.env import Env
 from aof2.engine.errors import Aof2Error, CorruptError, ReadOnlyError, TransientError
 from aof2.engine.manifest.batch import RecordBatch
 from aof2.engine.manifest.chunk import mark_uploaded
-from aof2.engine.manifest.format import LOG_SEGMENT_ID, ReasonCode, bundle_key, chunk_key
+from aof2.engine.manifest.format import (
+    CHUNK_HEADER_LEN,
+    LOG_SEGMENT_ID,
+    ChunkFlag,
+    ChunkHeader,
+    ReasonCode,
+    bundle_key,
+    chunk_key,
+)
 from aof2.engine.manifest.payloads import (
     Payload,
     SnapshotMarker,
@@ -45,6 +54,7 @@ from aof2.engine.manifest.writer import SealedChunk
 
 log = logging.getLogger(__name__)
 
+FLAGS_AT: Final = 56  # of ChunkHeader.flags
 CRASH_POINTS: Final = (
     "manifest.upload.put",
     "manifest.upload.logged",
@@ -110,6 +120,7 @@ class ChunkUploader:
         self._append = append
         self._soon = soon or _at_once(append)
         self._unsaid: list[tuple[SealedChunk, str]] = []  # there, and not in the log as such: with their etags
+        self._said: list[tuple[Callable[[], object], list[SealedChunk]]] = []  # commits of that, and what they allow
         self._policy = policy or RetryPolicy()
         self._sleep_s = sleep_s
 
@@ -145,7 +156,7 @@ class ChunkUploader:
         """
         bodies = self._bodies(chunks)
         chunks = chunks[: len(bodies)]
-        said = self._say(chunks)
+        self._say(chunks)
         etags: list[str] = []
         for sealed, body in zip(chunks, bodies, strict=True):
             etag = self._put(sealed, body, snapshot_id)
@@ -153,7 +164,6 @@ class ChunkUploader:
             etags.append(etag)
             self.env.failpoint("manifest.upload.put")
             on_put(sealed)
-        said()
         return etags
 
     @property
@@ -162,24 +172,21 @@ class ChunkUploader:
 
     def say_done(self) -> None:
         """What is uploaded is in the log as such, and marked."""
-        self._say(())()
+        self._say(())
+        said, self._said = self._said, []
+        for committed, chunks in said:
+            committed()
+            self.env.failpoint("manifest.upload.logged")
+            for sealed in chunks:
+                mark_uploaded(self.env, sealed.path, sync=False)
 
-    def _say(self, begin: Sequence[SealedChunk]) -> Callable[[], None]:
-        """That uploads are done, and that these begin; what is left to do when that is in the log. A mark that is left
-        off for an error is set where the folder is next looked through."""
+    def _say(self, begin: Sequence[SealedChunk]) -> None:
+        """That uploads are done, and that these begin."""
         done, self._unsaid = self._unsaid, []
         records: list[tuple[Payload, int]] = [(UploadDone(self._key(s), e), s.header.chunk_index) for s, e in done]
         records += [(UploadStarted(self._key(s)), s.header.chunk_index) for s in begin]
-        committed = self._soon(_about(records)) if records else None
-
-        def finish() -> None:
-            if committed is not None:
-                committed()
-            self.env.failpoint("manifest.upload.logged")
-            for sealed, _ in done:
-                mark_uploaded(self.env, sealed.path, sync=False)
-
-        return finish
+        if records:
+            self._said.append((self._soon(_about(records)), [sealed for sealed, _ in done]))
 
     def _key(self, sealed: SealedChunk) -> str:
         return chunk_key(self.stream_id, sealed.header.chunk_index)
@@ -199,8 +206,10 @@ class ChunkUploader:
     def _body_of(sealed: SealedChunk) -> bytes:
         data = read_file(sealed.path, length=sealed.header.committed_len)  # it may not be cut to it yet
         # What leaves this machine is checked once more: a chunk damaged on disk must not become the good copy.
+        if _is_as_sealed(data, sealed.header):
+            return as_uploaded(data)
         parse_chunk(data, path=str(sealed.path), last=False, expect_index=sealed.header.chunk_index)
-        return _as_uploaded(data)
+        return as_uploaded(data)
 
     def _put(self, sealed: SealedChunk, body: bytes, snapshot_id: int) -> str:
         metadata = {
@@ -278,6 +287,12 @@ def _at_once(append: LogAppender) -> SoonAppender:
     return soon
 
 
-def _as_uploaded(data: bytes) -> bytes:
-    """A chunk's bytes with the `uploaded` flag clear: the remote copy is the same whenever it is put."""
-    return data[:56] + (1).to_bytes(8, "little") + data[64:]
+def _is_as_sealed(data: bytes, header: ChunkHeader) -> bool:
+    """Whether these are the bytes whose checksum was taken when they were sealed."""
+    with memoryview(data) as whole, whole[CHUNK_HEADER_LEN:] as records:
+        return data[:FLAGS_AT] == header.pack()[:FLAGS_AT] and native.crc64(records) == header.chunk_crc64
+
+
+def as_uploaded(data: bytes) -> bytes:
+    """A sealed chunk's bytes as they are on the remote: with the `uploaded` flag clear, whenever it is put."""
+    return data[:FLAGS_AT] + int(ChunkFlag.SEALED).to_bytes(8, "little") + data[CHUNK_HEADER_LEN:]

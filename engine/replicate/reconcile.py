@@ -26,6 +26,7 @@ from aof2.engine.errors import Aof2Error, CorruptError, UnsupportedError
 from aof2.engine.manifest import retention
 from aof2.engine.manifest.reader import ChunkFile
 from aof2.engine.manifest.snapshot import snapshot_name
+from aof2.engine.manifest.upload import as_uploaded
 from aof2.engine.remote import keys
 from aof2.engine.remote.store import BlobInfo, RemoteStore
 from aof2.engine.replicate.listing import Inventory, RemoteLog, list_stream
@@ -33,7 +34,6 @@ from aof2.engine.replicate.stream import (
     LogState,
     SnapshotAt,
     StreamUploads,
-    as_uploaded,
     chunk_headers,
     local_snapshots,
     log_state,

@@ -35,13 +35,14 @@ from aof2.engine.manifest.format import (
     unpack_chunk_header,
 )
 from aof2.engine.manifest.reader import ChunkFile, read_file
+from aof2.engine.manifest.upload import as_uploaded
 from aof2.engine.remote import keys
 from aof2.engine.remote.errors import RemoteMissingError
 from aof2.engine.remote.fence import Fence
 from aof2.engine.remote.store import RemoteStore
 from aof2.engine.replicate.claim import StaleError, Standing, TakenOverError, claimed_by, take_claim
 from aof2.engine.replicate.listing import Inventory, RemoteLog, list_streams
-from aof2.engine.replicate.stream import LogState, as_uploaded, log_state, sealed_chunk
+from aof2.engine.replicate.stream import LogState, log_state, sealed_chunk
 from aof2.engine.units import format_size
 
 # Chunks that are on both sides and whose etag the log does not know: so many, the newest, are compared.

@@ -62,7 +62,7 @@ from aof2.engine.manifest.payloads import (
 )
 from aof2.engine.manifest.reader import ChunkFile, Stream, parse_chunk, read_file
 from aof2.engine.manifest.snapshot import HEADER, SNAPSHOT_MAGIC, check_snapshot, list_snapshots, snapshot_name
-from aof2.engine.manifest.upload import ChunkUploader, RetryPolicy
+from aof2.engine.manifest.upload import FLAGS_AT, ChunkUploader, RetryPolicy
 from aof2.engine.manifest.writer import SealedChunk
 from aof2.engine.remote import keys
 from aof2.engine.remote.fence import Fence
@@ -78,7 +78,6 @@ BATCH_BYTES_MAX: Final = 16 << 20
 SNAPSHOTS_REMOTE: Final = 2
 UPKEEP_EVERY: Final = 32
 COMING_S: Final = 0.05  # as long as the fence may be asked ahead
-FLAGS_AT: Final = 56  # of ChunkHeader.flags
 CRASH_POINTS: Final = (
     "replicate.snapshot.started",
     "replicate.snapshot.put",
@@ -176,11 +175,6 @@ def sealed_chunk(chunk: ChunkFile) -> SealedChunk:
     if parsed is None:
         raise CorruptError("holds no commit, though others follow it", path=str(chunk.path))
     return SealedChunk(chunk.path, parsed.header, parsed.count)
-
-
-def as_uploaded(data: bytes) -> bytes:
-    """A sealed chunk's bytes as they are on the remote: with the `uploaded` flag clear."""
-    return data[:FLAGS_AT] + int(ChunkFlag.SEALED).to_bytes(8, "little") + data[CHUNK_HEADER_LEN:]
 
 
 def as_downloaded(data: bytes) -> bytes:
@@ -307,6 +301,7 @@ class StreamUploads:
             before = self.uploads
             self._upload(self._next_batch())
             if self.uploads // UPKEEP_EVERY > before // UPKEEP_EVERY:
+                self._uploader.say_done()
                 self._upkeep()
             return True
         if self._is_wanted():

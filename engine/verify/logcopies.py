@@ -29,6 +29,7 @@ from aof2.engine.manifest.format import LOG_SEGMENT_ID, chunk_name
 from aof2.engine.manifest.payloads import Payload, Tier2Deleted, Tier2DeleteQueued, UploadDone
 from aof2.engine.manifest.reader import ChunkFile
 from aof2.engine.manifest.snapshot import check_snapshot, list_snapshots, load_snapshot, snapshot_name
+from aof2.engine.manifest.upload import as_uploaded
 from aof2.engine.remote import keys
 from aof2.engine.remote.errors import RemoteMissingError
 from aof2.engine.remote.fence import Fence
@@ -36,7 +37,7 @@ from aof2.engine.remote.store import RemoteStore
 from aof2.engine.replicate.audit import AUDIT_CHUNK, AUDIT_LOGSEQ
 from aof2.engine.replicate.auditmend import audit_path, rebuild_audit
 from aof2.engine.replicate.listing import get_bytes
-from aof2.engine.replicate.stream import append_records, as_uploaded, sealed_chunk
+from aof2.engine.replicate.stream import append_records, sealed_chunk
 from aof2.engine.verify.context import Context
 from aof2.engine.verify.findings import (
     DropLog,

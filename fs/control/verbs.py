@@ -150,9 +150,10 @@ async def wait(mounted: Mounted, args: Paths, tell: Tell) -> Uploaded:
     while inos:
         await Closing(mounted).closed(inos)
         await mounted.kinds.seal(inos, begin=True)
+        await trio.lowlevel.checkpoint()  # the uploads that began with it are sent off first
         wanted: dict[Key, int] = {k: n for k, n in durable.pending(volume, tenants).items() if k[1] in inos}
         await durable.plan(volume, tenants)
-        some = await durable.uploaded(volume, wanted, tell)
+        some = await durable.uploaded(volume, wanted, durable.later(tell))
         done = Uploaded(done.files + some.files, done.bytes + some.bytes)
         left = await _not_uploaded(mounted, places) & inos
         # Thousands of files that were just closed take longer than a moment: as long as there are fewer, that goes on.
