@@ -19,7 +19,7 @@ import errno
 import os
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
@@ -121,10 +121,14 @@ class Files:
         _libc.sync_file_range(fd, ctypes.c_int64(offset), ctypes.c_int64(length), _SYNC_FILE_RANGE_WRITE)
 
     def fsync(self, fd: int) -> None:
-        try:
+        with _fatal_sync():
             os.fsync(fd)
-        except OSError as e:
-            raise FatalIOError(f"fsync failed: {e.strerror}; the disk no longer keeps what it is given") from e
+
+    def fdatasync(self, fd: int) -> None:
+        """For bytes that replace others of the file: the filesystem's journal, which holds up syncs of all of its
+        files, is not asked."""
+        with _fatal_sync():
+            os.fdatasync(fd)
 
     def rename(self, old: Path, new: Path) -> None:
         os.rename(old, new)  # noqa: PTH104
@@ -141,6 +145,14 @@ class Files:
             self.fsync(fd)
         finally:
             os.close(fd)
+
+
+@contextlib.contextmanager
+def _fatal_sync() -> Iterator[None]:
+    try:
+        yield
+    except OSError as e:
+        raise FatalIOError(f"fsync failed: {e.strerror}; the disk no longer keeps what it is given") from e
 
 
 def _coarse_ns() -> int:

@@ -262,8 +262,11 @@ def run(settings: Settings, options: Options, serve: Serve | None, ready: Callab
 
 def _tune_process() -> None:
     """Before there are threads. Large buffers go back to the system when they are freed, and leave no holes in a
-    heap of each thread; a thread that only hands something on does not wait long for one that computes."""
+    heap of each thread; a thread that only hands something on does not wait long for one that computes. What no line
+    of the log shows is not looked up for it: that takes longer than the line."""
     sys.setswitchinterval(SWITCH_S)
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
+    logging._srcfile = None
     files = _raise_open_files()
     if files < OPEN_FILES_FEW:
         log.warning("few files can be open at once: raise the limit (ulimit -n)", extra={"limit": files})

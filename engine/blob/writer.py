@@ -15,6 +15,7 @@ Owner: one thread a writer. A crash leaves an unfinished sink: frames without a 
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Callable
 
 import zstandard
@@ -42,6 +43,17 @@ Sink = Callable[[Buffer], object]
 """Takes all of the next bytes before it returns: `write` of a buffered file, `bytearray.extend`."""
 
 
+_kept = threading.local()
+
+
+def _compressor(level: int) -> zstandard.ZstdCompressor:
+    """This thread's, for one whole frame after the other: to make one takes longer than to compress a small block."""
+    kept: dict[int, zstandard.ZstdCompressor] = _kept.__dict__.setdefault("by_level", {})
+    if level not in kept:
+        kept[level] = zstandard.ZstdCompressor(level=level, write_content_size=True)
+    return kept[level]
+
+
 class BlobWriter:
     """Writes the blob of one chunk to `sink`. `sha256`, if known, is trusted; else it is computed on the way."""
 
@@ -65,7 +77,7 @@ class BlobWriter:
         self._block_bytes = block_bytes
         self._known_sha256 = sha256
         self._hash = hashlib.sha256()
-        self._zstd = zstandard.ZstdCompressor(level=level, write_content_size=True) if level else None
+        self._zstd = _compressor(level) if level else None
         self._frames: list[Frame] = []
         self._raw_len = 0
         self._finished = False

@@ -178,6 +178,10 @@ def load_pending(view: View, stream_id: int) -> ManifestIndex:
     return index
 
 
+def decode_entry(data: bytes) -> ManifestEntry:
+    return _entry_decoder.decode(data)
+
+
 def entry_of(view: View, stream_id: int, segment_id: int) -> ManifestEntry | None:
     """What the records say about one segment."""
     data = view.raw("segments", t.STREAM.pack(stream_id) + t.SEGMENT_ENTRY + segment_id.to_bytes(8, "big"))

@@ -1,10 +1,13 @@
 """Snapshots of the catalog: one stream's rows and folded records at one position of its log.
 
-A read transaction is a consistent picture that knows its own log position, so a snapshot is taken beside the writer,
-not by it: rows are dumped while others are written. Each database is a section `db:<name>`, zstd over
-{u32 key_len, u32 row_len, key without its stream, row}, keys in order.
+A snapshot is taken beside the writer, not by it: rows are copied in pages while others are written (`pages.py`), and
+what changed meanwhile is taken from one last short transaction, whose log position is the snapshot's. Each database is
+a section `db:<name>`, zstd over {u32 key_len, u32 row_len, key without its stream, row}, keys in order.
 
 Invariants
+- It holds the rows and folded records of exactly its position.
+- No read transaction lasts longer than a page, or than what was changed while the pages were copied. Only where the end
+  of the log is damaged, so that it cannot tell that, one transaction does it all.
 - The log is synced up to the snapshot's position before the snapshot gets its name.
 - The SnapshotMarker follows it in the log, and retention follows the marker.
 
@@ -14,51 +17,61 @@ with or without its marker: either is used.
 
 from __future__ import annotations
 
+import contextlib
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from struct import Struct
 from typing import Any, Final, NamedTuple
 
 import zstandard
 
+from aof2.engine.catalog import pages
 from aof2.engine.catalog import tables as t
-from aof2.engine.catalog.fold import StreamFold, entries_of, load_pending
+from aof2.engine.catalog.fold import StreamFold, decode_entry, load_pending
+from aof2.engine.catalog.pages import ROW_HEAD
 from aof2.engine.catalog.store import Catalog, View
 from aof2.engine.catalog.writer import CatalogWriter, put_positions, putter
 from aof2.engine.env import Env
 from aof2.engine.errors import CorruptError
 from aof2.engine.manifest import retention
-from aof2.engine.manifest.format import LOG_SEGMENT_ID, LogPosition, chunk_key
+from aof2.engine.manifest.format import LOG_SEGMENT_ID, LogPosition, ManifestIntegrityError, chunk_key
+from aof2.engine.manifest.index import ManifestEntry, ManifestIndex
 from aof2.engine.manifest.payloads import SnapshotMarker
 from aof2.engine.manifest.snapshot import Snapshot, encode_pieces, list_snapshots, store_snapshot
 
-ROW_HEAD: Final = Struct("<II")
 SECTION_PREFIX: Final = "db:"
 ROW_LEN_MAX: Final = 64 << 20
-WRITE_BYTES: Final = 128 << 10
+
+
+class _Copied:
+    """Rows of one stream, each as it was when its page was copied. Made once, used up by what is made of it."""
+
+    def __init__(self, opened: pages.OpenView, stream_id: int) -> None:
+        prefix = t.STREAM.pack(stream_id)
+        kept = (name for name in t.DATABASES if name not in t.DERIVED)
+        self._databases = {name: pages.copy(opened, pages.Place(name, prefix)) for name in kept}
+        self._entries = pages.copy(opened, pages.Place("segments", prefix + t.SEGMENT_ENTRY))
+
+    def sections(self, changed: Mapping[str, pages.Changed]) -> dict[str, bytes]:
+        return {SECTION_PREFIX + name: _section(rows, changed.get(name, {})) for name, rows in self._databases.items()}
+
+    def entries(self, changed: pages.Changed) -> Iterator[tuple[int, ManifestEntry]]:
+        for rows in pages.merged(self._entries, changed):
+            for key, value in pages.split(rows):
+                yield int.from_bytes(key, "big"), decode_entry(value)
+
+
+def _section(rows: pages.Pages, changed: pages.Changed) -> bytes:
+    out = io.BytesIO()
+    with zstandard.ZstdCompressor(level=1).stream_writer(out, closefd=False) as sink:
+        for some in pages.merged(rows, changed):
+            sink.write(some)
+    return out.getvalue()
 
 
 def dump(view: View, stream_id: int) -> dict[str, bytes]:
     """Every database's rows of one stream, compressed."""
-    return {
-        SECTION_PREFIX + name: _dump_database(view, name, stream_id) for name in t.DATABASES if name not in t.DERIVED
-    }
-
-
-def _dump_database(view: View, name: str, stream_id: int) -> bytes:
-    prefix = t.STREAM.pack(stream_id)
-    out = io.BytesIO()
-    gathered = bytearray()
-    with zstandard.ZstdCompressor(level=1).stream_writer(out, closefd=False) as sink:
-        for key, value in view.raw_scan(name, prefix):
-            gathered += ROW_HEAD.pack(len(key) - len(prefix), len(value)) + key[len(prefix) :] + value
-            if len(gathered) >= WRITE_BYTES:
-                # The compressor lets go of the interpreter each time; beside a busy writer it is long to get back.
-                sink.write(gathered)
-                gathered.clear()
-        sink.write(gathered)
-    return out.getvalue()
+    return _Copied(lambda: contextlib.nullcontext(view), stream_id).sections({})
 
 
 def rows_of(section: bytes, name: str) -> Iterator[tuple[bytes, bytes]]:
@@ -114,6 +127,42 @@ def clear(txn: Any, catalog: Catalog, stream_id: int) -> None:
     txn.delete(t.POSITION_PREFIX + prefix, db=catalog.db("meta"))
 
 
+class _State(NamedTuple):
+    """A stream as of `position`: what was copied, and what of that is to be replaced."""
+
+    position: LogPosition
+    pending: ManifestIndex
+    copied: _Copied
+    changed: Mapping[str, pages.Changed]
+    changed_entries: pages.Changed
+
+
+def _copy_beside_the_writer(catalog: Catalog, directory: Path, stream_id: int) -> _State | None:
+    with catalog.view() as view:
+        since = view.position(stream_id)
+    if since is None:
+        return None
+    copied = _Copied(catalog.view, stream_id)
+    touched = pages.Touched(directory, since)
+    touched.read_on()  # most of it, before the view that is to be short
+    with catalog.view() as view:
+        position = view.position(stream_id)
+        touched.read_on()
+        prefix = t.STREAM.pack(stream_id)
+        changed = {name: {key: view.raw(name, prefix + key) for key in keys} for name, keys in touched.rows.items()}
+        ids = (segment_id.to_bytes(8, "big") for segment_id in touched.segments)
+        entries = {key: view.raw("segments", prefix + t.SEGMENT_ENTRY + key) for key in ids}
+        return _State(position or since, load_pending(view, stream_id), copied, changed, entries)
+
+
+def _copy_at_once(view: View, stream_id: int) -> _State | None:
+    position = view.position(stream_id)
+    if position is None:
+        return None
+    copied = _Copied(lambda: contextlib.nullcontext(view), stream_id)
+    return _State(position, load_pending(view, stream_id), copied, {}, {})
+
+
 class SnapshotInfo(NamedTuple):
     snapshot_id: int
     position: LogPosition
@@ -121,20 +170,25 @@ class SnapshotInfo(NamedTuple):
 
 def take(env: Env, catalog: Catalog, writer: CatalogWriter, directory: Path, stream_id: int) -> SnapshotInfo | None:
     """Stores a snapshot of the stream and marks it in its log; None when nothing was ever written. Blocks."""
-    with catalog.view() as view:
-        position = view.position(stream_id)
-        if position is None:
-            return None
-        existing = list_snapshots(directory)
-        snapshot_id = existing[-1] + 1 if existing else 1
-        pieces = encode_pieces(
-            load_pending(view, stream_id),
-            snapshot_id=snapshot_id,
-            position=position,
-            created_ms=env.now_ms(),
-            sections=dump(view, stream_id),
-            entries=entries_of(view, stream_id),
-        )
+    existing = list_snapshots(directory)
+    snapshot_id = existing[-1] + 1 if existing else 1
+    try:
+        state = _copy_beside_the_writer(catalog, directory, stream_id)
+    except ManifestIntegrityError:
+        with catalog.view() as view:
+            state = _copy_at_once(view, stream_id)
+    if state is None:
+        return None
+    position = state.position
+    pieces = encode_pieces(
+        state.pending,
+        snapshot_id=snapshot_id,
+        position=position,
+        created_ms=env.now_ms(),
+        sections=state.copied.sections(state.changed),
+        entries=state.copied.entries(state.changed_entries),
+    )
+    del state
     writer.flush()
     store_snapshot(env, directory, pieces, snapshot_id)
     del pieces

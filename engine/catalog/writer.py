@@ -17,6 +17,7 @@ Owner: the group thread. A crash leaves logs that are ahead of the rows by at mo
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import time
@@ -234,6 +235,11 @@ class CatalogTarget:
         if sync:
             self.sync()
             self.env.failpoint("catalog.commit.synced")
+        if self._seal_now:
+            # Before the submitters are answered: what they do next takes the interpreter. The commit stands, also where
+            # that fails.
+            with contextlib.suppress(FatalIOError, ReadOnlyError):
+                self._seal_asked_for()
         after, self._after = self._after, []
         for call in after:
             call()
@@ -340,12 +346,15 @@ class CatalogTarget:
         asked = self._seal_below.get(stream.stream_id, 0), self._seal_now.get(stream.stream_id, 0)
         return stream.log.holds_below(max(asked))
 
-    def housekeep(self) -> None:
+    def _seal_asked_for(self) -> None:
         for stream in self.streams.values():
             if stream.log.needs_rotation() or self._seal_asked(stream):
-                sealed = stream.log.rotate()
-                if sealed is not None:
-                    self._tell_sealed(stream.stream_id, sealed)
+                stream.log.rotate(partial(self._tell_sealed, stream.stream_id))
+        self._seal_now.clear()
+
+    def housekeep(self) -> None:
+        self._seal_asked_for()
+        for stream in self.streams.values():
             if stream.logged_bytes >= SNAPSHOT_EVERY_BYTES:
                 stream.logged_bytes = 0
                 if self.events is not None:

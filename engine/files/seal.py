@@ -153,11 +153,14 @@ class Sealer:
         waiting = [*self._due, *self._later]
         wanted = waiting if inos is None else [ino for ino in waiting if ino in inos]
         busy = [over for ino, over in self._busy.items() if inos is None or ino in inos]
-        async with open_nursery() as nursery:
-            batches = self._batches(wanted, begin=begin)
-            for batch in batches:
-                # A caller that goes away leaves what it began to the sealer.
-                (self._nursery or nursery).start_soon(self._seal_batch, batch)
+        batches = self._batches(wanted, begin=begin)
+        if self._nursery is None:
+            async with open_nursery() as nursery:
+                for batch in batches:
+                    nursery.start_soon(self._seal_batch, batch)
+        else:
+            for batch in batches:  # a caller that goes away leaves what it began to the sealer
+                self._nursery.start_soon(self._seal_batch, batch)
             for batch in batches:
                 await self._over(batch)
         for over in busy:

@@ -232,12 +232,12 @@ class CreateCheckpoint:
         events.checkpoint_started(
             log, job_id=job.name, tenant=job.tenant, plan_size_bytes=plan.size_bytes, wal_range=None
         )
+        through = False
         try:
             work.tally.on_staged = partial(self._tell_staged, job)
             work.tally.on_uploaded = partial(self._tell_uploaded, job)
             await self._publish_all(job, plan, work)
-            if not job.finished:
-                self._tell_through(job, plan, work)
+            through = True
         except JobCancelledError:
             raise
         except Exception as e:
@@ -248,19 +248,19 @@ class CreateCheckpoint:
             )
             raise
         finally:
-            if not job.finished:
-                self._clean_up(job, work)
-                self._tell_cleaned_up(job, work)
-        if not job.finished:
-            self._measure(job)
+            through = through or job.finished  # also where the runner is stopped right after the commit that ended it
+            if through:
+                self._tell_through(job, plan, work)
+            self._clean_up(job, work)
+            self._tell_cleaned_up(job, work)
+            if through and not job.finished:
+                self._measure(job)
 
     async def _publish_all(self, job: JobContext, plan: Plan, work: _Work) -> None:
-        async with open_nursery() as saver:
-            saver.start_soon(self._save_often, job, work)
-            async with open_nursery() as nursery:
-                for _ in range(min(self._parallel, max(1, work.unrecorded))):
-                    nursery.start_soon(self._publish_some, job, plan, work)
-            saver.cancel_scope.cancel()
+        if work.total - work.done <= 1:  # a small file, which a caller may wait for: tasks would take longer than it
+            await self._publish_some(job, plan, work)
+        else:
+            await self._publish_in_parallel(job, plan, work)
         if not job.finished:
             await self._save(job, work)
         if work.error is not None:
@@ -268,6 +268,14 @@ class CreateCheckpoint:
         if work.damaged:
             raise CorruptError(f"{len(work.damaged)} objects cannot be published: {'; '.join(work.damaged[:10])}")
         job.check_cancelled()
+
+    async def _publish_in_parallel(self, job: JobContext, plan: Plan, work: _Work) -> None:
+        async with open_nursery() as saver:
+            saver.start_soon(self._save_often, job, work)
+            async with open_nursery() as nursery:
+                for _ in range(min(self._parallel, max(1, work.unrecorded))):
+                    nursery.start_soon(self._publish_some, job, plan, work)
+            saver.cancel_scope.cancel()
 
     def _look(self, job: JobContext, plan: Plan) -> _Work:
         """What an earlier attempt left to do. Blobs of objects that are gone leave the total, not the count."""
@@ -288,7 +296,6 @@ class CreateCheckpoint:
         for row in work.todo:
             if work.error is not None or job.cancel_requested:
                 return
-            await trio.lowlevel.checkpoint()
             await self._foreground.let_pass(LET_PASS_S)
             try:
                 await self._publish_one(job, plan, work, row)
@@ -312,6 +319,7 @@ class CreateCheckpoint:
             announced=job.announced,
         )
         if not is_wanted():
+            await trio.lowlevel.checkpoint()
             return
         along = partial(self._with_last, job, plan, work)
         await self._publisher.publish(target, plan.checkpoint_id, job.name, work.tally, along)
@@ -332,7 +340,7 @@ class CreateCheckpoint:
             # Others may have failed, or be sealed anew: the rows tell.
             rows = (b.get(t.OBJECTS, key) for key in plan.objects)
             if not any(row is not None and row.state == ObjectState.SEALED for row in rows):
-                job.finish_along(b, work.done, work.total, partial(self._tell_end, job, plan, work))
+                job.finish_along(b, work.done, work.total, partial(self._measure, job))
 
         return end
 
@@ -383,12 +391,6 @@ class CreateCheckpoint:
             uploaded_bytes=tally.uploaded_bytes,
             duration_ms=int(tally.uploaded_s * 1000),
         )
-
-    def _tell_end(self, job: JobContext, plan: Plan, work: _Work) -> None:
-        """On the writer thread, after the commit that ended the job."""
-        self._tell_through(job, plan, work)
-        self._tell_cleaned_up(job, work)
-        self._measure(job)
 
     def _tell_through(self, job: JobContext, plan: Plan, work: _Work) -> None:
         work.tally.finish()

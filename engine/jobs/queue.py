@@ -10,7 +10,7 @@ Invariants
 - A RUNNING job has a lease. When it runs out, or the process that held it is gone (`recover`), the job is QUEUED again.
 - A job keeps its payload and its progress from one attempt to the next: attempts of a job do the same work.
 - FAILED jobs stay until they are retried or cancelled, or another job of the same token took their place; of the jobs
-  that are over otherwise the newest FINISHED_KEPT stay.
+  that are over otherwise the newest FINISHED_KEPT stay, and up to TRIM_EVERY more that ended along with their work.
 - Times in rows are the wall clock's. It may jump: a job whose time lies further ahead than any backoff or lease could
   put it is due at once.
 
@@ -33,6 +33,7 @@ from aof2.engine.manifest.format import ReasonCode
 
 LIVE: Final = frozenset((JobState.QUEUED, JobState.RUNNING))
 FINISHED_KEPT: Final = 64
+TRIM_EVERY: Final = 16
 BACKOFF_FIRST_MS: Final = 500
 BACKOFF_MAX_MS: Final = 60_000
 LEASE_MAX_MS: Final = 600_000
@@ -184,18 +185,25 @@ def progress(
 
 
 def finish(b: Batch, job_id: int) -> JobRow:
-    row = _put(b, _running(b, job_id), state=JobState.DONE, reason="", reason_code=0, lease_until_ms=0)
+    row = _finish(b, _running(b, job_id))
     _trim(b, row)
     return row
 
 
+def _finish(b: Batch, row: JobRow, **changes: object) -> JobRow:
+    return _put(b, row, state=JobState.DONE, reason="", reason_code=0, lease_until_ms=0, **changes)
+
+
 def finish_along(b: Batch, job_id: int, done: int, total: int) -> bool:
-    """`progress` and `finish` beside the last of the job's work; False for a job that is not to end like that."""
+    """`progress` and `finish` beside the last of the job's work; False for a job that is not to end like that. A caller
+    waits for that commit, and a look at all jobs that are kept takes as long as the rest of it: few commits have one.
+    """
     row = b.get(t.JOBS, job_id)
     if row is None or row.state != JobState.RUNNING or envelope(row).cancel_requested:
         return False
-    progress(b, job_id, done, total)
-    finish(b, job_id)
+    row = _finish(b, row, done=done, total=total)
+    if not job_id % TRIM_EVERY:
+        _trim(b, row)
     return True
 
 

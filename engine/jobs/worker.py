@@ -77,6 +77,8 @@ class JobContext:
         self.body = queue.envelope(row).body
         self.cancel_requested = False
         self.finished = False  # its end is in the commit that did the last of its work
+        self.scope = trio.CancelScope()  # of its executor
+        self.stopped_by: Exception | None = None  # its lease could not be renewed
         self._runner = runner
 
     def check_cancelled(self) -> None:
@@ -111,7 +113,8 @@ class JobContext:
         self._runner.changes.fire()
 
     def finish_along(self, b: Batch, done: int, total: int, on_finished: Callable[[], object]) -> None:
-        """Ends the job in the commit that does the last of its work. On the writer thread."""
+        """Ends the job in the commit that does the last of its work. On the writer thread, like `on_finished`: a caller
+        may wait for what that thread does next."""
 
         def finished() -> None:
             self.finished = True
@@ -258,6 +261,7 @@ class JobRunner:
         await self.recover()
         async with open_nursery() as self._nursery:
             try:
+                self._nursery.start_soon(self._keep_leases)
                 task_status.started()
                 await self._start_forever()
             finally:
@@ -377,17 +381,25 @@ class JobRunner:
         executor = self.executors.get(job.row.type)
         if executor is None:
             raise JobRefusedError(f"nobody here does jobs of type {job.row.type.name}")
-        async with open_nursery() as nursery:
-            nursery.start_soon(self._keep_lease, job)
+        with job.scope:
             await executor.run(job)
-            nursery.cancel_scope.cancel()
+        if job.scope.cancelled_caught and job.stopped_by is not None:
+            raise job.stopped_by
 
-    async def _keep_lease(self, job: JobContext) -> None:
-        work = partial(queue.renew, job_id=job.row.job_id, lease_ms=int(self._lease_s * 1000))
+    async def _keep_leases(self) -> None:
+        """Of all that run: a task a job would cost a short one as much as its work. An executor whose job is not its
+        own any more is stopped."""
         while True:
             await trio.sleep(self._lease_s / 3)
-            if not job.finished:
-                await job.commit(work)
+            for job in list(self._running.values()):
+                work = partial(queue.renew, job_id=job.row.job_id, lease_ms=int(self._lease_s * 1000))
+                try:
+                    if not job.finished:
+                        await job.commit(work)
+                except Exception as e:  # noqa: BLE001 (the job's own, raised where it runs)
+                    if not job.finished:
+                        job.stopped_by = e
+                        job.scope.cancel()
 
     async def _failed(self, job: JobContext, error: Exception) -> None:
         verdict = judge(error, job.row.type)

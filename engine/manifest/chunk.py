@@ -64,7 +64,7 @@ def is_bookkeeping(kind: int, segment_id: int, payload: bytes) -> bool:
 
 
 class ActiveChunk:
-    """The chunk at the end of the log. Made by `create` or `resume`, ended by `seal` or `abandon`."""
+    """The chunk at the end of the log. Made by `create` or `resume`, ended by `seal` and `cut`, or `abandon`."""
 
     def __init__(self, env: Env, directory: Path, fd: int, header: ChunkHeader, *, named: bool) -> None:
         self.env = env
@@ -215,7 +215,7 @@ class ActiveChunk:
             self._name_synced = True
 
     def seal(self, *, sync: bool) -> ChunkHeader:
-        """Ends the chunk: flag, fsync, cut to committed_len, read-only. The caller has committed."""
+        """Ends the chunk: nothing more is appended, and that is durable. `cut` follows. The caller has committed."""
         if self.tail != self.committed_len:
             raise ReadOnlyError(f"chunk {self.index} has uncommitted records: commit before sealing")
         # A sealed chunk is right or damaged, nothing in between: its bytes are durable before it says that it is one.
@@ -225,8 +225,13 @@ class ActiveChunk:
         self._write_header(int(ChunkFlag.SEALED))
         self.env.failpoint("manifest.seal.flagged")
         if sync:
-            self.env.files.fsync(self._fd)
+            self.env.files.fdatasync(self._fd)
         self.env.failpoint("manifest.seal.synced")
+        return self._header(int(ChunkFlag.SEALED))
+
+    def cut(self) -> None:
+        """Of a sealed chunk: to committed_len, read-only, let go of. After a crash before it, `resume` or a reader
+        takes what the header says."""
         self._map.close()
         try:
             self.env.files.truncate(self._fd, self.committed_len)
@@ -234,7 +239,6 @@ class ActiveChunk:
             self.env.failpoint("manifest.seal.cut")
         finally:
             self.env.files.close(self._fd)
-        return self._header(int(ChunkFlag.SEALED))
 
     def abandon(self) -> None:
         """Lets go of the file as it is: at close, or after a failed fsync. An unnamed chunk is removed."""

@@ -2,10 +2,12 @@
 
 Every attempt is in the log: UploadStarted, then UploadDone, or UploadFailed with its reason and another try. They are
 about the log itself, so they carry LOG_SEGMENT_ID and land in a later chunk than the one they speak of: history stays
-linear. Work that a crash cut short is in ManifestIndex.pending_uploads and pending_deletes.
+linear. Work that a crash cut short is in ManifestIndex.pending_uploads and pending_deletes. That chunks are done is
+said with the next ones that begin, or by `say_done`: a caller that waits for an upload waits for nothing of that.
 
 Invariants
-- A chunk is marked uploaded only after UploadDone is committed; a crash between repeats an idempotent put.
+- A chunk is marked uploaded only after UploadDone is committed; a crash between repeats an idempotent put, and so does
+  a power loss that takes both away. What is deleted for it waits until UploadDone is durable.
 - A superseded object is deleted only after the bundle is there and Tier2DeleteQueued is durable.
 - Reason 2 (authentication) ends the attempts of one call: keys and rights do not change within seconds. The caller
   comes again.
@@ -24,11 +26,19 @@ from typing import Final, Protocol
 
 import msgspec
 
+from aof2 import native
 from aof2.engine.env import Env
 from aof2.engine.errors import Aof2Error, CorruptError, ReadOnlyError, TransientError
 from aof2.engine.manifest.batch import RecordBatch
-from aof2.engine.manifest.chunk import as_uploaded, mark_uploaded
-from aof2.engine.manifest.format import LOG_SEGMENT_ID, LogPosition, ReasonCode, bundle_key, chunk_key
+from aof2.engine.manifest.chunk import FLAGS_AT, as_uploaded, mark_uploaded
+from aof2.engine.manifest.format import (
+    CHUNK_HEADER_LEN,
+    LOG_SEGMENT_ID,
+    ChunkHeader,
+    ReasonCode,
+    bundle_key,
+    chunk_key,
+)
 from aof2.engine.manifest.payloads import (
     Payload,
     SnapshotMarker,
@@ -66,7 +76,9 @@ class ManifestRemote(Protocol):
 
 
 # Appends records and commits them durably; the group commit's `commit_now`, or a writer's own.
-LogAppender = Callable[[RecordBatch], LogPosition]
+LogAppender = Callable[[RecordBatch], object]
+# Appends records that need not be durable; the answer is to wait for their commit.
+SoonAppender = Callable[[RecordBatch], Callable[[], object]]
 
 
 class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,15 +108,17 @@ class ChunkUploader:
         *,
         policy: RetryPolicy | None = None,
         sleep_s: Callable[[float], None] = time.sleep,
-        begin: Callable[[RecordBatch], object] | None = None,
+        soon: SoonAppender | None = None,
     ) -> None:
-        """`begin` takes records that need not be durable before what they announce is done; else `append` does."""
+        """`soon` takes what is said of chunks, which need not be durable: they tell by themselves where they are."""
         self.env = env
         self.stream_id = stream_id
         self.retries = 0
         self._remote = remote
         self._append = append
-        self._begin = begin or append
+        self._soon = soon or _at_once(append)
+        self._unsaid: list[tuple[SealedChunk, str]] = []  # there, and not in the log as such: with their etags
+        self._said: list[tuple[Callable[[], object], list[SealedChunk]]] = []  # commits of that, and what they allow
         self._policy = policy or RetryPolicy()
         self._sleep_s = sleep_s
 
@@ -118,38 +132,59 @@ class ChunkUploader:
         *,
         snapshot_id: int = 0,
         on_put: Callable[[SealedChunk], object] = lambda _: None,
-        on_uploaded: Callable[[SealedChunk], object] = lambda _: None,
     ) -> list[str]:
-        """Puts the chunks in their order; their etags. They share the commits that say so, which may be slow to come.
+        """`put_all`, and the log says of those that are there that they are."""
+        try:
+            etags = self.put_all(chunks, snapshot_id=snapshot_id, on_put=on_put)
+        except ReadOnlyError:
+            raise  # not ours to write any more, neither there nor here
+        except Aof2Error:
+            self.say_done()
+            raise
+        self.say_done()
+        return etags
 
-        What fails stops the ones after it; those before it are uploaded, and `on_uploaded` was told. A damaged one that
-        is not the first is left for the next call, with those after it.
+    def put_all(
+        self, chunks: Sequence[SealedChunk], *, snapshot_id: int, on_put: Callable[[SealedChunk], object]
+    ) -> list[str]:
+        """Puts the chunks in their order; their etags. They share the commits about them, which may be slow to come.
+
+        What fails stops the ones after it; those before it are there, and `on_put` was told. A damaged one that is not
+        the first is left for the next call, with those after it.
         """
         bodies = self._bodies(chunks)
         chunks = chunks[: len(bodies)]
-        started = [(UploadStarted(self._key(sealed)), sealed.header.chunk_index) for sealed in chunks]
-        self._log_about(started, self._begin)
+        self._say(chunks)
         etags: list[str] = []
-        error: Aof2Error | None = None
         for sealed, body in zip(chunks, bodies, strict=True):
-            try:
-                etags.append(self._put(sealed, body, snapshot_id))
-            except ReadOnlyError:
-                raise  # not ours to write any more, neither there nor here
-            except Aof2Error as e:
-                error = e
-                break
+            etag = self._put(sealed, body, snapshot_id)
+            self._unsaid.append((sealed, etag))
+            etags.append(etag)
             self.env.failpoint("manifest.upload.put")
             on_put(sealed)
-        done = list(zip(chunks, etags, strict=False))
-        self._log_about([(UploadDone(self._key(sealed), etag), sealed.header.chunk_index) for sealed, etag in done])
-        self.env.failpoint("manifest.upload.logged")
-        for sealed, _ in done:
-            mark_uploaded(self.env, sealed.path)
-            on_uploaded(sealed)
-        if error is not None:
-            raise error
         return etags
+
+    @property
+    def has_unsaid(self) -> bool:
+        return bool(self._unsaid)
+
+    def say_done(self) -> None:
+        """What is uploaded is in the log as such, and marked."""
+        self._say(())
+        said, self._said = self._said, []
+        for committed, chunks in said:
+            committed()
+            self.env.failpoint("manifest.upload.logged")
+            for sealed in chunks:
+                mark_uploaded(self.env, sealed.path, sync=False)
+
+    def _say(self, begin: Sequence[SealedChunk]) -> None:
+        """That uploads are done, and that these begin."""
+        done, self._unsaid = self._unsaid, []
+        records: list[tuple[Payload, int]] = [(UploadDone(self._key(s), e), s.header.chunk_index) for s, e in done]
+        records += [(UploadStarted(self._key(s)), s.header.chunk_index) for s in begin]
+        if records:
+            self._said.append((self._soon(_about(records)), [sealed for sealed, _ in done]))
 
     def _key(self, sealed: SealedChunk) -> str:
         return chunk_key(self.stream_id, sealed.header.chunk_index)
@@ -167,10 +202,12 @@ class ChunkUploader:
 
     @staticmethod
     def _body_of(sealed: SealedChunk) -> bytes:
-        data = read_file(sealed.path)
+        data = read_file(sealed.path, length=sealed.header.committed_len)  # it may not be cut to it yet
         # What leaves this machine is checked once more: a chunk damaged on disk must not become the good copy.
+        if _is_as_sealed(data, sealed.header):
+            return as_uploaded(data)
         parse_chunk(data, path=str(sealed.path), last=False, expect_index=sealed.header.chunk_index)
-        return as_uploaded(data[: sealed.header.committed_len])
+        return as_uploaded(data)
 
     def _put(self, sealed: SealedChunk, body: bytes, snapshot_id: int) -> str:
         metadata = {
@@ -229,13 +266,26 @@ class ChunkUploader:
         self._log_all([payload], chunk_index)
 
     def _log_all(self, records: Sequence[Payload], chunk_index: int) -> None:
-        self._log_about([(payload, chunk_index) for payload in records])
+        if records:
+            self._append(_about([(payload, chunk_index) for payload in records]))
 
-    def _log_about(
-        self, records: Sequence[tuple[Payload, int]], append: Callable[[RecordBatch], object] | None = None
-    ) -> None:
-        batch = RecordBatch()
-        for payload, chunk_index in records:
-            batch.add(payload, segment_id=LOG_SEGMENT_ID, logical_offset=chunk_index)
-        if batch:
-            (append or self._append)(batch)
+
+def _about(records: Sequence[tuple[Payload, int]]) -> RecordBatch:
+    batch = RecordBatch()
+    for payload, chunk_index in records:
+        batch.add(payload, segment_id=LOG_SEGMENT_ID, logical_offset=chunk_index)
+    return batch
+
+
+def _at_once(append: LogAppender) -> SoonAppender:
+    def soon(batch: RecordBatch) -> Callable[[], object]:
+        append(batch)
+        return lambda: None
+
+    return soon
+
+
+def _is_as_sealed(data: bytes, header: ChunkHeader) -> bool:
+    """Whether these are the bytes whose checksum was taken when they were sealed."""
+    with memoryview(data) as whole, whole[CHUNK_HEADER_LEN:] as records:
+        return data[:FLAGS_AT] == header.pack()[:FLAGS_AT] and native.crc64(records) == header.chunk_crc64

@@ -21,7 +21,7 @@ import errno
 import fcntl
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
@@ -255,8 +255,9 @@ class ManifestLogWriter:
         now_ms = self.env.now_ms()
         return 0.0 if now_ms < chunk.last_commit_ms else max(0, due_ms - now_ms) / 1000
 
-    def rotate(self) -> SealedChunk | None:
-        """Commits, seals the active chunk and gives it out for upload; None when there is nothing to seal."""
+    def rotate(self, on_sealed: Callable[[SealedChunk], object] = lambda _: None) -> SealedChunk | None:
+        """Commits, seals the active chunk and gives it out for upload; None when there is nothing to seal. `on_sealed`
+        is told as soon as that is durable: who waits for the upload need not wait for the file to be cut."""
         chunk = self._chunk
         if chunk is None or chunk.count == 0:
             return None
@@ -269,8 +270,12 @@ class ManifestLogWriter:
         self._chunk = None
         self._counted = 0
         self._next = LogPosition(chunk.index + 1, CHUNK_HEADER_LEN, chunk.base_record + chunk.count)
+        sealed = SealedChunk(self.directory / chunk_name(chunk.index), header, chunk.count)
+        on_sealed(sealed)
+        with self._fatal():
+            chunk.cut()
         self.env.failpoint("manifest.rotate.sealed")
-        return SealedChunk(self.directory / chunk_name(chunk.index), header, chunk.count)
+        return sealed
 
     def close(self) -> None:
         """Commits and syncs what was appended, and lets go. The active chunk stays open for the next writer."""

@@ -28,6 +28,7 @@ KEY_BYTES_MAX: Final = 900
 """S3 allows 1,024 with the URL's prefix."""
 _U64_MAX: Final = (1 << 64) - 1
 _TENANT: Final = re.compile(r"[a-z0-9_-]{1,64}")
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 _PLACE: Final = r"(?P<tenant>[a-z0-9_-]{1,64})"
 _HASH: Final = r"(?P<hash>[0-9a-f]{64})"
 
@@ -175,7 +176,7 @@ def check_key(key: str) -> str:
     problem = ""
     if not key:
         problem = "it is empty"
-    elif any(ord(c) < 0x20 or ord(c) == 0x7F or 0xD800 <= ord(c) <= 0xDFFF for c in key):
+    elif _CONTROL.search(key):
         problem = "it has control characters"
     elif "\\" in key:
         problem = "it has a backslash, which some servers take for a slash"

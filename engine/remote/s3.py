@@ -70,7 +70,7 @@ from aof2.native import crc64 as crc64_of_bytes
 
 MULTIPART_BYTES: Final = 16 << 20
 LOOK_FIRST_BYTES: Final = 256 << 10
-CONDITIONS: Final = {"IfNoneMatch": "If-None-Match", "IfMatch": "If-Match"}
+CONDITIONS: Final = {"IfNoneMatch": "if-none-match", "IfMatch": "if-match"}
 WRITE_WINDOW: Final = 4
 DELETE_BATCH: Final = 1000
 

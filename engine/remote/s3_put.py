@@ -1,6 +1,6 @@
 """PUTs of small objects with nothing between them and the socket: what a waiter of one small file waits for, twice.
 
-The SDK spends as long on a request as a server nearby does. Here one is signed by the SDK's signer and sent over a kept
+The SDK spends as long on a request as a server nearby does. Here one is signed by `s3_sign` and sent over a kept
 connection of `s3_wire`, headers and body at once. The server is told the crc64, and the SHA-256 of the payload is
 signed, so it stores these bytes or none.
 
@@ -16,14 +16,13 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from typing import Final
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from botocore import exceptions as sdk
-from botocore.auth import S3SigV4Auth
-from botocore.awsrequest import AWSRequest
 
 from aof2.engine.remote.resilience import Deadline
-from aof2.engine.remote.s3_url import SERVICE, UrlSigner
+from aof2.engine.remote.s3_sign import signed_headers
+from aof2.engine.remote.s3_url import UrlSigner
 from aof2.engine.remote.s3_wire import REFUSALS_MAX, Head, Wire
 
 QUICK_BYTES_MAX: Final = 1 << 20
@@ -48,17 +47,16 @@ class QuickPut:
         return self._refusals >= REFUSALS_MAX and time.monotonic() - self._refused_s < REFUSED_FOR_S
 
     def put(self, name: str, body: bytes, headers: Mapping[str, str], deadline: Deadline) -> str | None:
-        """The etag of what is there now; None when the SDK should be asked."""
+        """The etag of what is there now; None when the SDK should be asked. Names of headers are in lower case."""
         if len(body) > QUICK_BYTES_MAX or not self._wire.usable or self._is_of_no_use():
             return None
         place = self._signer.place()
         if place is None:
             return None
-        url = place.base + quote(name, safe="/~")
-        request = AWSRequest("PUT", url, headers=dict(headers), data=body)
-        S3SigV4Auth(place.keys, SERVICE, place.region).add_auth(request)
+        parts = urlsplit(place.base + quote(name, safe="/~"))
+        signed = signed_headers(place, "PUT", parts.netloc, parts.path, headers, body, time.time())
         try:
-            answer = self._wire.put(url, request.headers.items(), body, deadline)
+            answer = self._wire.put(parts, signed, body, deadline)
         except TimeoutError:
             deadline.check(f"put of {name}")
             raise

@@ -24,10 +24,10 @@ import socket
 import ssl
 import threading
 import urllib.request
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final, NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import trio
 from botocore import exceptions as sdk
@@ -222,15 +222,14 @@ class Wire:
         return place, request.encode("ascii")
 
     def put(
-        self, url: str, headers: Iterable[tuple[str, str]], body: bytes, deadline: Deadline
+        self, url: SplitResult, headers: Mapping[str, str], body: bytes, deadline: Deadline
     ) -> tuple[Head, str] | None:
         """Sends a signed PUT; its answer's head and S3's error code, or None where this way is of no use."""
-        parts = urlsplit(url)
-        place = (parts.scheme, parts.netloc)
-        if self._behind_proxy(parts.scheme, parts.hostname or ""):
+        place = (url.scheme, url.netloc)
+        if self._behind_proxy(url.scheme, url.hostname or ""):
             return None
-        lines = [f"PUT {parts.path} HTTP/1.1", f"Host: {parts.netloc}", f"Content-Length: {len(body)}"]
-        lines += [f"{name}: {value}" for name, value in headers]
+        lines = [f"PUT {url.path} HTTP/1.1", f"Host: {url.netloc}", f"Content-Length: {len(body)}"]
+        lines += [f"{name}: {value}" for name, value in headers.items()]
         try:
             request = "\r\n".join([*lines, "", ""]).encode("ascii") + body
             sock, answer = self._ask(place, request, deadline)

@@ -17,6 +17,7 @@ Owner: shared by all threads; make it after the fork. A crash leaves whole objec
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, Protocol
 
@@ -31,6 +32,8 @@ SHA256_META: Final = "aof2-sha256"
 """Kept beside the caller's metadata: the checksum is known whatever the server supports."""
 META_BYTES_MAX: Final = 2048
 RATE_MIN_BYTES_PER_S: Final = 1 << 20
+_META_NAME: Final = re.compile(r"[A-Za-z0-9_-]+")
+_META_VALUE: Final = re.compile(r"[ -~]*")
 
 
 class BlobInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,9 +118,9 @@ def check_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
     """Names as S3 gives them back (lowercase); ValueError for what a header cannot carry."""
     out: dict[str, str] = {}
     for name, value in (metadata or {}).items():
-        if not name or not all(c.isascii() and (c.isalnum() or c in "-_") for c in name):
+        if not _META_NAME.fullmatch(name):
             raise ValueError(f"metadata name {name!r}: letters, digits, - and _ only")
-        if not all(0x20 <= ord(c) < 0x7F for c in value) or value != value.strip():
+        if not _META_VALUE.fullmatch(value) or value != value.strip():
             raise ValueError(f"metadata {name}: printable ASCII only")
         out[name.lower()] = value
     for reserved in (CRC64_META, SHA256_META):

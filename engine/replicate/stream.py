@@ -231,7 +231,7 @@ class StreamUploads:
         self._taken_ids: set[int] = set()
         # One attempt a call: waiting is the component's, and a remote that is away must not fill the log.
         self._uploader = ChunkUploader(
-            env, stream_id, self._remote, self._append, policy=RetryPolicy(attempts=1), begin=self._append_soon
+            env, stream_id, self._remote, self._append, policy=RetryPolicy(attempts=1), soon=self._append_soon
         )
 
     @property
@@ -256,6 +256,13 @@ class StreamUploads:
 
     def note_snapshot(self) -> None:
         self._upkeep_due = True
+
+    @property
+    def is_due(self) -> bool:
+        """Whether a step has anything to do: most are asked for by an event about what the last one did."""
+        work = self._resume or self._rescan or self._expected or bool(self._told) or bool(self._backlog)
+        later = self._upkeep_due or self._uploader.has_unsaid
+        return work or (later and not self._is_wanted())
 
     def step(self) -> bool:
         """Some uploads, or the upkeep after them; False when there is nothing left to do."""
@@ -287,9 +294,13 @@ class StreamUploads:
             before = self.uploads
             self._upload(self._next_batch())
             if self.uploads // UPKEEP_EVERY > before // UPKEEP_EVERY:
+                self._uploader.say_done()
                 self._upkeep()
             return True
-        if self._upkeep_due and not self._is_wanted():
+        if self._is_wanted():
+            return False
+        self._uploader.say_done()
+        if self._upkeep_due:
             self._upkeep_due = False
             try:
                 return self._upkeep()
@@ -319,8 +330,9 @@ class StreamUploads:
         is_uploaded = log_state(self._catalog, self.stream_id).is_uploaded(self.stream_id)
         self.local_bytes = chunk_bytes(self.directory)
         for chunk, header in chunk_headers(self.directory):
-            if not header.sealed or chunk.path.stat().st_size != header.committed_len:
-                continue  # still written, or being sealed this moment: its event follows when it is cut to its length
+            is_cut = chunk.path.stat().st_size == header.committed_len
+            if not header.sealed or not (is_cut or header.chunk_index <= self._told_last):
+                continue  # still written, or being sealed this moment: its event follows when that is durable
             if is_uploaded(header.chunk_index):
                 if not header.uploaded:
                     mark_uploaded(self.env, chunk.path)
@@ -343,7 +355,7 @@ class StreamUploads:
         return batch
 
     def _upload(self, batch: Sequence[SealedChunk]) -> None:
-        self._uploader.upload_all(batch, snapshot_id=self._marker_id(), on_put=self._on_put, on_uploaded=self._uploaded)
+        self._uploader.put_all(batch, snapshot_id=self._marker_id(), on_put=self._is_there)
 
     def _marker_id(self) -> int:
         """The newest snapshot that the log speaks of."""
@@ -351,9 +363,10 @@ class StreamUploads:
             last = view.raw("segments", t.STREAM.pack(self.stream_id) + t.SEGMENT_LAST_SNAPSHOT)
         return 0 if last is None else msgspec.msgpack.decode(last, type=tuple[int, int, int])[0]
 
-    def _uploaded(self, _: SealedChunk) -> None:
+    def _is_there(self, chunk: SealedChunk) -> None:
         self._backlog.popleft()
         self.uploads += 1
+        self._on_put(chunk)
 
     def reput_chunk(self, index: int) -> None:
         """Puts a chunk that is here once more: its object is gone from the remote."""
@@ -372,6 +385,7 @@ class StreamUploads:
         newest = taken[-1]
         self._upload_snapshot_if_due(newest)
         self._prune_snapshots()
+        self._writer.flush()  # that what is deleted here was uploaded is in the log for good
         with contextlib.suppress(FileNotFoundError):  # somebody else's retention was quicker: the next one goes on
             snapshots.retain(self.env, self._catalog, self.directory, self.stream_id, newest.position)
         self.local_bytes = chunk_bytes(self.directory)
@@ -478,15 +492,11 @@ class StreamUploads:
             batch.add(payload, segment_id=LOG_SEGMENT_ID, logical_offset=chunk_index)
         self._append(batch)
 
-    def _append_soon(self, batch: RecordBatch) -> None:
-        """Says that something begins: in order, and not waited for."""
-        self._writer.submit(self.stream_id, partial(_extend, batch=batch))
+    def _append_soon(self, batch: RecordBatch) -> Callable[[], object]:
+        return self._writer.submit(self.stream_id, partial(_extend, batch=batch)).result
 
-    def _append(self, batch: RecordBatch) -> LogPosition:
+    def _append(self, batch: RecordBatch) -> None:
         append_records(self._writer, self.stream_id, batch)
-        with self._catalog.view() as view:
-            position = view.position(self.stream_id)
-        return position or LogPosition(0, CHUNK_HEADER_LEN, 0)
 
 
 def append_records(writer: CatalogWriter, stream_id: int, batch: RecordBatch) -> None:

@@ -373,8 +373,10 @@ class LogReplicator:
             if stream.stream_id not in self.reports:
                 report = await self._attempts(partial(self._reconcile, uploads), what)
                 self.reports[stream.stream_id] = report
-            while await self._attempts(uploads.step, what, prepare=partial(self._seal_wanted, stream)):
-                pass
+            prepare = partial(self._seal_wanted, stream)
+            prepare()
+            while uploads.is_due and await self._attempts(uploads.step, what, prepare=prepare):
+                prepare()
             if stream.resting or (self._is_wanted(stream.stream_id) and stream.asked_below):
                 return  # sealed any moment: what a waiter waits for goes first
             if stream.audit is not None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final, NamedTuple, Protocol
@@ -273,13 +274,19 @@ class Flights:
         return True
 
     async def _receive(self, handle: ObjectHandle, run: _Run, said: Said, *, urgent: bool) -> None:
-        """Blocks of a plain blob from the connection into the file; each is told as it lands.
+        """Blocks of a plain blob from the connection into the file; each is told as it lands, and all that landed are
+        before anything is made of how the fetch ended: what is not told is cleared away.
 
         Bytes can be damaged on the way: they are asked for once more before the remote copy is called damaged.
         """
         token = trio.lowlevel.current_trio_token()
         base = run.chunk * handle.blocks_per_chunk
         kept_back = range(0)  # blocks the disk was not told of yet
+        came: deque[tuple[int, int]] = deque()  # (first block, count) that landed and were not told
+
+        def tell() -> None:
+            while came:
+                self._landed(handle, *came.popleft())
 
         def landed(index: int, count: int) -> None:
             nonlocal kept_back
@@ -289,7 +296,8 @@ class Flights:
             if self._written(handle, kept_back.start * self._block_bytes, size):
                 kept_back = range(0)
             self._hot.env.failpoint("hydrate.written")
-            token.run_sync_soon(self._landed, handle, block, count)
+            came.append((block, count))
+            token.run_sync_soon(tell)  # which may come after the thread's answer, and then has nothing to tell
 
         async def from_blob(blob: BlobRow) -> int:
             for attempt in range(1, ATTEMPTS + 1):
@@ -297,11 +305,15 @@ class Flights:
                 place = Place(self._hot.env.files, handle.fd, rest.first * self._block_bytes)
                 try:
                     work = partial(self._fetcher.receive, chunk, blob, rest.first - base, rest.length, place, landed)
-                    return await trio.to_thread.run_sync(work, limiter=self.urgent if urgent else self._limiter)
+                    size = await trio.to_thread.run_sync(work, limiter=self.urgent if urgent else self._limiter)
                 except BaseException as e:
+                    tell()
                     self._clear_away(handle, run)
                     if not isinstance(e, CorruptError) or attempt == ATTEMPTS:
                         raise
+                else:
+                    tell()
+                    return size
             raise AssertionError("unreachable: the last attempt returns or raises")
 
         chunk = handle.chunks[run.chunk]

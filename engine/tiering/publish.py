@@ -180,9 +180,12 @@ class Publisher:
             tally.blob_done(chunk.chunk_id)
 
         try:
-            async with open_nursery() as nursery:
-                for i, chunk in enumerate(chunks):
-                    nursery.start_soon(one, i, chunk)
+            if len(chunks) == 1:
+                await one(0, chunks[0])
+            else:
+                async with open_nursery() as nursery:
+                    for i, chunk in enumerate(chunks):
+                        nursery.start_soon(one, i, chunk)
         finally:
             if scratch.exists():  # small blobs are staged in memory
                 await trio.to_thread.run_sync(partial(shutil.rmtree, scratch, ignore_errors=True))
@@ -198,7 +201,8 @@ class Publisher:
             if along is not None:
                 along(b)
 
-        await result_of(self.writer.submit(target.stream_id, work, sync=True))
+        with trio.CancelScope(shield=True):  # what the commit says is told, also where the runner is being stopped
+            await result_of(self.writer.submit(target.stream_id, work, sync=True))
         self.hot.env.failpoint("publish.recorded")
 
     async def put_part(

@@ -98,6 +98,17 @@ async def uploaded(volume: Volume, wanted: dict[Key, int], tell: Tell, *, hint: 
         return await _until_uploaded(volume, wanted, tell, hint)
 
 
+def later(tell: Tell) -> Tell:
+    """`tell`, of what takes longer than a moment: before that, a line costs more than it says."""
+    from_s = trio.current_time() + LOOK_EVERY_S
+
+    async def tell_later(progress: Progress) -> None:
+        if trio.current_time() >= from_s:
+            await tell(progress)
+
+    return tell_later
+
+
 async def _until_uploaded(volume: Volume, wanted: dict[Key, int], tell: Tell, hint: str) -> Uploaded:
     total, files = sum(wanted.values()), len(wanted)
     left = deque(wanted.items())

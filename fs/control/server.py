@@ -165,7 +165,7 @@ class _Talk:
                     data = data[await self._client.send(data[: 1 << 20]) :]
 
     async def progress(self, progress: Progress) -> None:
-        """Tells how far it is; more often than anybody looks is left out."""
+        """Tells how far it is; more often than a user looks is left out."""
         now_s = trio.current_time()
         if now_s >= self._next_progress_s:
             self._next_progress_s = now_s + PROGRESS_EVERY_S
@@ -176,19 +176,17 @@ class _Talk:
         """Cancels the block when the client closes its end; tells it meanwhile that somebody is there."""
         async with open_nursery() as nursery:
             nursery.start_soon(self._until_gone, nursery.cancel_scope)
-            nursery.start_soon(self._alive)
             yield
             nursery.cancel_scope.cancel()
 
-    async def _alive(self) -> None:
-        while True:
-            await trio.sleep(ALIVE_EVERY_S)
-            await self.say({"alive": True})
-
     async def _until_gone(self, scope: trio.CancelScope) -> None:
         with contextlib.suppress(OSError):
-            while await self._client.recv(4096):
-                pass  # one request a connection
+            more = b"one request a connection: what else comes is passed over"
+            while more:
+                with trio.move_on_after(ALIVE_EVERY_S) as waiting:
+                    more = await self._client.recv(4096)
+                if waiting.cancelled_caught:
+                    await self.say({"alive": True})
         scope.cancel()
 
 

@@ -117,7 +117,8 @@ async def wait(mounted: Mounted, args: Paths, tell: Tell) -> Uploaded:
     while inos:
         await Closing(mounted).closed(inos)
         await mounted.kinds.seal(inos, begin=True)
-        some = await durable.upload(mounted.volume, tenants, tell, inos=inos, log=False)
+        await trio.lowlevel.checkpoint()  # the uploads that began with it are sent off first
+        some = await durable.upload(mounted.volume, tenants, durable.later(tell), inos=inos, log=False)
         done = Uploaded(done.files + some.files, done.bytes + some.bytes)
         left = await walk.not_uploaded(mounted, places) & inos
         # Thousands of files that were just closed take longer than a moment: as long as there are fewer, that goes on.

@@ -157,7 +157,7 @@ def test_chunks_that_go_up_together_share_their_commits(tmp_path: Path) -> None:
     chunks = [log.seal(i) for i in range(3)]
     before = log.writer.fsyncs
     told: list[int] = []
-    log.uploader.upload_all(chunks, on_uploaded=lambda sealed: told.append(sealed.header.chunk_index))
+    log.uploader.upload_all(chunks, on_put=lambda sealed: told.append(sealed.header.chunk_index))
     assert log.writer.fsyncs - before == 2
     assert kinds(tmp_path) == [(3, "UploadStarted")] * 3 + [(3, "UploadDone")] * 3
     assert list(log.bucket.objects) == [f"manifest/7/{i}.mlog" for i in range(3)]
@@ -178,7 +178,7 @@ def test_of_chunks_that_go_up_together_one_fails(tmp_path: Path) -> None:
     log.bucket.put = put  # type: ignore[method-assign]
     told: list[int] = []
     with pytest.raises(UploadGaveUpError):
-        log.uploader.upload_all(chunks, on_uploaded=lambda sealed: told.append(sealed.header.chunk_index))
+        log.uploader.upload_all(chunks, on_put=lambda sealed: told.append(sealed.header.chunk_index))
     assert (told, list(log.bucket.objects)) == ([0], ["manifest/7/0.mlog"])
     assert [h.uploaded for h in retention.read_headers(tmp_path)[:3]] == [True, False, False]
     index = replay(tmp_path)

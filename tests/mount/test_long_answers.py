@@ -1,145 +1,59 @@
-"""Answers that are in the daemon's memory only and too long for the FUSE socket: right bytes, handed over another way.
-
-Each test looks at the count of what was handed over, so that it fails when bytes go through the socket.
-"""
+"""No READ is answered by a message that the kernel may have no room for: the one way out of the daemon."""
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import os
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import pyfuse3
 import pytest
+import trio
 
-from tests.support.mount import MountedVolume, mounted_volume
+from aof2.engine.foreground import Foreground
+from aof2.fs.channel_wire import HELD
+from aof2.fs.ops import LONG_ANSWER, Operations
 
-MIB = 1 << 20
-KIB = 1 << 10
-SIZE = 8 * MIB + 4097
-SMALL_CACHE = {"hot_bytes": "64MiB", "page_cache_bytes": "16MiB"}
-COUNTED = {"default": {"kind": "files", "write_mode": "budget"}}  # what is being written takes its room at once
-
-
-def handed_over(volume: MountedVolume) -> int:
-    return int(volume.ask("status")["mount"]["handed_over"])
+CONTIGUOUS_FREE_BYTES = 80 << 10  # past it, a message takes pages in a row
 
 
-def cold(volume: MountedVolume, name: str) -> tuple[Path, bytes]:
-    """A file of which nothing is on this disk."""
-    path, data = volume.path / name, os.urandom(SIZE)
-    path.write_bytes(data)
-    volume.done("wait", path)
-    volume.evict(path)
-    return path, data
+class Kernel:
+    """Takes what is handed over."""
+
+    def __init__(self) -> None:
+        self.taken: list[tuple[int, int, bytes]] = []
+
+    def hand_over(self, fh: int, offset: int, data: bytes) -> int:
+        self.taken.append((fh, offset, data))
+        return HELD + len(self.taken)
 
 
-def chunks(fd: int, size: int = MIB) -> bytes:
-    """In reads of a megabyte, without read-ahead."""
-    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
-    parts = []
-    while part := os.pread(fd, size, sum(map(len, parts))):
-        parts.append(part)
-    return b"".join(parts)
+def operations(kernel: Kernel) -> Any:
+    """With one kind, whose every handle has the bytes that are asked for in memory alone."""
+
+    async def read(offset: int, size: int) -> bytes:
+        return bytes([offset % 251]) * size
+
+    async def handle(_: int) -> SimpleNamespace:
+        return SimpleNamespace(read=read)
+
+    kinds = SimpleNamespace(handle=handle, folded=None)
+    volume = SimpleNamespace(foreground=Foreground())
+    return Operations(volume, kernel, SimpleNamespace(kinds=kinds))  # type: ignore[arg-type]
 
 
-@contextlib.contextmanager
-def no_room(volume: MountedVolume) -> Iterator[None]:
-    """The disk's limit is taken by what must stay: a pinned file, and one that is being written."""
-    pinned = volume.path / "pinned"
-    pinned.write_bytes(os.urandom(57 * MIB))
-    volume.done("wait", pinned)
-    volume.done("pin", pinned)
-    with open(volume.path / "written", "wb", buffering=0) as f:
-        f.write(os.urandom(7 * MIB - 32 * KIB))
-        yield
+def test_what_the_socket_may_lose_goes_around_it() -> None:
+    assert LONG_ANSWER + 4096 < CONTIGUOUS_FREE_BYTES
+    kernel = Kernel()
+    ops = operations(kernel)
 
+    async def main() -> None:
+        for size in (0, 1, LONG_ANSWER):
+            assert await ops.read(7, 5, size) == b"\5" * size
+        assert kernel.taken == []
+        for size in (LONG_ANSWER + 1, 1 << 20):
+            with pytest.raises(pyfuse3.FUSEError) as answer:
+                await ops.read(7, 5, size)
+            assert answer.value.errno == HELD + len(kernel.taken)
+            assert kernel.taken[-1] == (7, 5, b"\5" * size)
 
-@pytest.mark.parametrize("options", [(), ("nopassthrough",)])
-def test_blocks_that_find_no_room_on_disk(tmp_path: Path, options: tuple[str, ...]) -> None:
-    with mounted_volume(tmp_path, options=options, tenants=COUNTED, cache=SMALL_CACHE) as volume:
-        path, data = cold(volume, "f")
-        with no_room(volume):
-            before = handed_over(volume)
-            with open(path, "rb", buffering=0) as f:
-                assert chunks(f.fileno()) == data
-            assert handed_over(volume) - before >= SIZE // MIB
-            with ThreadPoolExecutor(16) as readers:
-                assert set(readers.map(lambda _: path.read_bytes(), range(32))) == {data}
-        assert path.read_bytes() == data
-        assert not volume.complaints()
-
-
-def test_a_partly_fetched_file_that_is_being_written(tmp_path: Path) -> None:
-    with mounted_volume(tmp_path) as volume:
-        path, data = cold(volume, "f")
-        with open(path, "r+b", buffering=0) as f:
-            before = handed_over(volume)
-            os.pwrite(f.fileno(), b"written", 3 * MIB + 5)
-            wanted = data[: 3 * MIB + 5] + b"written" + data[3 * MIB + 12 :]
-            assert chunks(f.fileno()) == wanted
-            assert handed_over(volume) > before
-        volume.done("wait", path)
-        volume.evict(path)
-        assert path.read_bytes() == wanted
-        assert not volume.complaints()
-
-
-def test_a_partly_fetched_file_that_finds_no_room(tmp_path: Path) -> None:
-    with mounted_volume(tmp_path, tenants=COUNTED, cache=SMALL_CACHE) as volume:
-        path, data = cold(volume, "f")
-        with open(path, "r+b", buffering=0) as f:
-            os.pwrite(f.fileno(), b"written", 3 * MIB + 5)
-            wanted = data[: 3 * MIB + 5] + b"written" + data[3 * MIB + 12 :]
-            with no_room(volume):
-                before = handed_over(volume)
-                assert chunks(f.fileno()) == wanted
-                assert handed_over(volume) - before >= SIZE // MIB - 1
-        assert not volume.complaints()
-
-
-def test_views(tmp_path: Path) -> None:
-    with mounted_volume(tmp_path) as volume:
-        for i in range(300):
-            (volume.path / f"f{i}").write_bytes(b"%d" % i)
-        volume.done("wait", volume.path)
-        view = volume.mountpoint / ".aof2" / "manifest" / "default.jsonl"
-        before = handed_over(volume)
-        with open(view, "rb", buffering=0) as f:
-            long = os.pread(f.fileno(), MIB, 0)
-            assert handed_over(volume) == before + 1
-            assert len(long) > 64 * KIB
-            short = [os.pread(f.fileno(), 4 * KIB, at) for at in range(0, len(long), 4 * KIB)]
-            assert b"".join(short)[: len(long)] == long
-            assert handed_over(volume) == before + 1
-
-
-def test_long_listings_come_in_pieces(tmp_path: Path) -> None:
-    """A kernel from 6.16 on asks for as much of a directory as its caller has room for, up to a megabyte."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    with mounted_volume(tmp_path) as volume:
-        folder = volume.path / "folder"
-        folder.mkdir()
-        names = {f"{i:04d}" + "x" * 200 for i in range(2000)}
-        for name in names:
-            (folder / name).touch()
-        room = ctypes.create_string_buffer(4 * MIB)
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        seen: list[str] = []
-        lengths: list[int] = []
-        try:
-            while (n := libc.syscall(217, fd, room, ctypes.c_size_t(len(room)))) > 0:  # getdents64
-                lengths.append(n)
-                at = 0
-                while at < n:
-                    length = int.from_bytes(room.raw[at + 16 : at + 18], "little")
-                    seen.append(room.raw[at + 19 : at + length].split(b"\0")[0].decode())
-                    at += length
-        finally:
-            os.close(fd)
-        assert n == 0
-        assert len(seen) == len(set(seen))
-        assert set(seen) == names | {".", ".."}
-        assert max(lengths) < 64 * KIB
+    trio.run(main)

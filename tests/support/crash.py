@@ -93,6 +93,9 @@ class ShadowFiles(Files):
         temp.write_bytes(data)
         temp.rename(self.shadow / f"durable-{ino}")
 
+    def fdatasync(self, fd: int) -> None:
+        self.fsync(fd)
+
     def fsync_dir(self, path: Path) -> None:
         super().fsync_dir(path)
         if self._outside(path):
