@@ -50,6 +50,7 @@ from aof2.engine.local.handles import HandleTable, Key, ObjectHandle
 from aof2.engine.local.hot import HotCache
 from aof2.engine.local.sparse import counted_bytes
 from aof2.engine.local.warm import WarmStore
+from aof2.engine.locks import Rank, task_lock
 from aof2.engine.manifest.writer import SealedChunk
 from aof2.engine.observe.http import MetricsServer
 from aof2.engine.observe.metrics import StorageMetrics
@@ -173,6 +174,7 @@ class Volume:
             min_free=cache.min_free,
             disk=partial(disk_space, state_dir),
             on_exhausted=self.metrics.storage_quota_exhausted_total.inc,
+            on_over=lambda: self.evictor.over(),
         )
         self.handles = HandleTable()
         self.foreground = Foreground()
@@ -209,6 +211,7 @@ class Volume:
             block_bytes=engine.block_bytes,
             warm=self.warm,
             keeps_warm=lambda name: settings.tenants[name].compression != "none" if name in settings.tenants else False,
+            restorable=self._is_restorable,
         )
         self.hydrator = Hydrator(
             self.catalog,
@@ -302,7 +305,7 @@ class Volume:
         self._tenants: dict[int, TenantRow] = {}
         self._snapshots_wanted: dict[int, None] = {}
         self._snapshot_wake = trio.Event()
-        self._snapshotting = trio.Lock()
+        self._snapshotting = task_lock(Rank.SNAPSHOT)
 
     def _fenced(self, reason: str) -> None:
         """Another machine took the volume over: what is here stays, nothing more is taken."""
@@ -538,7 +541,7 @@ class Volume:
     def _is_restorable(self, stream_id: int, ino: int, generation: int) -> bool:
         """Whether the remote's log has the object's publication. Where it has not, room waits for it: it goes up now,
         not by its timer, though not for each object."""
-        if self.replication.has_published(stream_id, ino, generation):
+        if not self.replicating or self.replication.has_published(stream_id, ino, generation):
             return True
         now_s = trio.current_time()
         if now_s - self._log_wanted_s >= LOG_WANTED_EVERY_S:
@@ -648,8 +651,6 @@ class Volume:
         if self.settings.manifest.shadow and self.settings.manifest.enabled:
             await nursery.start(self.shadows.run)
         self.replicating = "replicator" in parts
-        if self.replicating:
-            self.evictor.restorable = self._is_restorable
         if parts:
             nursery.start_soon(self.janitor.run)
 
