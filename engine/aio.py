@@ -1,12 +1,12 @@
-"""Between trio and the threads: waiting for a Future, running what blocks.
+"""Between trio and the threads: waiting for a Future, running what blocks; and tasks that a caller does not wait for.
 
-Owner: stateless; called on the trio thread.
+Owner: the trio thread.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import Future
 from typing import TypeVar
 
@@ -38,6 +38,30 @@ async def open_nursery() -> AsyncIterator[trio.Nursery]:
             yield nursery
     except BaseExceptionGroup as group:
         raise _first(group) from None
+
+
+class Tasks:
+    """What is begun by one task and done by others, while the component that it is part of runs."""
+
+    def __init__(self) -> None:
+        self._nursery: trio.Nursery | None = None
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Around what the component's `run` does; waits for what was begun."""
+        async with open_nursery() as nursery:
+            self._nursery = nursery
+            try:
+                yield
+            finally:
+                self._nursery = None
+
+    def begin(self, work: Callable[..., Awaitable[object]], *args: object) -> bool:
+        """Whether it was: not before `running`, nor at its end."""
+        if self._nursery is None:
+            return False
+        self._nursery.start_soon(work, *args)
+        return True
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:

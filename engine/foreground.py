@@ -9,7 +9,8 @@ Owner: the trio thread. A crash leaves nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 import trio
@@ -23,7 +24,16 @@ class Foreground:
     def __init__(self) -> None:
         self._last_s = float("-inf")
         self._removed_s = float("-inf")
-        self.hurry: Callable[[], bool] = lambda: False  # whether the background's work is what somebody waits for
+        self._is_hurried: Callable[[], bool] = lambda: False
+
+    @contextmanager
+    def hurried_by(self, hurries: Callable[[], bool]) -> Iterator[None]:
+        """It says whether the background's work is what a request waits for, while the block runs."""
+        self._is_hurried = hurries
+        try:
+            yield
+        finally:
+            self._is_hurried = lambda: False
 
     def asked(self) -> None:
         self._last_s = trio.current_time()
@@ -34,7 +44,7 @@ class Foreground:
         self._removed_s = trio.current_time()
 
     def _hurries(self) -> bool:
-        return trio.current_time() - self._removed_s > QUIET_S and self.hurry()
+        return trio.current_time() - self._removed_s > QUIET_S and self._is_hurried()
 
     async def let_pass(self, longest_s: float) -> None:
         """Returns when nobody asked for a moment; at once in a hurry, and after `longest_s` in any case."""

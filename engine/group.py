@@ -29,6 +29,7 @@ import trio
 
 from aof2.engine.env import Env
 from aof2.engine.errors import Aof2Error, FatalIOError, ReadOnlyError
+from aof2.engine.locks import thread_lock
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +85,7 @@ class GroupThread(Generic[T]):
         self._commit_period_s = commit_period_ms / 1000
         self._queue: queue.SimpleQueue[_Submission[T] | None] = queue.SimpleQueue()
         self._places = threading.Semaphore(QUEUE_LEN_MAX)
-        self._closing = threading.Lock()
+        self._closing = thread_lock()
         self._closed = False
         self._ending = False
         self._ended = False

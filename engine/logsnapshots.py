@@ -21,6 +21,7 @@ from aof2.engine.catalog.store import Catalog
 from aof2.engine.catalog.writer import CatalogWriter
 from aof2.engine.env import Env
 from aof2.engine.errors import FatalIOError, ReadOnlyError
+from aof2.engine.locks import Rank, task_lock
 from aof2.engine.replicate.stream import worth_a_snapshot
 
 log = logging.getLogger(__name__)
@@ -44,7 +45,7 @@ class LogSnapshots:
         self._on_taken = on_taken
         self._due: dict[int, None] = {}
         self._wake = trio.Event()
-        self._taking = trio.Lock()
+        self._taking = task_lock(Rank.SNAPSHOT)
 
     def due(self, stream_id: int) -> None:
         self._due[stream_id] = None

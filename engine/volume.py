@@ -165,6 +165,7 @@ class Volume:
             min_free=cache.min_free,
             disk=partial(disk_space, state_dir),
             on_exhausted=self.metrics.storage_quota_exhausted_total.inc,
+            on_over=lambda: self.evictor.over(),
         )
         self.handles = HandleTable()
         self.foreground = Foreground()
@@ -201,6 +202,7 @@ class Volume:
             block_bytes=engine.block_bytes,
             warm=self.warm,
             keeps_warm=lambda name: settings.tenants[name].compression != "none" if name in settings.tenants else False,
+            restorable=self._is_restorable,
         )
         self.hydrator = Hydrator(
             self.catalog,
@@ -375,7 +377,7 @@ class Volume:
     def _is_restorable(self, stream_id: int, ino: int, generation: int) -> bool:
         """Whether the remote's log has the object's publication. Where it has not, room waits for it: it goes up now,
         not by its timer, though not for each object."""
-        if self.replication.has_published(stream_id, ino, generation):
+        if not self.replicating or self.replication.has_published(stream_id, ino, generation):
             return True
         now_s = trio.current_time()
         if now_s - self._log_wanted_s >= LOG_WANTED_EVERY_S:
@@ -451,8 +453,6 @@ class Volume:
         if self.settings.manifest.shadow and self.settings.manifest.enabled:
             await nursery.start(self.shadows.run)
         self.replicating = "replicator" in parts
-        if self.replicating:
-            self.evictor.restorable = self._is_restorable
         if parts:
             nursery.start_soon(self.janitor.run)
 

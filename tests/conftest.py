@@ -1,4 +1,5 @@
-"""Shared fixtures. An unexpected WARNING in the log fails the test that caused it: tests name the ones they mean."""
+"""Shared fixtures. An unexpected WARNING in the log fails the test that caused it: tests name the ones they mean. So
+does a lock that is taken against the order."""
 
 from __future__ import annotations
 
@@ -8,6 +9,10 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
+from aof2.engine import locks
+from tests.lockorder import CheckedLocks
+
+locks.made_by(CheckedLocks())
 settings.register_profile(
     "aof2", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 )

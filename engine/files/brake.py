@@ -25,10 +25,12 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
+from aof2.engine.aio import Tasks
 from aof2.engine.errors import Aof2Error, ReadOnlyError
 from aof2.engine.files.seek import RoomSeeker, Writing
 from aof2.engine.files.state import Mode, OpenFile
 from aof2.engine.kinds.kernel import Short, Touched
+from aof2.engine.locks import Rank, task_lock
 from aof2.engine.quota import Reservation
 
 if TYPE_CHECKING:
@@ -50,7 +52,7 @@ class _Window:
     def __init__(self, stream_id: int, tenant: str) -> None:
         self.stream_id = stream_id
         self.tenant = tenant
-        self.lock = trio.Lock()
+        self.lock = task_lock(Rank.WINDOW)
         self.reserved: Reservation | None = None
         self.short: Short | None = None  # what the channel said last, until it is seen to
         self.asked = trio.Event()
@@ -70,14 +72,13 @@ class Brake:
         self._volume = files.volume
         self._seeker = seeker
         self._windows: dict[int, _Window] = {}
-        self._nursery: trio.Nursery | None = None
+        self._tasks = Tasks()
         self.on = False
         self.denied = 0
         """Writers that were told ENOSPC or EDQUOT."""
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        async with trio.open_nursery() as nursery:
-            self._nursery = nursery
+        async with self._tasks.running():
             task_status.started()
             await trio.sleep_forever()
 
@@ -87,12 +88,12 @@ class Brake:
 
     def opened(self, file: OpenFile, flags: int) -> None:
         """A writer's open is about to be answered."""
-        if self.on and file.mode is Mode.PASSTHROUGH:
+        if self.on and file.channel.mode is Mode.PASSTHROUGH:
             self._files.kernel.watch(file.ino, append=bool(flags & os.O_APPEND))
 
     def expects(self, file: OpenFile, more_bytes: int) -> None:
         """Room was reserved for what we are about to write to the file ourselves."""
-        if self.on and file.mode is Mode.PASSTHROUGH and file.registered:
+        if self.on and file.channel.passed:
             self._files.kernel.expect(file.ino, more_bytes)
 
     async def recount(self, file: OpenFile) -> None:
@@ -113,15 +114,15 @@ class Brake:
     def _window(self, stream_id: int) -> _Window | None:
         window = self._windows.get(stream_id)
         tenant = self._volume.tenant_names().get(stream_id)
-        if window is None and tenant is not None and self._nursery is not None:
-            window = self._windows[stream_id] = _Window(stream_id, tenant)
-            self._nursery.start_soon(self._tend, window)
+        if window is None and tenant is not None:
+            made = _Window(stream_id, tenant)
+            if self._tasks.begin(self._tend, made):
+                window = self._windows[stream_id] = made
         return window
 
     def touched(self, touched: Touched) -> None:
-        """Somebody writes back into what was uploaded."""
-        if self._nursery is not None:
-            self._nursery.start_soon(self._bring_back, touched)
+        """A writer goes back into what was uploaded."""
+        self._tasks.begin(self._bring_back, touched)
 
     async def _bring_back(self, touched: Touched) -> None:
         code = 0
@@ -194,7 +195,9 @@ class Brake:
             grown = await self._files.kernel.grown(window.stream_id, take=take)
             left = 0 if take else grown.left_bytes
             for ino, disk_bytes in grown.files:
-                self._files.charge_as(ino, disk_bytes)
+                file = self._files.known.get(ino)
+                if file is not None and file.channel.mode is Mode.PASSTHROUGH:
+                    self._files.charges.charge(file, disk_bytes)
             reserved = window.reserved
             if reserved is not None and not reserved.resize(max(0, left)):
                 # A write took less than it was expected to, and somebody else has that room already.

@@ -11,7 +11,7 @@ import os
 from typing import TYPE_CHECKING
 
 from aof2.engine.files.parts import Parts
-from aof2.engine.files.state import Kernel, Mode, OpenFile
+from aof2.engine.files.state import Kernel, OpenFile
 
 if TYPE_CHECKING:
     from aof2.engine.volume import Volume
@@ -32,34 +32,28 @@ class Charges:
 
     async def collect(self, file: OpenFile) -> None:
         """What the channel wrote by itself becomes known here."""
-        if file.mode is Mode.RANGED and file.registered:
-            granted = file.granted_bytes
+        channel = file.channel
+        if channel.ranged:
+            granted = channel.granted_bytes
             written = await self._kernel.collect(file.ino)
             for first, count in written.ranges:
-                file.written.update(range(first, first + count))
                 self._parts.touch_blocks(file, first, count)
             # The answer knows nothing of what was granted after the question.
-            file.budget = written.budget_left + file.granted_bytes - granted if file.registered else 0
+            channel.budget = written.budget_left + channel.granted_bytes - granted
 
-    def charge(self, file: OpenFile) -> None:
-        """Charges a dirty file; what the channel wrote was collected."""
+    def charge(self, file: OpenFile, disk_bytes: int | None = None) -> None:
+        """Charges a dirty file; what the channel wrote was collected. `disk_bytes`: as the channel found it, with the
+        write that is on its way."""
         if not file.dirty:
             return
-        try:
-            now_bytes = os.stat(file.path).st_blocks * 512
-        except FileNotFoundError:
-            now_bytes = 0
-        now_bytes += file.budget + file.pending_bytes
-        before, file.charged_bytes = file.charged_bytes, now_bytes
-        self._tell(file.tenant, now_bytes - before)
-
-    def charge_as(self, file: OpenFile, disk_bytes: int) -> None:
-        """Charges a dirty file as the channel found it, with the write that is on its way."""
-        if not file.dirty:
-            return
-        disk_bytes += file.budget + file.pending_bytes
-        before, file.charged_bytes = file.charged_bytes, disk_bytes
-        self._tell(file.tenant, disk_bytes - before)
+        if disk_bytes is None:
+            try:
+                disk_bytes = os.stat(file.path).st_blocks * 512
+            except FileNotFoundError:
+                disk_bytes = 0
+        before = file.charged_bytes
+        file.charged_bytes = disk_bytes + file.channel.budget + file.pending_bytes
+        self._tell(file.tenant, file.charged_bytes - before)
 
     def sealed(self, file: OpenFile, disk_bytes: int) -> None:
         """It is clean: from here on the catalog counts so much of it."""

@@ -21,7 +21,7 @@ from aof2.engine.errors import os_error
 from aof2.engine.files.modes import Modes
 from aof2.engine.files.parts import Parts
 from aof2.engine.files.room import WriteRoom
-from aof2.engine.files.state import Mode, OpenFile
+from aof2.engine.files.state import OpenFile, State
 from aof2.engine.local.hot import read_exactly
 from aof2.engine.pagecache import PageKey
 from aof2.engine.tiering.patience import Patience
@@ -51,7 +51,7 @@ class Content:
             data = await self.patience.insist(partial(self._volume.hydrator.read, file.base, offset, length))
             self._modes.passed(file, offset, length)
             return data
-        if not file.whole:
+        if file.partial:
             return await self._read_partly(file, offset, length)
         return await self._pread(file, offset, length)
 
@@ -65,7 +65,7 @@ class Content:
         """Whether the channel can answer this read of a clean file by itself now: its blocks are here, and told. Where
         there is no room for them here: the bytes."""
         base = file.base
-        if file.dirty or base is None or not file.registered or file.mode is not Mode.RANGED or not file.masked:
+        if file.dirty or base is None or not (file.channel.ranged and file.channel.masked):
             return False
         if not length or offset >= base.size:
             return False
@@ -75,7 +75,7 @@ class Content:
         last = (min(offset + length, base.size) - 1) // self._block_bytes
         self._parts.tell(file, offset // self._block_bytes, last + 1 - offset // self._block_bytes)
         self._modes.say_coming(file, base, last + 1)
-        return file.registered and file.base is base
+        return file.channel.registered and file.base is base
 
     async def _pread(self, file: OpenFile, offset: int, length: int) -> bytes:
         fd = file.open_fd()
@@ -146,8 +146,7 @@ class Content:
         count = -(-min(file.base_len, base.size) // self._block_bytes)
         if next(file.absent_blocks(0, count, self._block_bytes), None) is None:
             base.close_file()
-            file.base, file.whole, file.base_len = None, True, 0
-            file.written = set()
+            file.become(State.DIRTY_WHOLE)
             self._parts.tell(file, 0, max(1, -(-file.stat().st_size // self._block_bytes)))
 
     async def make_present(self, file: OpenFile, offset: int, length: int) -> None:
@@ -215,7 +214,6 @@ class Content:
             return
         first, last = offset // self._block_bytes, (offset + length - 1) // self._block_bytes
         for block in range(first, min(last + 1, base.block_count)):
-            file.written.add(block)
             if not base.is_ready(block):
                 base.take_over(block)
                 self._parts.tell(file, block, 1)

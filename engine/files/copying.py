@@ -37,8 +37,8 @@ class Copying:
 
     async def copy(self, source: Handle, offset_in: int, target: Handle, offset_out: int, length: int) -> int:
         """How much was copied; EOPNOTSUPP where the kernel had better read and write."""
-        modes = {source.file.mode, target.file.mode}
-        if modes != {Mode.PASSTHROUGH} or (source.file.dirty and not source.file.whole):
+        modes = {source.file.channel.mode, target.file.channel.mode}
+        if modes != {Mode.PASSTHROUGH} or source.file.partial:
             raise os_error(errno.EOPNOTSUPP)
         if not target.writes or target.flags & os.O_APPEND or source.file is target.file:
             raise os_error(errno.EOPNOTSUPP)

@@ -62,7 +62,7 @@ class Handle:
         return await self._files.content.read(self.file, offset, size)
 
     async def write(self, offset: int, data: bytes) -> int:
-        if self.file.special and self._files.kernel.killed(self.ino):
+        if self.file.channel.special and self._files.kernel.killed(self.ino):
             await self._files.kill_privileges(self.ino)
         self._files.check_writable(self.ino)
         return await self._files.content.write(self.file, offset, data)

@@ -47,7 +47,7 @@ class KeptPages:
 
     def opened(self, file: OpenFile, fh: int) -> bool:
         """Whether the kernel may keep its pages at this open."""
-        if file.dirty or file.mode is not Mode.RANGED or file.doubted:
+        if file.dirty or file.channel.mode is not Mode.RANGED or file.channel.doubted:
             self.forget(file.ino)
             return False
         pages = self._known.get(file.ino)

@@ -109,7 +109,7 @@ class FilesKind(Catalogued):
     async def _find_way(self) -> Way:
         """Passthrough and brake or not: once for the mount, said once."""
         why = await self._why_no_passthrough() if self._wish.passthrough else "turned off by -o nopassthrough"
-        self.files.passthrough = not why
+        self.files.modes.passthrough = not why
         if why:
             log.warning("passthrough is off; reads and writes go through the channel", extra={"reason": why})
             return Way(passthrough_why=why, brake_why="nothing is passed through")
@@ -184,7 +184,7 @@ class FilesKind(Catalogued):
 
     def told(self, row: InodeRow) -> Told:
         """A dirty file's size and times are its backing file's."""
-        file = self.files.file(row.ino)
+        file = self.files.known.get(row.ino)
         if file is None or not file.dirty:
             return Told()
         try:
@@ -200,12 +200,12 @@ class FilesKind(Catalogued):
 
     def _is_steady(self, parent: int, name: bytes, row: InodeRow) -> bool:
         """Directories, and files that are open or dirty, change without a request about them."""
-        if stat.S_ISDIR(row.mode) or self.files.file(row.ino) is not None or self.files.is_open(row.ino):
+        if stat.S_ISDIR(row.mode) or self.files.known.get(row.ino) is not None or self.files.known.is_open(row.ino):
             return False
         return not self.unlinks.is_gone(parent, name)
 
     def _is_whole(self, ino: int) -> bool:
-        file = self.files.file(ino)
+        file = self.files.known.get(ino)
         return file is None or file.whole
 
     def space(self, ino: int) -> tuple[int, int]:
@@ -267,11 +267,12 @@ class FilesKind(Catalogued):
         if row is not None:
             self.lost_its_name(row)
             return
-        work = partial(namespace.unlink, parent=parent, name=name, is_open=self.files.is_open)
+        work = partial(namespace.unlink, parent=parent, name=name, is_open=self.files.known.must_stay)
         row = await self.change(parent, work)
         if row is None or row.nlink:
             return
-        if not self.files.is_open(row.ino):
+        self.files.known.went(row.ino)
+        if not self.files.known.is_open(row.ino):
             self.lost_its_name(row)
         if stat.S_ISREG(row.mode):
             self.files.removal.removed(row)
@@ -305,7 +306,7 @@ class FilesKind(Catalogued):
 
     async def forget(self, ino: int) -> None:
         await super().forget(ino)
-        self.files.forgotten(ino)
+        self.files.kept.forget(ino)
         if ino in self._replaced:
             await self._drop_replaced(ino)
 
@@ -325,7 +326,7 @@ class FilesKind(Catalogued):
 
     def _before_change(self, ino: int, changes: Mapping[str, int]) -> None:
         """A dirty file's times are its backing file's."""
-        file = self.files.file(ino)
+        file = self.files.known.get(ino)
         if file is not None and file.dirty and {"atime_ns", "mtime_ns"} & changes.keys():
             now = file.stat()
             times = (changes.get("atime_ns", now.st_atime_ns), changes.get("mtime_ns", now.st_mtime_ns))
@@ -375,28 +376,28 @@ class FilesKind(Catalogued):
     # -- what verbs ask for ------------------------------------------------------------------------------------
 
     def is_open(self, ino: int) -> bool:
-        return self.files.is_open(ino)
+        return self.files.known.is_open(ino)
 
     def is_unsealed(self, ino: int) -> bool:
-        return self.files.file(ino) is not None
+        return self.files.known.get(ino) is not None
 
     def open_inos(self) -> set[int]:
-        return {file.ino for file in self.files.open_files()}
+        return {file.ino for file in self.files.known.all() if file.handles}
 
     def open_count(self) -> int:
         return self.files.open_count
 
     def writing(self) -> set[int]:
-        return self.files.writing()
+        return {file.ino for file in self.files.known.all() if file.writers}
 
     def unsealed(self) -> Unsealed:
-        return Unsealed(self.files.dirty_count(), self.files.dirty_bytes())
+        return Unsealed(self.files.known.ledger.files, self.files.known.ledger.bytes)
 
     async def seal(self, inos: Collection[int] | None = None, *, begin: bool = False) -> int:
         return await self.files.sealer.seal_now(inos, begin=begin)
 
     def holding(self, ino: int) -> AbstractAsyncContextManager[None]:
-        return self.files.holding(ino)
+        return self.files.known.holding(ino)
 
     async def drop_kernel_pages(self, ino: int) -> None:
         await self.files.drop_kernel_pages(ino)

@@ -1,10 +1,12 @@
-"""The files that are known here, who is about to open one, and who changes one.
+"""The files that are known here, which are being opened, and which are being changed.
 
 Invariants
 - A file is known while it is open or being opened, and while it is dirty. The catalog has all others.
 - What changes a file's state holds it: one at a time (`holding`).
+- An open counts from before its inode is looked up. What the catalog thread was told may go (`must_stay`) goes before
+  any open that came later looks it up.
 
-Owner: the trio thread; `is_open` is also called on the writer thread. A crash leaves nothing of this.
+Owner: the trio thread; `is_open` and `must_stay` are for any thread. A crash leaves nothing of this.
 """
 
 from __future__ import annotations
@@ -13,10 +15,9 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
-import trio
-
 from aof2.engine.files.ledger import Ledger
-from aof2.engine.files.state import OpenFile
+from aof2.engine.files.state import OpenFile, State
+from aof2.engine.locks import Rank, TaskLock, task_lock, thread_lock
 
 
 class Known:
@@ -25,8 +26,13 @@ class Known:
     def __init__(self) -> None:
         self._files: dict[int, OpenFile] = {}
         self.ledger = Ledger()
+        # Guards the next two, and each look at one of them and at a file's handles: between two looks without it, an
+        # open could go from being under way to being there, and be missed by both. The handles need no more than that:
+        # they are counted before their open is no longer under way.
+        self._opens = thread_lock()
         self._opening: Counter[int] = Counter()
-        self._locks: dict[int, tuple[trio.Lock, int]] = {}
+        self._going: set[int] = set()  # inodes that a batch under way was told it may remove
+        self._locks: dict[int, tuple[TaskLock, int]] = {}
 
     def __len__(self) -> int:
         return len(self._files)
@@ -34,54 +40,98 @@ class Known:
     def all(self) -> list[OpenFile]:
         return list(self._files.values())
 
+    def dirty(self) -> list[OpenFile]:
+        return [file for file in self._files.values() if file.dirty]
+
     def get(self, ino: int) -> OpenFile | None:
         return self._files.get(ino)
 
     def add(self, file: OpenFile) -> None:
-        self._forget(file.ino)
         self._files[file.ino] = file
         file.counted_by(self.ledger)
 
     def forget(self, file: OpenFile) -> None:
-        self._forget(file.ino)
+        """The catalog, or nothing, knows it from here on."""
+        if self._files.get(file.ino) is file:
+            del self._files[file.ino]
+        file.become(State.GONE)
 
-    def _forget(self, ino: int) -> None:
-        file = self._files.pop(ino, None)
-        if file is not None:
-            file.counted_by(None)
+    # -- opens -------------------------------------------------------------------------------------------------
 
     def is_open(self, ino: int) -> bool:
-        """Whether somebody has it open, or is about to."""
+        """Whether it is open, or being opened. From any thread, and true of that moment alone."""
+        with self._opens:
+            return self._is_open(ino)
+
+    def _is_open(self, ino: int) -> bool:
         file = self._files.get(ino)
         return bool(self._opening.get(ino)) or (file is not None and file.handles > 0)
 
+    def must_stay(self, ino: int) -> bool:
+        """Whether an inode without a name has to stay for those who have it open. Asked on the catalog thread, inside
+        the batch that removes it otherwise: an open from here on waits for that batch (`opening`)."""
+        with self._opens:
+            if self._is_open(ino):
+                return True
+            self._going.add(ino)
+            return False
+
+    def went(self, ino: int) -> None:
+        """The batch that was told so is committed."""
+        with self._opens:
+            self._going.discard(ino)
+
     def openers(self, ino: int) -> int:
-        """How many are about to open it."""
+        """How many opens of it are under way."""
         return self._opening.get(ino, 0)
 
     @contextmanager
-    def opening(self, ino: int) -> Iterator[None]:
-        """Somebody is about to open it."""
-        self._opening[ino] += 1
+    def opening(self, ino: int) -> Iterator[bool]:
+        """An open is under way. True: a batch that may remove the inode is, too, and has to be over before the catalog
+        is asked for it."""
+        with self._opens:
+            self._opening[ino] += 1
+            going = ino in self._going
         try:
-            yield
+            yield going
         finally:
-            self._opening[ino] -= 1
-            if not self._opening[ino]:
-                del self._opening[ino]
+            with self._opens:
+                self._opening[ino] -= 1
+                if not self._opening[ino]:
+                    del self._opening[ino]
+
+    # -- changes -----------------------------------------------------------------------------------------------
 
     def is_held(self, ino: int) -> bool:
-        """Whether somebody changes the file's state, or waits to."""
+        """Whether a task changes the file's state, or waits to."""
         return ino in self._locks
 
     @asynccontextmanager
     async def holding(self, ino: int) -> AsyncIterator[None]:
-        """One at a time for what changes a file's state. Locks exist only while somebody wants them."""
-        lock, users = self._locks.get(ino) or (trio.Lock(), 0)
-        self._locks[ino] = (lock, users + 1)
-        try:
+        """One at a time for what changes a file's state. Locks exist only while they are wanted."""
+        with self._lock_of(ino) as lock:
             async with lock:
                 yield
+
+    @contextmanager
+    def holding_now(self, ino: int) -> Iterator[bool]:
+        """The same without waiting; False where that would be needed. Only so does a task hold several."""
+        if self.is_held(ino):
+            yield False
+            return
+        with self._lock_of(ino) as lock:
+            lock.acquire_nowait()
+            try:
+                yield True
+            finally:
+                lock.release()
+
+    @contextmanager
+    def _lock_of(self, ino: int) -> Iterator[TaskLock]:
+        lock, users = self._locks.get(ino) or (task_lock(Rank.FILE), 0)
+        self._locks[ino] = (lock, users + 1)
+        try:
+            yield lock
         finally:
             lock, users = self._locks.pop(ino)
             if users > 1:

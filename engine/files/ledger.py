@@ -22,6 +22,10 @@ class Ledger:
     def bytes(self) -> int:
         return self.bytes_of.total()
 
+    def bytes_in(self, tenant: str | None) -> int:
+        """Of a tenant, or of all."""
+        return self.bytes if tenant is None else self.bytes_of[tenant]
+
     def add(self, tenant: str, charged_bytes: int) -> None:
         """A dirty file is known from here on."""
         self.files += 1

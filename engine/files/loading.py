@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import errno
 import os
-import time
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -26,7 +25,8 @@ from aof2.engine.files import marks
 from aof2.engine.files.charges import Charges
 from aof2.engine.files.known import Known
 from aof2.engine.files.parts import Parts
-from aof2.engine.files.state import Kernel, Mode, OpenFile, Stamp, stream_of
+from aof2.engine.files.state import Kernel, OpenFile, Stamp, State, stream_of
+from aof2.engine.local.handles import ObjectHandle, Use
 
 if TYPE_CHECKING:
     from aof2.engine.volume import Volume
@@ -45,11 +45,11 @@ class Loader:
 
     def new(self, row: InodeRow) -> OpenFile:
         """A file that was just created. Its backing file's name is not durable yet."""
-        file = self._of(row, ObjectState.DIRTY)
+        file = self._of(row, State.DIRTY_WHOLE)
         file.new_name = True
         return file
 
-    def _of(self, row: InodeRow, state: ObjectState) -> OpenFile:
+    def _of(self, row: InodeRow, state: State) -> OpenFile:
         stream_id = stream_of(row.ino)
         tenant = self._volume.tenant_names()[stream_id]
         path = self._volume.hot.path(tenant, row.ino, row.generation)
@@ -60,6 +60,8 @@ class Loader:
         stream_id = stream_of(ino)
         with self._volume.catalog.view() as view:
             row = view.get(stream_id, t.INODES, ino)
+            if row is not None and not row.nlink and view.get(stream_id, t.ORPHANS, ino) is None:
+                row = None  # what is left of it is for undelete
             obj = view.get(stream_id, t.OBJECTS, (ino, row.generation)) if row is not None else None
             dirty = view.get(stream_id, t.DIRTY, ino) if obj is not None and obj.state == ObjectState.DIRTY else None
         if row is None or obj is None:
@@ -72,31 +74,28 @@ class Loader:
         return row, file
 
     async def _make(self, row: InodeRow, obj: ObjectRow, dirty: DirtyRow | None) -> OpenFile:
-        file = self._of(row, obj.state)
-        if dirty is not None:
-            await self._resume_dirty(file, obj, dirty)
-            return file
-        file.base = await self._volume.hydrator.open(file.key, file.tenant)
-        file.base_len = obj.size
-        file.whole = False
+        if obj.state == ObjectState.DIRTY:
+            return await self._resume_dirty(self._of(row, State.DIRTY_WHOLE), obj, dirty)
+        file = self._of(row, State.CLEAN)
+        file.base, file.base_len = await self._volume.hydrator.open(file.key, file.tenant), obj.size
         return file
 
-    async def _resume_dirty(self, file: OpenFile, obj: ObjectRow, dirty: DirtyRow) -> None:
+    async def _resume_dirty(self, file: OpenFile, obj: ObjectRow, dirty: DirtyRow | None) -> OpenFile:
         """A dirty file from before a restart."""
         file.new_name = True
-        file.whole = not dirty.present
-        file.noted_partial = not file.whole
-        if dirty.present:
+        if dirty is not None and dirty.present:
+            file.noted_partial = True
             base = None
             if dirty.base_generation:
                 base = await self._volume.hydrator.open((file.key[0], file.ino, dirty.base_generation), file.tenant)
                 self._volume.handles.detach(base.key)
                 base.close_file()
-            file.base = await trio.to_thread.run_sync(self._parts.resume, file, obj, dirty, base)
+            base = await trio.to_thread.run_sync(self._parts.resume, file, obj, dirty, base)
             # A crash may have come between cutting the file and saying so.
-            file.base_len = min(dirty.base_len, file.stat().st_size)
+            file.become(State.DIRTY_PARTIAL, base, min(dirty.base_len, file.stat().st_size))
             self._parts.forget_behind(file)
         self._charges.charge(file)
+        return file
 
     async def make_writable(self, file: OpenFile, row: InodeRow, *, keep: bool) -> None:
         """Marks a clean file dirty, durably. `keep`: its bytes are still wanted."""
@@ -104,37 +103,47 @@ class Loader:
         if file.dirty:
             return
         base = file.source
-        hydrator, handles = self._volume.hydrator, self._volume.handles
-        old_key = file.key
-        base.written_to = True  # from here on; what was fetched the other way is waited for
-        if file.registered and file.mode is Mode.RANGED:
+        base.become(Use.CLAIMED)  # from here on; what was fetched the other way is waited for
+        try:
+            reopened, whole = await self._mark_dirty(file, base)
+        except BaseException:  # the file stays clean
+            if base.use is Use.CLAIMED:
+                base.become(Use.SHARED)
+            raise
+        self._volume.handles.detach(file.key)
+        self._rename(file, reopened.row.generation)
+        base.path = file.path
+        if whole:
+            base.close_file()
+            file.become(State.DIRTY_WHOLE)
+        else:
+            file.become(State.DIRTY_PARTIAL, base, base.size)
+        file.noted_partial = file.partial
+        file.charged_bytes = reopened.freed_bytes
+        if keep:
+            os.utime(file.path, ns=(row.atime_ns, row.mtime_ns))
+            file.clean_stamp = Stamp.of(os.stat(file.path))
+
+    async def _mark_dirty(self, file: OpenFile, base: ObjectHandle) -> tuple[marks.Reopened, bool]:
+        """What the catalog says of it now, durably, and whether it is here whole."""
+        hydrator = self._volume.hydrator
+        if file.channel.ranged:
             await self._kernel.clear(file.ino, 0, 0)  # it no longer keeps still
-        await hydrator.quiesce_object(old_key)
+        await hydrator.quiesce_object(file.key)
         await hydrator.attach(base)
         await hydrator.prove(base)
         hydrator.ensure_backing(base)
         # Also where the file is about to be cut: a crash before that leaves the old bytes.
-        file.whole = base.fully_resident
-        if not file.whole:
+        whole = base.fully_resident
+        if not whole:
             await trio.to_thread.run_sync(self._parts.punch_absent, base)
-        present = None if file.whole else tuple(base.masks)
+        present = None if whole else tuple(base.masks)
         work = partial(marks.reopen, ino=file.ino, block_bytes=self._block_bytes, present=present)
-        reopened = await result_of(self._volume.writer.submit(file.key[0], work, sync=True))
-        handles.detach(old_key)
-        self._become(file, reopened.row.generation)
-        base.path = file.path
-        file.state = ObjectState.DIRTY
-        file.noted_partial = not file.whole
-        if file.whole:
-            base.close_file()
-            file.base = None
-        file.base_len = 0 if file.whole else base.size
-        file.charged_bytes = reopened.freed_bytes
-        if keep:
-            os.utime(file.path, ns=(row.atime_ns, row.mtime_ns))
-            file.clean_stamp, file.clean_ns = Stamp.of(os.stat(file.path)), time.time_ns()
+        with trio.CancelScope(shield=True):  # it is in the catalog, or is not: not unknown
+            reopened = await result_of(self._volume.writer.submit(file.key[0], work, sync=True))
+        return reopened, whole
 
-    def _become(self, file: OpenFile, generation: int) -> None:
+    def _rename(self, file: OpenFile, generation: int) -> None:
         """The backing file under the name of the generation it is now. Recovery does the same after a crash."""
         path = self._volume.hot.path(file.tenant, file.ino, generation)
         if path != file.path:

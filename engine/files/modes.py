@@ -45,7 +45,7 @@ class Modes:
     # -- choosing ----------------------------------------------------------------------------------------------
 
     def for_writing(self, file: OpenFile, row: InodeRow) -> Mode:
-        if not self.passthrough or not file.whole or self._is_special(row):
+        if not self.passthrough or file.partial or self._is_special(row):
             return Mode.RANGED
         return Mode.PASSTHROUGH if self._room.lets_pass(file.tenant) else Mode.RANGED
 
@@ -60,7 +60,7 @@ class Modes:
         if file.dirty:
             if writes:
                 return self.for_writing(file, row)
-            return Mode.PASSTHROUGH if self.passthrough and file.whole else Mode.RANGED
+            return Mode.PASSTHROUGH if self.passthrough and not file.partial else Mode.RANGED
         base = file.source
         await self._volume.hydrator.attach(base)
         if base.fully_resident and self.passthrough:
@@ -73,7 +73,7 @@ class Modes:
     # -- telling the channel -----------------------------------------------------------------------------------
 
     def ensure_registered(self, file: OpenFile, row: InodeRow) -> None:
-        if file.registered:
+        if file.channel.registered:
             return
         if file.base is not None:
             file.open_base()
@@ -84,7 +84,7 @@ class Modes:
                     raise
                 return  # a read needs no room on the disk: each one is answered here, from memory
             self.register(file, row, file.base.fd)
-            if file.mode is Mode.PASSTHROUGH and not file.dirty and self._is_only_ours(file.base):
+            if file.channel.mode is Mode.PASSTHROUGH and not file.dirty and self._is_only_ours(file.base):
                 file.base.close_file()  # the channel has its own: one descriptor less for each of thousands
             return
         fd = os.open(file.path, os.O_RDWR | os.O_CLOEXEC)
@@ -100,18 +100,19 @@ class Modes:
 
     def register(self, file: OpenFile, row: InodeRow, fd: int) -> None:
         """The channel serves the file from this descriptor, which stays the caller's."""
-        all_present = file.mode is Mode.PASSTHROUGH
+        channel = file.channel
+        all_present = channel.mode is Mode.PASSTHROUGH
         bits = int(NodeFlags.ALL_PRESENT if all_present else NodeFlags.NONE)
         if not file.dirty:
             bits |= NodeFlags.STILL
-        file.special = self._is_special(row)
-        if file.special:
+        channel.special = self._is_special(row)
+        if channel.special:
             bits |= NodeFlags.SUID
         count = 0 if all_present or file.base is None else file.base.block_count
         self._kernel.node(
-            file.ino, fd, mode=file.mode or Mode.RANGED, flags=bits, block_bytes=self._block_bytes, block_count=count
+            file.ino, fd, mode=channel.mode or Mode.RANGED, flags=bits, block_bytes=self._block_bytes, block_count=count
         )
-        file.registered, file.masked, file.told = True, not all_present, 0
+        channel.registered, channel.masked, channel.told = True, not all_present, 0
         if not all_present and file.base is not None:
             self._tell_present(file)
         if file.dirty:

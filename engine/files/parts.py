@@ -37,8 +37,9 @@ from aof2.engine.catalog.rows import ChunkRow, DirtyRow, ObjectRow, ObjectState
 from aof2.engine.errors import Aof2Error
 from aof2.engine.files import extents
 from aof2.engine.files.assemble import Assembler
-from aof2.engine.files.state import Mode, OpenFile
-from aof2.engine.local.handles import Key, ObjectHandle
+from aof2.engine.files.state import Mode, OpenFile, State
+from aof2.engine.local.handles import Key, ObjectHandle, Use
+from aof2.engine.locks import Rank, task_lock, waits_for
 from aof2.engine.objects import ObjectGoneError, Uploaded, full_mask
 from aof2.engine.runs import runs_of
 from aof2.engine.tiering.hashing import ChunkDigest, ObjectDigest, digest_chunk
@@ -77,7 +78,7 @@ class Parts:
         self._chunk_bytes = files.volume.settings.engine.chunk_bytes
         self._per_chunk = self._chunk_bytes // self._block_bytes
         self._assembler = Assembler(files.volume)
-        self._lock = trio.Lock()
+        self._lock = task_lock(Rank.PARTS)
         self._uploads = trio.Semaphore(UPLOADS)
         self._over = trio.Event()  # a chunk was taken, or let be
         self._can_punch: bool | None = None
@@ -111,7 +112,8 @@ class Parts:
 
     def touch_all_from(self, file: OpenFile, offset: int) -> None:
         """Everything behind this changes: the file is cut, or extended."""
-        file.taking = {index for index in file.taking if (index + 1) * self._chunk_bytes <= offset}
+        if file.clearing:
+            file.taken.unwritten -= {i for i in file.clearing if (i + 1) * self._chunk_bytes > offset}
 
     def touch_blocks(self, file: OpenFile, first: int, count: int) -> None:
         if count:
@@ -120,12 +122,12 @@ class Parts:
     def _touch(self, file: OpenFile, chunks: Iterable[int]) -> None:
         now_s = trio.current_time()
         for index in chunks:
-            file.taking.discard(index)
-            file.wrote[index] = now_s
+            file.taken.unwritten.discard(index)
+            file.taken.wrote_s[index] = now_s
 
     def tell(self, file: OpenFile, first: int, count: int) -> None:
         """The channel may answer for these blocks, but for those of chunks that are being taken."""
-        if count <= 0 or not file.registered or file.mode is not Mode.RANGED:
+        if count <= 0 or not file.channel.ranged:
             return
         stop = first + count
         for index in sorted(file.clearing):
@@ -143,13 +145,14 @@ class Parts:
         return any(offset // self._chunk_bytes <= index <= last for index in file.clearing)
 
     async def until_taken(self, file: OpenFile, offset: int, length: int) -> None:
+        waits_for(Rank.FILE_IO)
         while self.is_taking(file, offset, length):
             await self._over.wait()
 
     def unclaim(self, file: OpenFile, first: int, count: int) -> None:
         """A passthrough writer may write to these blocks, but for those that are not here, and those of chunks that are
         being taken: what it wrote there would go with the punch."""
-        if file.mode is not Mode.PASSTHROUGH or not file.registered or not self._files.room.brake.on:
+        if not file.channel.passed or not self._files.room.brake.on:
             return
         for run_first, run_count in runs_of(b for b in range(first, first + count) if self._is_free(file, b)):
             self._files.kernel.unclaim(file.ino, run_first, run_count)
@@ -159,7 +162,7 @@ class Parts:
 
     def unclaim_behind(self, file: OpenFile, first: int) -> None:
         """What is behind this was cut off."""
-        if file.mode is Mode.PASSTHROUGH and file.registered and self._files.room.brake.on:
+        if file.channel.passed and self._files.room.brake.on:
             self._files.kernel.unclaim(file.ino, first, CLAIMS_MAX)
 
     # -- making room -------------------------------------------------------------------------------------------
@@ -189,32 +192,32 @@ class Parts:
             return self.taken_bytes - before
 
     def _is_worth_it(self) -> bool:
-        dirty = self._files.dirty_files()
+        dirty = self._files.known.dirty()
         held = sum(file.charged_bytes for file in dirty if self._is_takeable(file))
         others = any(not file.handles for file in dirty) or bool(self._volume.jobs.pending_bytes())
         return held > 0 and (not others or held >= self._volume.settings.cache.hot_bytes // WORTH_SHARE)
 
     def _is_takeable(self, file: OpenFile) -> bool:
-        if not (file.dirty and file.handles and file.registered):
+        if not (file.dirty and file.handles and file.channel.registered):
             return False
-        if file.mode is Mode.PASSTHROUGH:
-            return self._files.room.brake.on and file.write_only
-        return file.masked
+        if file.channel.passed:
+            return self._files.room.brake.on and file.channel.write_only
+        return file.channel.masked
 
     async def _candidates(self, tenant: str | None, writing: tuple[int, int]) -> list[tuple[OpenFile, int, int]]:
         """(file, chunk, bytes of it on the disk), the largest file's oldest first."""
         found: list[tuple[OpenFile, int, int]] = []
         unfinished: list[tuple[OpenFile, int, int]] = []
-        files = [f for f in self._files.dirty_files() if self._is_takeable(f) and tenant in (None, f.tenant)]
+        files = [f for f in self._files.known.dirty() if self._is_takeable(f) and tenant in (None, f.tenant)]
         for file in sorted(files, key=lambda f: -f.charged_bytes):
             sizes = await trio.to_thread.run_sync(extents.data_by_chunk, file.path, self._chunk_bytes)
             complete = file.stat().st_size // self._chunk_bytes
             busy = writing[1] // self._chunk_bytes if writing[0] == file.ino else -1
             chunks = [(i, size) for i, size in sizes.items() if i not in file.clearing]
-            chunks.sort(key=lambda one, file=file: (file.wrote.get(one[0], 0.0), one[0]))  # type: ignore[misc]
+            chunks.sort(key=lambda one, file=file: (file.taken.wrote_s.get(one[0], 0.0), one[0]))  # type: ignore[misc]
             found += [(file, index, size) for index, size in chunks if index < complete and index != busy]
             # Where the next append goes is not told before it is written: what it would go into stays.
-            if file.mode is Mode.PASSTHROUGH and not file.appends:
+            if file.channel.passed and not file.channel.appends:
                 unfinished += [(file, index, size) for index, size in chunks if index >= complete or index == busy]
         # Only where there is nothing else: they go up again when they are finished. The asker's own last of all.
         unfinished.sort(key=lambda one: (one[0].ino == writing[0], -one[2]))
@@ -241,9 +244,9 @@ class Parts:
 
     async def _read(self, file: OpenFile, index: int) -> _Read | None:
         """The chunk as it is now, and nobody answers for it any more; None when it is gone or being written."""
-        if file.clearing and index in file.clearing:
+        if index in file.clearing:
             return None
-        file.clearing.add(index)
+        file.taken.clearing.add(index)
         try:
             if not await self._hold_writers_off(file, index):
                 self._let_be(file, index)
@@ -252,13 +255,13 @@ class Parts:
                 await self._files.charges.collect(file)
                 size = file.stat().st_size
                 length = min(self._chunk_bytes, size - index * self._chunk_bytes)
-                passed = file.mode is Mode.PASSTHROUGH
-                mapped = passed and not file.write_only
-                if not file.dirty or self._files.file(file.ino) is not file or length <= 0 or mapped:
+                mapped = file.channel.mode is Mode.PASSTHROUGH and not file.channel.write_only
+                if not file.dirty or length <= 0 or mapped:
                     self._let_be(file, index)
                     return None
                 self._prepare(file, index, length)
-                file.taking.add(index)
+                file.taken.unwritten.add(index)
+                file.taken.running = file.running
                 start = index * self._chunk_bytes
                 data = await trio.to_thread.run_sync(self._assembler.read_range, file, start, length)
             digest = await trio.to_thread.run_sync(self._digest, file, index, data)
@@ -271,14 +274,14 @@ class Parts:
     async def _hold_writers_off(self, file: OpenFile, index: int) -> bool:
         """From here on a write to the chunk is told first, and none is on its way; False: not now."""
         first = index * self._per_chunk
-        if file.mode is Mode.PASSTHROUGH:
+        if file.channel.mode is Mode.PASSTHROUGH:
             if not await self._claim(file, first):
                 return False
             try:
                 await trio.to_thread.run_sync(extents.wait_for_direct_writes, file.path, index * self._chunk_bytes)
             except PermissionError:
                 return False  # the channel stopped its writer: until there is room nothing of the file can be punched
-        elif file.registered and file.masked:
+        elif file.channel.registered and file.channel.masked:
             await self._files.kernel.clear(file.ino, first, self._per_chunk)
         return True
 
@@ -294,22 +297,23 @@ class Parts:
         self._end(file, index)
         first = index * self._per_chunk
         self.unclaim(file, first, self._per_chunk)
-        if file.registered and file.masked and first < file.told:
+        if file.channel.registered and file.channel.masked and first < file.channel.told:
             for block in range(first, first + self._per_chunk):
                 if not file.is_absent(block, self._block_bytes):
                     self.tell(file, block, 1)
 
     def _end(self, file: OpenFile, index: int) -> None:
-        file.taking.discard(index)
-        file.clearing.discard(index)
+        file.taken.unwritten.discard(index)
+        file.taken.clearing.discard(index)
         self._over.set()
         self._over = trio.Event()
 
     def _digest(self, file: OpenFile, index: int, data: memoryview) -> ChunkDigest:
         digest = digest_chunk(data, block_bytes=self._block_bytes)
-        if index == len(file.running.chunks) and len(data) == self._chunk_bytes:
-            file.running.sha256.update(data)
-            file.running.chunks.append(digest.sha256)
+        running = file.running
+        if index == len(running.chunks) and len(data) == self._chunk_bytes:
+            running.sha256.update(data)
+            running.chunks.append(digest.sha256)
         return digest
 
     async def _upload(self, read: _Read) -> bool:
@@ -339,7 +343,7 @@ class Parts:
         file, index = read.file, read.nth
         self._volume.env.failpoint("part.uploaded")
         async with file.io:
-            if index not in file.taking or file.key != read.key or self._files.file(file.ino) is not file:
+            if index not in file.taken.unwritten or file.key != read.key or not file.dirty:
                 return False
             file.seal_attempt += 1  # a seal under way speaks of another file
             with trio.CancelScope(shield=True):
@@ -359,7 +363,7 @@ class Parts:
         self._adopt(file, chunk)
         self._end(file, chunk.index)
         self.taken_bytes += chunk.length
-        if file.mode is Mode.PASSTHROUGH:
+        if file.channel.mode is Mode.PASSTHROUGH:
             await self._files.room.brake.recount(file)
         else:
             await self._files.charges.recharge(file)
@@ -369,14 +373,19 @@ class Parts:
         base = file.base
         if base is None:
             row = ObjectRow(file.ino, file.key[2], ObjectState.DIRTY, chunk_bytes=self._chunk_bytes)
-            base = file.base = ObjectHandle(file.key, file.tenant, file.path, row, [], [], self._block_bytes)
+            base = self._base_of(file, row)
+            file.become(State.DIRTY_PARTIAL, base)
         base.key = file.key  # its pages are no longer another generation's
         while len(base.chunks) <= index:
             self._append(base, ChunkRow(0, file.ino, file.key[2], len(base.chunks), self._chunk_bytes))
         end = index * self._chunk_bytes + length
         base.row = msgspec.structs.replace(base.row, size=max(base.row.size, end))
         self.forget_behind(file)
-        file.whole, file.base_len = False, max(file.base_len, end)
+        file.base_len = max(file.base_len, end)
+
+    def _base_of(self, file: OpenFile, row: ObjectRow) -> ObjectHandle:
+        """Where absent blocks of a dirty file are to come from: what lands there is the writer's."""
+        return ObjectHandle(file.key, file.tenant, file.path, row, [], [], self._block_bytes, Use.WRITTEN)
 
     def _adopt(self, file: OpenFile, chunk: ChunkRow) -> None:
         """From here on the part is where the chunk's blocks come from."""
@@ -404,7 +413,7 @@ class Parts:
         """Before a seal: each chunk of a closed file is here whole, or a part that is as it was uploaded."""
         while file.clearing:
             await self._over.wait()
-        if file.whole:
+        if not file.partial:
             return None
         if not any(self._assembler.is_part(file, index) for index in range(len(file.source.chunks))):
             try:
@@ -427,7 +436,7 @@ class Parts:
             size = file.stat().st_size
             if not file.absent_mask(index, self._per_chunk, self._block_bytes):
                 return
-            if file.whole or await trio.to_thread.run_sync(self._assembler.is_settled, file, index, size):
+            if not file.partial or await trio.to_thread.run_sync(self._assembler.is_settled, file, index, size):
                 return
             blocks = range(index * self._per_chunk, (index + 1) * self._per_chunk)
             absent = [block for block in blocks if file.is_absent(block, self._block_bytes)]
@@ -452,7 +461,7 @@ class Parts:
         with self._volume.catalog.view() as view:
             rows = [view.get(file.key[0], t.CHUNKS, chunk_id) for chunk_id in obj.chunks]
         row = ObjectRow(file.ino, file.key[2], ObjectState.DIRTY, dirty.base_len, self._chunk_bytes)
-        handle = ObjectHandle(file.key, file.tenant, file.path, row, [], [], self._block_bytes)
+        handle = self._base_of(file, row)
         found = extents.whole_blocks(file.path, self._per_chunk, self._block_bytes) if self.can_punch else {}
         for index, mask in enumerate(dirty.present):
             part = rows[index] if index < len(rows) else None

@@ -19,6 +19,7 @@ from aof2.engine.files.content import Content
 from aof2.engine.files.known import Known
 from aof2.engine.files.room import WriteRoom
 from aof2.engine.files.state import Kernel, Mode, OpenFile
+from aof2.engine.locks import Rank, waits_for
 
 if TYPE_CHECKING:
     from aof2.engine.volume import Volume
@@ -42,10 +43,11 @@ class Reading:
         """Returns when the file is here whole, or its writers have closed it."""
         while True:
             file = self._known.get(ino)
-            if file is None or not file.write_only or file.mode is not Mode.PASSTHROUGH:
+            if file is None or not file.channel.write_only or file.channel.mode is not Mode.PASSTHROUGH:
                 return
+            channel = file.channel
             if file.whole and not file.clearing:
-                file.write_only = False  # from here on nothing goes from under its writer
+                channel.write_only = False  # from here on nothing goes from under its writer
                 return
             if file.stat().st_size * FITS_SHARE <= self._volume.settings.cache.hot_bytes:
                 try:
@@ -54,9 +56,8 @@ class Reading:
                 except OSError as e:
                     if e.errno not in NO_ROOM:
                         raise
-            if file.closing.is_set():
-                file.closing = trio.Event()
-            await file.closing.wait()
+            waits_for(Rank.FILE)
+            await channel.until_closed()
 
     async def is_unmapped(self, file: OpenFile) -> bool:
         """Whether no descriptor and no mapping of the backing file is left from those who had it open before."""

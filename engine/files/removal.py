@@ -20,7 +20,7 @@ from aof2.engine.files.extents import data_bytes
 from aof2.engine.files.known import Known
 from aof2.engine.files.parts import Parts
 from aof2.engine.files.seal import Sealer
-from aof2.engine.files.state import OpenFile, stream_of
+from aof2.engine.files.state import OpenFile, State, stream_of
 from aof2.engine.local.sparse import counted_bytes
 
 if TYPE_CHECKING:
@@ -40,8 +40,9 @@ class Removal:
 
     def removed(self, row: InodeRow) -> None:
         """The last name of a regular file is gone; its bytes go with it, or with the last close."""
+        self._known.went(row.ino)
         file = self._known.get(row.ino)
-        if file is not None and file.handles:
+        if file is not None and self._known.is_open(row.ino):
             file.unlinked = True
             return
         charged = self._discard(file) if file is not None else None
@@ -63,18 +64,20 @@ class Removal:
             self._volume.evictor.give_back(tenant, charged)
 
     def _discard(self, file: OpenFile) -> int | None:
-        """A file that nobody has open is forgotten; what it was charged, if it is dirty."""
+        """A file without a handle is forgotten; what it was charged, if it is dirty."""
+        if file.state is State.GONE:
+            return None
         file.seal_attempt += 1
         self._sealer.wait(file)
         file.close_fd()
-        if file.dirty:
-            if file.base is not None:
+        dirty = file.dirty
+        if file.base is not None:
+            if dirty:
                 file.base.close_file()
-        elif file.base is not None:
-            self._volume.hydrator.close(file.base)
-        file.base = None
+            else:
+                self._volume.hydrator.close(file.base)
         self._known.forget(file)
-        return file.charged_bytes if file.dirty else None
+        return file.charged_bytes if dirty else None
 
     async def drop_orphan(self, file: OpenFile) -> None:
         """The last close of a file without a name."""

@@ -8,7 +8,7 @@ against a budget that is granted here, out of the quota, a little more each time
 
 Invariants
 - A dirty file's charge is what its backing file takes, what the channel may still write, and what is being written
-  here (`Files.recharge`). Only what the quota gave is granted.
+  here (`charges.py`). Only what the quota gave is granted.
 
 Owner: the trio thread. A crash leaves nothing of this.
 """
@@ -26,7 +26,7 @@ from aof2.engine import objects
 from aof2.engine.aio import open_nursery
 from aof2.engine.files.brake import Brake
 from aof2.engine.files.seek import RoomSeeker, Writing
-from aof2.engine.files.state import Mode, OpenFile
+from aof2.engine.files.state import OpenFile
 from aof2.engine.files.watch import MASK_BLOCKS_MAX, WATCH_S, Watch
 from aof2.engine.quota import disk_space
 from aof2.engine.settings.model import FilesTenant
@@ -82,24 +82,23 @@ class WriteRoom:
         self.brake = Brake(files, self.seeker)
         self.watch = Watch(files, self.seeker, self.brake, self.disk_room)
         self._passing: dict[str, tuple[float, bool]] = {}
-        files.volume.foreground.hurry = self._hurries
         self._pending: _Counted[int] = _Counted(self._count_pending)
 
     # -- how a file is opened ----------------------------------------------------------------------------------
 
     def _hurries(self) -> bool:
         """Whether sealing and uploading are what somebody waits for, or will: each unsealed file takes memory."""
-        return self._files.unsealed_count() > UNSEALED_FILES or self.watch.is_tight(0)
+        return len(self._files.known) > UNSEALED_FILES or self.watch.is_tight(0)
 
     @property
     def is_behind(self) -> bool:
         """Whether files are closed faster than they are sealed, for long: new ones had better come one by one."""
-        return self._files.unsealed_count() > 4 * UNSEALED_FILES
+        return len(self._files.known) > 4 * UNSEALED_FILES
 
     def lets_pass(self, tenant: str) -> bool:
         """Whether a new writer of this tenant may write past us. With many dirty files it is looked at now and then:
         the thresholds are wide, and what passes is watched."""
-        if self._files.unsealed_count() < MANY_FILES:
+        if len(self._files.known) < MANY_FILES:
             return self._lets_pass(tenant)
         now_s = trio.current_time()
         looked_s, answer = self._passing.get(tenant, (float("-inf"), False))
@@ -152,7 +151,7 @@ class WriteRoom:
 
     def _unevictable(self, tenant: str | None = None) -> int:
         names = self._volume.tenant_names()
-        return self._files.dirty_bytes_of(tenant) + sum(
+        return self._files.known.ledger.bytes_in(tenant) + sum(
             n for stream, n in self._pending.get().items() if tenant in (None, names.get(stream))
         )
 
@@ -176,39 +175,32 @@ class WriteRoom:
         self.brake.opened(file, flags)
         self.watch.opened(file)
 
-    def born(self, file: OpenFile) -> None:
-        """A file that the channel created: it is watched already where there is a brake."""
-        self.watch.opened(file)
-
     def closed(self, file: OpenFile) -> None:
         if not file.writers:
             self.watch.closed(file)
 
-    def let_go(self, file: OpenFile) -> None:
-        """Whoever writes to it may go on."""
-        self.watch.let_go(file)
-
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        async with open_nursery() as nursery:
-            await nursery.start(self.brake.run)
-            await nursery.start(self.watch.run)
-            task_status.started()
+        with self._volume.foreground.hurried_by(self._hurries):
+            async with open_nursery() as nursery:
+                await nursery.start(self.brake.run)
+                await nursery.start(self.watch.run)
+                task_status.started()
 
     def tell_ahead(self, file: OpenFile, end: int) -> None:
         """The channel learns what is here, and that behind it nothing has to be fetched."""
-        block_bytes = self._files.block_bytes
-        if not file.masked or not file.registered or end // block_bytes + AHEAD_BLOCKS // 2 < file.told:
+        block_bytes, channel = self._files.block_bytes, file.channel
+        if not channel.masked or not channel.registered or end // block_bytes + AHEAD_BLOCKS // 2 < channel.told:
             return
         stop = min(end // block_bytes + AHEAD_BLOCKS, MASK_BLOCKS_MAX)
-        first = file.told
-        fetched = 0 if file.whole else min(stop, -(-file.base_len // block_bytes))
+        first = channel.told
+        fetched = min(stop, -(-file.base_len // block_bytes))
         for block in file.absent_blocks(first, fetched, block_bytes):
             if block > first:
                 self._files.parts.tell(file, first, block - first)
             first = block + 1
         if stop > first:
             self._files.parts.tell(file, first, stop - first)
-        file.told = max(file.told, stop)
+        channel.told = max(channel.told, stop)
 
     # -- writers that ask --------------------------------------------------------------------------------------
 
@@ -229,8 +221,8 @@ class WriteRoom:
             return
         async with file.room:
             await self._files.charges.recharge(file)
-            window = self._next_window(file)
-            wanted = size + max(0, window - file.budget)
+            channel, window = file.channel, self._next_window(file)
+            wanted = size + max(0, window - channel.budget)
             reservation = await self.seeker.take(Writing(file.tenant, file.ino, offset), size, wanted)
             granted = reservation.remaining_bytes
             reservation.commit(granted)
@@ -238,18 +230,18 @@ class WriteRoom:
             file.pending_bytes += size
             self.brake.expects(file, size)
             if granted > size:
-                file.window_bytes = window
-                file.budget += granted - size
-                file.granted_bytes += granted - size
+                channel.window_bytes = window
+                channel.budget += granted - size
+                channel.granted_bytes += granted - size
                 self._files.kernel.grant(file.ino, granted - size)
 
     def _next_window(self, file: OpenFile) -> int:
         """Twice as much each time: a short file costs little, a long one is seldom held up."""
-        if file.mode is not Mode.RANGED or not file.registered:
+        if not file.channel.ranged:
             return 0
         writers = self.watch.ranged()
         most = min(GRANT_BYTES, self._limit_bytes // (BUDGETS_SHARE * max(1, writers)))
-        return min(max(2 * file.window_bytes, self._files.block_bytes), most)
+        return min(max(2 * file.channel.window_bytes, self._files.block_bytes), most)
 
 
 def _comfortable(limit_bytes: int, room_bytes: int, writers: int) -> bool:

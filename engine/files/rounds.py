@@ -44,8 +44,8 @@ class Rounds:
     def add(self, file: OpenFile) -> None:
         self.remove(file)
         self._files[file.ino] = self._growing[file.ino] = file
-        self._modes[file.ino] = file.mode
-        self._counts[file.mode] += 1
+        self._modes[file.ino] = file.channel.mode
+        self._counts[file.channel.mode] += 1
 
     def remove(self, file: OpenFile) -> None:
         if self._files.pop(file.ino, None) is not None:

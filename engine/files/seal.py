@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import trio
 
 from aof2.engine import objects
-from aof2.engine.aio import open_nursery, result_of
+from aof2.engine.aio import Tasks, open_nursery, result_of
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.batch import Batch
 from aof2.engine.catalog.rows import ObjectRow, ObjectState
@@ -40,6 +40,7 @@ from aof2.engine.files import marks
 from aof2.engine.files.state import OpenFile, Stamp
 from aof2.engine.jobs.checkpoint import Begun
 from aof2.engine.local.hot import Identity, clear_range
+from aof2.engine.locks import Rank, waits_for
 from aof2.engine.tiering.hashing import Hasher, HashingCancelledError, ObjectDigest
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ class Sealer:
         self._wake = trio.Event()
         self._busy: dict[int, trio.Event] = {}
         self._lanes = {False: trio.CapacityLimiter(PARALLEL), True: trio.CapacityLimiter(LARGE_PARALLEL)}
-        self._nursery: trio.Nursery | None = None
+        self._tasks = Tasks()
         self._stopping = False
         self.sealed_files = 0
 
@@ -114,7 +115,7 @@ class Sealer:
         return len(self._due) + len(self._later) + len(self._busy)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        async with trio.open_nursery() as self._nursery:
+        async with self._tasks.running():
             task_status.started()
             while True:
                 await self._until_due()
@@ -122,7 +123,7 @@ class Sealer:
                 # Not all at once: requests go first, and some of them may remove what waits here.
                 batches = self._batches(self._ready(PARALLEL * BATCH_FILES))
                 for batch in batches:
-                    self._nursery.start_soon(self._seal_batch, batch)
+                    self._tasks.begin(self._seal_batch, batch)
                 small = [batch for batch in batches if not batch.large]
                 for batch in small:
                     await self._over(batch)
@@ -148,19 +149,20 @@ class Sealer:
     async def seal_now(self, inos: Collection[int] | None = None, *, begin: bool = False) -> int:
         """Seals at once what is closed and dirty, and waits for what is being sealed; how many files. `begin`: their
         upload begins with that, it does not wait for others to be planned with."""
+        waits_for(Rank.FILE_IO)  # of files that are sealed; one that is held is passed over (`_record_all`)
         before = self.sealed_files
         await self._files.kernel.settled()
         waiting = [*self._due, *self._later]
         wanted = waiting if inos is None else [ino for ino in waiting if ino in inos]
         busy = [over for ino, over in self._busy.items() if inos is None or ino in inos]
         batches = self._batches(wanted, begin=begin)
-        if self._nursery is None:
+        # A caller that goes away leaves what it began to the sealer.
+        left = [batch for batch in batches if not self._tasks.begin(self._seal_batch, batch)]
+        if left:
             async with open_nursery() as nursery:
-                for batch in batches:
+                for batch in left:
                     nursery.start_soon(self._seal_batch, batch)
         else:
-            for batch in batches:  # a caller that goes away leaves what it began to the sealer
-                self._nursery.start_soon(self._seal_batch, batch)
             for batch in batches:
                 await self._over(batch)
         for over in busy:
@@ -179,14 +181,14 @@ class Sealer:
         small: list[OpenFile] = []
         size = 0
         for ino in inos:
-            file = self._files.file(ino)
+            file = self._files.known.get(ino)
             self._due.pop(ino, None)
             self._later.pop(ino, None)
             if file is None or not file.dirty or file.handles or ino in self._busy:
                 continue
             self._busy[ino] = trio.Event()
             # It may wait for the remote, or take long.
-            if not file.whole or file.clearing or file.charged_bytes >= LARGE_BYTES:
+            if file.partial or file.clearing or file.charged_bytes >= LARGE_BYTES:
                 batches.append(_Batch([file], file.charged_bytes >= LARGE_BYTES, begin))
                 continue
             small.append(file)
@@ -223,8 +225,7 @@ class Sealer:
 
     def _again(self, files: Sequence[OpenFile]) -> None:
         for file in files:
-            known = self._files.file(file.ino) is file
-            if file.dirty and not file.handles and known and not file.unlinked and file.ino not in self._due:
+            if file.dirty and not file.handles and not file.unlinked and file.ino not in self._due:
                 self._later.pop(file.ino, None)
                 self._later[file.ino] = trio.current_time() + RETRY_S
                 self._wake.set()
@@ -232,7 +233,7 @@ class Sealer:
     async def _fill_all(self, batch: list[OpenFile]) -> None:
         """A file that was only partly here is hashed whole; one that loses a chunk this moment, once that is over."""
         for file in batch:
-            if not file.whole or file.clearing:
+            if file.partial or file.clearing:
                 await self._files.parts.settle(file)
 
     # -- on a worker thread ------------------------------------------------------------------------------------
@@ -279,7 +280,7 @@ class Sealer:
         parts: dict[int, int] = {}
         loose: tuple[tuple[int, int], ...] = ()
         try:
-            if file.whole:
+            if not file.partial:
                 hasher = Hasher(
                     fd,
                     before.st_size,
@@ -323,11 +324,10 @@ class Sealer:
             by_stream: dict[int, list[Hashed]] = {}
             for one in hashed:
                 file = one.file
-                if files.is_held(file.ino):
-                    self._again([file])  # somebody opens it: nobody else waits for that here
+                if not held.enter_context(files.known.holding_now(file.ino)):
+                    self._again([file])  # it is being opened: the others of the batch do not wait for that
                     continue
-                await held.enter_async_context(files.holding(file.ino))
-                if file.handles or file.seal_attempt != one.attempt or files.file(file.ino) is not file:
+                if file.handles or file.seal_attempt != one.attempt or not file.dirty:
                     self._again([file])  # opened again: then the next close brings it back
                     continue
                 if one.loose and self._files.parts.can_punch:
@@ -359,8 +359,9 @@ class Sealer:
 
     def _sealed(self, one: Hashed, row: ObjectRow) -> None:
         files, file = self._files, one.file
-        file.state = row.state
         self.sealed_files += 1
+        if not file.dirty:
+            return  # removed since its commit, and given back with what it was charged
         if one.loose or file.told_stamp not in (None, one.stamp):
             files.kernel.invalidate_attr(file.ino)  # stores through a mapping told nobody
         files.sealed(file, row, self._disk_bytes(one))

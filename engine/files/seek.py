@@ -20,6 +20,7 @@ import trio
 
 from aof2.engine.catalog.rows import JobState, JobType
 from aof2.engine.errors import os_error
+from aof2.engine.locks import Rank, TaskLock, task_lock
 from aof2.engine.quota import Level, Reservation
 
 if TYPE_CHECKING:
@@ -57,11 +58,11 @@ class RoomSeeker:
     def __init__(self, files: Files) -> None:
         self._files = files
         self._volume = files.volume
-        self._turns: dict[str, trio.Lock] = {}  # by tenant
+        self._turns: dict[str, TaskLock] = {}  # by tenant
         self._moved: _Moved | None = None
         self._moved_s = 0.0
         self._pushed_s = float("-inf")
-        self._pushing = trio.Lock()
+        self._pushing = task_lock(Rank.PUSH)
 
     async def take_now(self, tenant: str, size: int, wanted: int) -> Reservation | None:
         """As much as is wanted; else what there is, if that is enough."""
@@ -79,7 +80,7 @@ class RoomSeeker:
         reservation = await self.take_now(writing.tenant, size, wanted)
         if reservation is not None:
             return reservation
-        async with self._turns.setdefault(writing.tenant, trio.Lock()):
+        async with self._turns.setdefault(writing.tenant, task_lock(Rank.TENANT_ROOM)):
             return await self._wait(writing, size, wanted, began_s)
 
     async def _wait(self, writing: Writing, size: int, wanted: int, began_s: float) -> Reservation:

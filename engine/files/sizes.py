@@ -53,7 +53,7 @@ class Sizes:
         """Cuts or extends a dirty file."""
         if size > FILE_BYTES_MAX:
             raise os_error(errno.EFBIG)
-        self._room.let_go(file)
+        self._room.watch.let_go(file)
         await self._cut(file, size)
         await self._charges.recharge(file)
 
@@ -62,7 +62,7 @@ class Sizes:
         cuts = size % self._block_bytes and file.is_absent(block, self._block_bytes)
         async with self._room.admit(file, size, 0, more=self._block_bytes if cuts else 0), file.io:
             self._parts.touch_all_from(file, min(size, file.stat().st_size))
-            if file.whole:
+            if not file.partial:
                 os.truncate(file.path, size)
                 return
             shorter = size < file.base_len
@@ -85,12 +85,12 @@ class Sizes:
         if offset + length > FILE_BYTES_MAX:
             raise os_error(errno.EFBIG)
         takes_only = not mode & ~FALLOC_KEEP_SIZE
-        if not file.whole and not takes_only:
+        if file.partial and not takes_only:
             await self._fill_or_refuse(file)
         taken = 0 if mode & FALLOC_PUNCH_HOLE else length
         async with self._room.admit(file, offset, taken), file.io:
             if not takes_only:
-                if not file.whole:
+                if file.partial:
                     raise os_error(errno.EOPNOTSUPP)
                 self._parts.touch_all_from(file, offset)  # some modes move what is behind the range
             await trio.to_thread.run_sync(fallocate, file.open_fd(), mode, offset, length)
@@ -114,7 +114,7 @@ class Sizes:
             return self._seek_rows(file.base, offset, whence)
         fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            return os.lseek(fd, offset, whence) if file.whole else self._seek_partly(file, fd, offset, size, whence)
+            return self._seek_partly(file, fd, offset, size, whence) if file.partial else os.lseek(fd, offset, whence)
         finally:
             os.close(fd)
 

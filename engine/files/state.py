@@ -1,10 +1,18 @@
-"""One open or unsealed file: which backing file it is, who has it open, in which mode the kernel has it.
+"""One file that is open, or written and not sealed yet: its state, who has it open, what the channel was told of it.
 
-Modes. All opens of an inode are in one mode at a time, decided at the first open and held to until the last close:
-- PASSTHROUGH: the kernel reads and writes the backing file itself. Only for files that are here whole, and for writers
-  of files that no descriptor can read meanwhile, whose finished chunks may go (`brake.py`).
-- RANGED: reads and writes are requests. The channel answers those whose blocks it knows to be in the backing file,
-  the rest comes to `Files`.
+    opened ──► CLEAN ─┬─ first writer, all of it here ──► DIRTY_WHOLE ◄── created
+                 │    │                                    │       ▲
+                 │    │               a chunk goes as part ▼       │ all blocks came in
+                 │    └─ first writer, some elsewhere ──► DIRTY_PARTIAL
+                 ▼
+               GONE ◄── closed, from CLEAN; sealed, from both that are dirty; removed, from all
+
+The lines are `TRANSITIONS`; a step that is not there raises. What a state means for `base` and `whole`:
+
+    CLEAN          the catalog has everything; bytes come from `base`, whichever of them are here
+    DIRTY_WHOLE    every block is in the backing file, and there is no `base`
+    DIRTY_PARTIAL  blocks below `base_len` may be absent, and come from `base`
+    GONE           the table knows it no more; there is no `base`, and no charge to change
 
 Owner: the trio thread. A crash leaves nothing of this: the catalog's DIRTY rows and the backing files are enough.
 """
@@ -12,26 +20,42 @@ Owner: the trio thread. A crash leaves nothing of this: the catalog's DIRTY rows
 from __future__ import annotations
 
 import contextlib
+import enum
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
 from typing import Final, NamedTuple
 
-import trio
-
-from aof2.engine.catalog.rows import ObjectState
 from aof2.engine.catalog.rows import stream_of as stream_of
+from aof2.engine.files.atchannel import NOT_OPEN, AtChannel
 from aof2.engine.files.ledger import Ledger
 from aof2.engine.kinds.kernel import Kernel as Kernel
 from aof2.engine.kinds.kernel import Mode as Mode
 from aof2.engine.kinds.kernel import NodeFlags as NodeFlags
 from aof2.engine.local.handles import Key, ObjectHandle
+from aof2.engine.locks import Rank, TaskLock, task_lock
 from aof2.engine.objects import ObjectGoneError
 
 
+class State(enum.Enum):
+    CLEAN = enum.auto()
+    DIRTY_WHOLE = enum.auto()
+    DIRTY_PARTIAL = enum.auto()
+    GONE = enum.auto()
+
+
+DIRTY: Final = frozenset({State.DIRTY_WHOLE, State.DIRTY_PARTIAL})
+TRANSITIONS: Final[Mapping[State, Set[State]]] = {
+    State.CLEAN: {State.DIRTY_WHOLE, State.DIRTY_PARTIAL, State.GONE},
+    State.DIRTY_WHOLE: {State.DIRTY_PARTIAL, State.GONE},
+    State.DIRTY_PARTIAL: {State.DIRTY_WHOLE, State.GONE},
+    State.GONE: frozenset(),
+}
+
+
 class Stamp(NamedTuple):
-    """A backing file at a moment: equal stamps, taken long enough apart, mean that nobody wrote."""
+    """A backing file at a moment: equal stamps, taken long enough apart, mean that no write came between."""
 
     size: int
     mtime_ns: int
@@ -50,69 +74,122 @@ class Running:
         self.chunks: list[bytes] = []
 
 
+class Taken:
+    """Chunks of a dirty file that go, or went, as parts."""
+
+    __slots__ = ("clearing", "running", "unwritten", "wrote_s")
+
+    def __init__(self) -> None:
+        self.clearing: set[int] = set()  # chunks on their way out: the channel is not to answer for them
+        self.unwritten: set[int] = set()  # those of them that were not written to since they were read
+        self.wrote_s: dict[int, float] = {}  # chunk → when a write to it was last seen, by the trio clock
+        self.running: Running | None = None  # once a chunk was read
+
+
 class OpenFile:
     """A file that is open, or that was written and is not sealed yet. There may be tens of thousands of the latter, so
-    what only few of them use is made when it is first asked for (`_made_when_used`)."""
-
-    written: set[int]  # blocks of the base that were overwritten
-    wrote: dict[int, float]  # chunk → when it was last seen written, by the trio clock
-    clearing: set[int]  # chunks that the channel is not to answer for: they are being taken as parts
-    taking: set[int]  # those of them that nobody has written to since they were read
-    running: Running
-    io: trio.Lock  # held where blocks of a partly fetched, dirty file change or come in
-    room: trio.Lock  # held by who asks for room for it: in turn
-    closing: trio.Event  # its last handle was closed; made anew by who waits for that
+    what only few of them use is made when it is first asked for."""
 
     __slots__ = (
-        "_charged_bytes", "_ledger", "_path", "_state", "appends", "base", "base_len", "budget", "clean_ns",
-        "clean_stamp", "clearing", "closing", "doubted", "fd", "frozen", "granted_bytes", "handles", "io", "key",
-        "masked", "mode", "new_name", "noted_partial", "pending_bytes", "registered", "room", "running",
-        "seal_attempt", "special", "taking", "tenant", "told", "told_stamp", "unlinked", "whole", "window_bytes",
-        "write_only", "writers", "written", "wrote",
+        "_charged_bytes", "_io", "_ledger", "_path", "_room", "_state", "_taken", "base", "base_len", "channel",
+        "clean_stamp", "fd", "handles", "key", "new_name", "noted_partial", "pending_bytes", "seal_attempt", "tenant",
+        "told_stamp", "unlinked", "writers",
     )  # fmt: skip
 
-    def __init__(self, key: Key, tenant: str, path: Path, state: ObjectState) -> None:
+    def __init__(self, key: Key, tenant: str, path: Path, state: State = State.DIRTY_WHOLE) -> None:
         self.key = key
         self.tenant = tenant
         self._path = str(path)
         self._state = state
         self._ledger: Ledger | None = None  # while it is known (`known.py`)
-        self.mode: Mode | None = None
+        self._charged_bytes = 0  # of quota, while it is dirty
+        self._taken: Taken | None = None
+        self._io: TaskLock | None = None
+        self._room: TaskLock | None = None
+        self.channel: AtChannel = NOT_OPEN
         self.handles = 0
         self.writers = 0
         self.base: ObjectHandle | None = None  # where blocks that are not here come from
         self.base_len = 0  # up to where the base counts; beyond it everything is here
-        self.whole = True  # every block is in the backing file
         self.noted_partial = False  # the catalog knows it as a dirty file that lacks blocks
         self.clean_stamp: Stamp | None = None  # the file as the first writer found it
-        self.clean_ns = 0  # and when
-        self.registered = False
-        self.masked = False  # registered block by block: the channel can be told that one is not to be relied on
-        self.told = 0  # up to which block the channel knows what is here
-        self.budget = 0  # what the channel may still write without asking, as far as is known
-        self.granted_bytes = 0  # all it was ever allowed
+        self.told_stamp: Stamp | None = None  # what the kernel was last told
         self.pending_bytes = 0  # admitted, and being written by us
-        self.window_bytes = 0  # the last grant: the next is larger
-        self._charged_bytes = 0  # of quota, while it is dirty
-        self.doubted = False  # a block of it turned out bad: what the kernel was given may be, until all close it
         self.fd = -1
         self.seal_attempt = 0  # a write-open in between makes a seal under way void
         self.new_name = False  # the backing file's name may not be durable yet
-        self.appends = False  # a descriptor of it was opened with O_APPEND
-        self.write_only = False  # no descriptor of it was ever open that could map it: parts can go from under a writer
-        self.frozen = False  # writers are stopped: the disk has no room
         self.unlinked = False
-        self.told_stamp: Stamp | None = None  # what the kernel was last told
-        self.special = False  # suid, sgid or capabilities: a write by another user takes them away
 
-    def __getattr__(self, name: str) -> object:
-        """Only for slots that are still empty."""
-        make = _made_when_used.get(name)
-        if make is None:
-            raise AttributeError(name)
-        value = make()
-        setattr(self, name, value)
-        return value
+    # -- its state ---------------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> State:
+        return self._state
+
+    def become(self, state: State, base: ObjectHandle | None = None, base_len: int = 0) -> None:
+        """A step of `TRANSITIONS`, with where its absent blocks come from then."""
+        if state not in TRANSITIONS[self._state]:
+            raise ValueError(f"inode {self.ino} cannot be {state.name} after {self._state.name}")
+        ledger = self._ledger
+        self.counted_by(None)
+        self._state = state
+        self.base, self.base_len = base, base_len
+        self.counted_by(ledger)
+
+    @property
+    def dirty(self) -> bool:
+        return self._state in DIRTY
+
+    @property
+    def partial(self) -> bool:
+        """Whether it is dirty and blocks of it may be absent."""
+        return self._state is State.DIRTY_PARTIAL
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is dirty and every block is in the backing file."""
+        return self._state is State.DIRTY_WHOLE
+
+    # -- made when used ----------------------------------------------------------------------------------------
+
+    @property
+    def taken(self) -> Taken:
+        if self._taken is None:
+            self._taken = Taken()
+        return self._taken
+
+    @property
+    def clearing(self) -> Set[int]:
+        """Chunks on their way out."""
+        return self._taken.clearing if self._taken is not None else frozenset()
+
+    @property
+    def running(self) -> Running:
+        """To look at, from any thread."""
+        return (self._taken.running if self._taken is not None else None) or Running()
+
+    def closed(self) -> AtChannel:
+        """No handle is left; what the channel was told of it until now."""
+        channel, self.channel = self.channel, NOT_OPEN
+        if self._taken is not None and not self._taken.clearing and self._taken.running is None:
+            self._taken = None  # when what was written is of no use for a closed file
+        return channel
+
+    @property
+    def io(self) -> TaskLock:
+        """Held where blocks of a partly fetched, dirty file change or come in."""
+        if self._io is None:
+            self._io = task_lock(Rank.FILE_IO)
+        return self._io
+
+    @property
+    def room(self) -> TaskLock:
+        """Held by who asks for room for it: in turn."""
+        if self._room is None:
+            self._room = task_lock(Rank.FILE_ROOM)
+        return self._room
+
+    # -- what it takes -----------------------------------------------------------------------------------------
 
     @property
     def path(self) -> Path:
@@ -121,17 +198,6 @@ class OpenFile:
     @path.setter
     def path(self, path: Path) -> None:
         self._path = str(path)
-
-    @property
-    def state(self) -> ObjectState:
-        return self._state
-
-    @state.setter
-    def state(self, state: ObjectState) -> None:
-        ledger = self._ledger
-        self.counted_by(None)
-        self._state = state
-        self.counted_by(ledger)
 
     @property
     def charged_bytes(self) -> int:
@@ -156,10 +222,6 @@ class OpenFile:
         return self.key[1]
 
     @property
-    def dirty(self) -> bool:
-        return self.state == ObjectState.DIRTY
-
-    @property
     def source(self) -> ObjectHandle:
         """Where the bytes of a file that is clean, or only partly here, come from."""
         if self.base is None:
@@ -177,7 +239,7 @@ class OpenFile:
 
     @contextlib.contextmanager
     def keeping_times(self) -> Iterator[None]:
-        """What happens inside is nobody's write. (While somebody writes, the times move anyway.)"""
+        """What happens inside is no write. (While a writer has it open, the times move anyway.)"""
         before = self.stat()
         try:
             yield
@@ -198,14 +260,14 @@ class OpenFile:
     def absent_mask(self, index: int, per_chunk: int, block_bytes: int) -> int:
         """The blocks of a chunk that must be fetched before they can be read."""
         base = self.base
-        if self.whole or base is None or index >= len(base.masks):
+        if base is None or index >= len(base.masks):
             return 0
         stop = min(-(-self.base_len // block_bytes), base.block_count) - index * per_chunk
         return ~(base.masks[index] & base.trusted[index]) & (1 << max(0, min(stop, per_chunk))) - 1
 
     def absent_blocks(self, first: int, stop: int, block_bytes: int) -> Iterator[int]:
         """Those of first … stop − 1 that must be fetched; what lacks nothing is passed over chunk by chunk."""
-        if self.whole or self.base is None:
+        if self.base is None:
             return
         per_chunk = self.base.blocks_per_chunk
         for index in range(first // per_chunk, -(-stop // per_chunk)):
@@ -218,15 +280,9 @@ class OpenFile:
 
     def is_absent(self, block: int, block_bytes: int) -> bool:
         """Whether the block must be fetched before it can be read."""
-        if self.whole or self.base is None or block * block_bytes >= self.base_len:
+        if self.base is None or block * block_bytes >= self.base_len:
             return False
         return block < self.base.block_count and not self.base.is_ready(block)
-
-
-_made_when_used: Final[dict[str, Callable[[], object]]] = {
-    "written": set, "wrote": dict, "clearing": set, "taking": set, "running": Running,
-    "io": trio.Lock, "room": trio.Lock, "closing": trio.Event,
-}  # fmt: skip
 
 
 def wants_write(flags: int) -> bool:

@@ -6,6 +6,7 @@
 
 It opens and closes; what is read and written goes through a handle (`handle.py`), and the rest is done by
 
+    state.py    a file, and the states it goes through        atchannel.py   what the channel was told of it
     known.py    which files there are, and who holds one      content.py     reading, writing, fetching
     loading.py  from the catalog to a file, clean to dirty    sizes.py       cutting, extending, holes
     modes.py    passthrough or ranged, what the channel knows durability.py  fsync
@@ -15,7 +16,7 @@ It opens and closes; what is read and written goes through a handle (`handle.py`
     reading.py  who reads while parts are elsewhere           copying.py     copy_file_range
 
 Invariants
-- One backing file an inode, one mode for all who have it open (`state.py`).
+- One backing file an inode, one mode for all who have it open (`atchannel.py`).
 - A dirty file's size and times are its backing file's; a clean one's are the catalog's.
 - Nothing here waits for the remote but reads and partial writes of what is not here.
 
@@ -28,7 +29,6 @@ import errno
 import os
 import struct
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -38,6 +38,7 @@ from aof2.engine import namespace
 from aof2.engine.aio import result_of
 from aof2.engine.catalog.rows import InodeRow, ObjectRow
 from aof2.engine.errors import os_error
+from aof2.engine.files.atchannel import NOT_OPEN, AtChannel
 from aof2.engine.files.charges import Charges
 from aof2.engine.files.cold import ColdFiles
 from aof2.engine.files.content import Content
@@ -88,82 +89,49 @@ class Files:
         self._opens = Opens() if opens is None else opens
         self.open_count = 0
         self._stopped: set[int] = set()  # by `refuse_writes`
-        self._known = Known()
-        self._kept = KeptPages()
+        self.known = Known()
+        self.kept = KeptPages()
         self.parts = Parts(self)
         self.room = WriteRoom(self)
         self.sealer = Sealer(self)
         self.charges = Charges(volume, kernel, self.parts)
-        self._loader = Loader(volume, kernel, self._known, self.parts, self.charges)
-        self._modes = Modes(volume, kernel, self.parts, self.room)
-        self.content = Content(volume, self._modes, self.parts, self.room)
+        self._loader = Loader(volume, kernel, self.known, self.parts, self.charges)
+        self.modes = Modes(volume, kernel, self.parts, self.room)
+        self.content = Content(volume, self.modes, self.parts, self.room)
         self.cold = ColdFiles(volume, kernel, self.content.patience)
-        self.durability = Durability(volume, self._known, self.charges)
+        self.durability = Durability(volume, self.known, self.charges)
         self.sizes = Sizes(
             self.content, self.parts, self.room, self.charges, self.durability, block_bytes=self.block_bytes
         )
-        self._reading = Reading(volume, self.kernel, self._known, self.content, self.room)
+        self._reading = Reading(volume, self.kernel, self.known, self.content, self.room)
         self.copying = Copying(volume, self.content, self.room, self.charges)
-        self.removal = Removal(volume, self._known, self.parts, self.sealer)
-        volume.hydrator.on_landed = self._landed
-        volume.hydrator.on_lost = self._lost
+        self.removal = Removal(volume, self.known, self.parts, self.sealer)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """The background: sealing what was closed, watching what grows."""
         try:
-            async with trio.open_nursery() as nursery:
-                await nursery.start(self.sealer.run)
-                await nursery.start(self.room.run)
-                await nursery.start(self.cold.reads.run)
-                task_status.started()
+            with self.volume.hydrator.heard_by(self):
+                async with trio.open_nursery() as nursery:
+                    await nursery.start(self.sealer.run)
+                    await nursery.start(self.room.run)
+                    await nursery.start(self.cold.reads.run)
+                    task_status.started()
         finally:
-            for file in self._known.all():
-                self.room.let_go(file)
+            for file in self.known.all():
+                self.room.watch.let_go(file)
                 file.close_fd()
                 if file.dirty and file.base is not None:
                     file.base.close_file()
 
     def refuse_writes(self) -> int:
         """The volume is another's: who has a file open for writing gets an error from here on; how many files."""
-        for file in self._known.all():
+        for file in self.known.all():
             if file.writers and set_immutable(file.path, on=True):  # until its last writer closed, or recovery
                 self._stopped.add(file.ino)
         return len(self._stopped)
 
     def check_writable(self, ino: int) -> None:
         self.volume.check_writable(stream_of(ino))
-
-    # -- who has what ------------------------------------------------------------------------------------------
-
-    def is_open(self, ino: int) -> bool:
-        """Whether somebody has it open, or is about to. Also called on the writer thread."""
-        return self._known.is_open(ino)
-
-    def file(self, ino: int) -> OpenFile | None:
-        return self._known.get(ino)
-
-    def open_files(self) -> list[OpenFile]:
-        return [file for file in self._known.all() if file.handles]
-
-    def writing(self) -> set[int]:
-        return {file.ino for file in self._known.all() if file.writers}
-
-    def dirty_files(self) -> list[OpenFile]:
-        return [file for file in self._known.all() if file.dirty]
-
-    def unsealed_count(self) -> int:
-        """Upper bound on dirty files: also counts the clean ones that are open."""
-        return len(self._known)
-
-    def dirty_count(self) -> int:
-        return self._known.ledger.files
-
-    def dirty_bytes(self) -> int:
-        return self._known.ledger.bytes
-
-    def dirty_bytes_of(self, tenant: str | None = None) -> int:
-        """What dirty files of a tenant, or of all, are charged."""
-        return self.dirty_bytes() if tenant is None else self._known.ledger.bytes_of[tenant]
 
     def handle(self, fh: int) -> Handle:
         handle = self._opens.get(fh)
@@ -174,23 +142,6 @@ class Files:
     def _put(self, handle: Handle) -> None:
         self._opens.put(handle.fh, handle)
         self.open_count += 1
-
-    def is_held(self, ino: int) -> bool:
-        """Whether somebody changes the file's state, or waits to."""
-        return self._known.is_held(ino)
-
-    def holding(self, ino: int) -> AbstractAsyncContextManager[None]:
-        """One at a time for what changes a file's state."""
-        return self._known.holding(ino)
-
-    @property
-    def passthrough(self) -> bool:
-        """Whether the kernel can read and write backing files itself."""
-        return self._modes.passthrough
-
-    @passthrough.setter
-    def passthrough(self, can: bool) -> None:
-        self._modes.passthrough = can
 
     # -- creating ----------------------------------------------------------------------------------------------
 
@@ -227,11 +178,11 @@ class Files:
         row = await self._make_row(parent, work)
         file, fd = self._make_new(row)
         try:
-            file.mode = self._modes.for_writing(file, row)
-            self._modes.register(file, row, fd)
+            mode = self.modes.for_writing(file, row)
+            file.channel = AtChannel(mode, write_only=flags & os.O_ACCMODE == os.O_WRONLY)
+            self.modes.register(file, row, fd)
         finally:
             os.close(fd)
-        file.write_only = flags & os.O_ACCMODE == os.O_WRONLY
         return row, self._new_handle(file, flags, new=True)
 
     def _make_new(self, row: InodeRow) -> tuple[OpenFile, int]:
@@ -239,7 +190,7 @@ class Files:
         file = self._loader.new(row)
         # The row is there: it must not be without its file.
         fd = self.volume.env.essential(partial(self.volume.hot.create, file.path))
-        self._known.add(file)
+        self.known.add(file)
         return file, fd
 
     async def admit_file(self) -> None:
@@ -254,20 +205,20 @@ class Files:
     def born(self, row: InodeRow, fh: int, flags: int, *, closed: bool) -> None:
         """A file that the channel created, and passed through; `closed` again already."""
         file = self._loader.new(row)
-        self._known.add(file)
+        self.known.add(file)
         self._recency.touched(row.ino)
         if closed:
             self.charges.charge(file)
             self.sealer.closed(file)
             return
-        file.mode, file.registered, file.handles = Mode.PASSTHROUGH, True, 1
-        file.write_only = flags & os.O_ACCMODE == os.O_WRONLY
-        file.appends = bool(flags & os.O_APPEND)
+        write_only = flags & os.O_ACCMODE == os.O_WRONLY
+        file.channel = AtChannel(Mode.PASSTHROUGH, write_only=write_only, appends=bool(flags & os.O_APPEND))
+        file.channel.registered, file.handles = True, 1
         handle = Handle(self, fh, file, flags)
         self._put(handle)
         if handle.writes:
             file.writers = 1
-            self.room.born(file)
+            self.room.watch.opened(file)  # the channel watches it already, where there is a brake
             self.charges.charge(file)
 
     async def born_released(self, fh: int, *, dropped: bool) -> None:
@@ -275,7 +226,7 @@ class Files:
         handle = self._opens.find(fh)
         if isinstance(handle, Handle):
             if dropped:
-                handle.file.registered = False
+                handle.file.channel.registered = False
             await self.release(fh)
 
     # -- opening -----------------------------------------------------------------------------------------------
@@ -285,23 +236,26 @@ class Files:
         if wants_write(flags) or flags & os.O_TRUNC:
             self.check_writable(ino)
         reads = flags & os.O_ACCMODE != os.O_WRONLY
-        with self._known.opening(ino):
+        with self.known.opening(ino) as going:
             try:
+                if going:
+                    await self._until_removed(ino)
                 if reads:
                     await self._reading.until_readable(ino)
-                async with self.holding(ino):
+                async with self.known.holding(ino):
                     row, file = await self._loader.load(ino)
                     if wants_write(flags):
-                        self._kept.forget(ino)
+                        self.kept.forget(ino)
                         await self._loader.make_writable(file, row, keep=not flags & os.O_TRUNC)
                     if flags & os.O_TRUNC:
                         await self.sizes.truncate(file, 0)
-                    if not file.handles:
-                        file.write_only = not reads and await self._reading.is_unmapped(file)
-                    file.write_only = file.write_only and not reads
-                    if file.mode is None:
-                        file.mode = await self._modes.choose(file, row, writes=wants_write(flags))
-                    self._modes.ensure_registered(file, row)
+                    write_only = not reads and (
+                        file.channel.write_only if file.handles else await self._reading.is_unmapped(file)
+                    )
+                    if file.channel is NOT_OPEN:
+                        file.channel = AtChannel(await self.modes.choose(file, row, writes=wants_write(flags)))
+                    file.channel.write_only = write_only
+                    self.modes.ensure_registered(file, row)
                     return self._new_handle(file, flags)
             except BaseException:
                 self._forget_unused(ino)
@@ -310,27 +264,36 @@ class Files:
     async def truncate(self, ino: int, size: int) -> None:
         """Cuts or extends, open or not."""
         self.check_writable(ino)
-        with self._known.opening(ino):
+        with self.known.opening(ino) as going:
             try:
-                async with self.holding(ino):
+                if going:
+                    await self._until_removed(ino)
+                async with self.known.holding(ino):
                     row, file = await self._loader.load(ino)
-                    self._kept.forget(ino)
+                    self.kept.forget(ino)
                     await self._loader.make_writable(file, row, keep=size > 0)
                     await self.sizes.truncate(file, size)
             finally:
                 self._forget_unused(ino)
 
+    async def _until_removed(self, ino: int) -> None:
+        """Returns when the batch that was told that it may remove the inode is committed, or has failed."""
+        await result_of(self.volume.writer.submit(stream_of(ino), lambda b: None))
+        self.known.went(ino)
+
     def _forget_unused(self, ino: int) -> None:
         """An open that failed leaves nothing behind; a dirty file stays for the sealer."""
-        file = self._known.get(ino)
-        if file is None or file.handles or self._known.openers(ino) > 1:
+        file = self.known.get(ino)
+        if file is None or file.handles or self.known.openers(ino) > 1:
             return
+        if not file.channel.registered:
+            file.closed()  # the next open chooses its mode anew
         self._seal_or_let_go(file)
 
     def _new_handle(self, file: OpenFile, flags: int, *, new: bool = False) -> int:
         fh = self._opens.new_number()
-        keeps_pages = self._kept.opened(file, fh)
-        if not wants_write(flags) and file.mode is Mode.RANGED and self.cold.opened(file, fh):
+        keeps_pages = self.kept.opened(file, fh)
+        if not wants_write(flags) and file.channel.mode is Mode.RANGED and self.cold.opened(file, fh):
             keeps_pages = False  # and is no use of it: a cold scan leaves the caches as they are
         elif new:
             self._recency.touched(file.ino)
@@ -341,7 +304,7 @@ class Files:
         file.handles += 1
         if handle.writes:
             file.writers += 1
-            file.appends = file.appends or bool(flags & os.O_APPEND)
+            file.channel.appends = file.channel.appends or bool(flags & os.O_APPEND)
             self.sealer.wait(file)
             self.room.opened(file, flags)
         self.kernel.handle(file.ino, fh, struct.pack("<QQ", file.ino, flags & 0xFFFFFFFF))
@@ -349,36 +312,37 @@ class Files:
 
     async def adopt(self, ino: int) -> None:
         """A dirty file from before a restart: it is sealed, unless somebody opens it first."""
-        async with self.holding(ino):
+        async with self.known.holding(ino):
             _, file = await self._loader.load(ino)
             if not file.handles:
                 self.sealer.closed(file)
 
-    def _landed(self, key: tuple[int, int, int], first: int, count: int) -> None:
+    def landed(self, key: tuple[int, int, int], first: int, count: int) -> None:
         """Blocks came in."""
-        file = self._known.get(key[1])
+        file = self.known.get(key[1])
         if file is not None and file.base is not None and file.base.key == key:
-            self._modes.landed(file, first, count)
+            self.modes.landed(file, first, count)
 
-    async def _lost(self, key: tuple[int, int, int], blocks: list[int]) -> None:
-        """Blocks turned out bad, or gone: nobody answers for them any more."""
-        self._kept.forget(key[1])
-        file = self._known.get(key[1])
+    async def lost(self, key: tuple[int, int, int], blocks: list[int]) -> None:
+        """Blocks turned out bad, or gone: the channel answers for them no more."""
+        self.kept.forget(key[1])
+        file = self.known.get(key[1])
         if file is None:
             return
-        file.doubted = True
+        if file.channel is not NOT_OPEN:
+            file.channel.doubted = True
         if file.base is None or file.base.key != key:
             return
-        if file.registered and file.masked:
+        if file.channel.registered and file.channel.masked:
             for first, count in runs_of(sorted(blocks)):
                 await self.kernel.clear(file.ino, first, count)
         self.kernel.invalidate_inode(file.ino)
 
     def refused(self, ino: int) -> None:
         """The kernel would not pass this file through after all: the channel serves it as a ranged one."""
-        file = self._known.get(ino)
-        if file is not None:
-            file.mode, file.masked = Mode.RANGED, False
+        file = self.known.get(ino)
+        if file is not None and file.channel is not NOT_OPEN:
+            file.channel.mode, file.channel.masked = Mode.RANGED, False
 
     # -- closing -----------------------------------------------------------------------------------------------
 
@@ -391,8 +355,8 @@ class Files:
         if not self.cold.is_cold(fh):
             self._recency.touched(file.ino)
         self.cold.released(fh)
-        async with self.holding(file.ino):
-            self._kept.released(file.ino, fh)
+        async with self.known.holding(file.ino):
+            self.kept.released(file.ino, fh)
             if handle.writes:
                 await self.charges.collect(file)
             file.handles -= 1
@@ -411,15 +375,15 @@ class Files:
                 await self.removal.drop_orphan(file)
 
     def _closed(self, file: OpenFile) -> None:
-        if file.registered:
+        channel = file.closed()
+        if channel.registered:
             self.kernel.drop(file.ino)
-        file.registered, file.masked, file.mode = False, False, None
-        file.closing.set()
-        if file.budget:
-            file.budget, file.window_bytes = 0, 0
+        if channel.closed is not None:
+            channel.closed.set()
+        if channel.budget:
             self.charges.charge(file)
         file.close_fd()
-        if not file.unlinked and not self._known.openers(file.ino):
+        if not file.unlinked and not self.known.openers(file.ino):
             self._seal_or_let_go(file)
 
     def _seal_or_let_go(self, file: OpenFile) -> None:
@@ -429,33 +393,20 @@ class Files:
             return
         if file.base is not None:
             self.volume.hydrator.close(file.base)
-            file.base = None
-        self._known.forget(file)
+        self.known.forget(file)
 
     # -- bytes -------------------------------------------------------------------------------------------------
 
     async def make_present(self, ino: int, offset: int, length: int) -> None:
         """A passthrough writer goes back into what was uploaded: it is here again when this returns."""
-        file = self._known.get(ino)
+        file = self.known.get(ino)
         if file is not None and file.dirty:
             await self.content.make_present(file, offset, length)
 
     async def drop_kernel_pages(self, ino: int) -> None:
         """The kernel gives up what it remembers of the file's bytes, by the next open at the latest."""
-        self._kept.forget(ino)
+        self.kept.forget(ino)
         self.kernel.invalidate_inode(ino)
-
-    def forgotten(self, ino: int) -> None:
-        """The kernel knows nothing of this inode any more."""
-        self._kept.forget(ino)
-
-    # -- durability and quota ----------------------------------------------------------------------------------
-
-    def charge_as(self, ino: int, disk_bytes: int) -> None:
-        """The channel looked at a passthrough file: it takes so much."""
-        file = self._known.get(ino)
-        if file is not None and file.mode is Mode.PASSTHROUGH:
-            self.charges.charge_as(file, disk_bytes)
 
     # -- removal and sealing -----------------------------------------------------------------------------------
 
@@ -467,4 +418,4 @@ class Files:
             self.parts.sealed.add(file.key)
         self.charges.sealed(file, disk_bytes)
         self._recency.sized(file.ino, units_of(disk_bytes))
-        self._known.forget(file)
+        self.known.forget(file)

@@ -51,7 +51,7 @@ class Unlinks:
             row = view.get(stream_id, t.INODES, entry.ino) if entry is not None else None
         if row is None or not stat.S_ISREG(row.mode) or row.nlink != 1:
             return None
-        if self._files.is_open(row.ino) or self._files.is_held(row.ino):
+        if self._files.known.is_open(row.ino) or self._files.known.is_held(row.ino):
             return None
         now_ns = volume.env.now_ns()
         if not self._intents.append(stream_id, IntentKind.UNLINKED, row.ino, parent=parent, name=name, time_ns=now_ns):

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from aof2.engine.aio import open_nursery
+from aof2.engine.aio import Tasks
 from aof2.engine.errors import FatalIOError, ReadOnlyError
 from aof2.engine.files.brake import Brake
 from aof2.engine.files.recover import set_immutable
@@ -60,9 +60,9 @@ class Watch:
         self._writers = Rounds()  # those that are looked at; with a brake, the ranged ones
         self._passing: dict[int, str] = {}  # inode → tenant, of all that are passed through
         self._passing_of: Counter[str] = Counter()  # by tenant, how many
-        self._frozen: dict[int, OpenFile] = {}
+        self.stopped: dict[int, OpenFile] = {}  # by inode, immutable until there is room
         self._wake = trio.Event()
-        self._nursery: trio.Nursery | None = None
+        self._tasks = Tasks()
         self._can_stop: bool | None = None
         self._evicting = False
         self._draining = False
@@ -90,9 +90,9 @@ class Watch:
         return self._writers.count(Mode.RANGED)
 
     def opened(self, file: OpenFile) -> None:
-        if file.mode is Mode.PASSTHROUGH:
+        if file.channel.mode is Mode.PASSTHROUGH:
             self._pass(file)
-        if file.mode is not Mode.PASSTHROUGH or not self._brake.on:
+        if file.channel.mode is not Mode.PASSTHROUGH or not self._brake.on:
             self._writers.add(file)
         self._wake.set()
 
@@ -111,8 +111,7 @@ class Watch:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Looks after writers, while there are any, and after what they leave."""
         await trio.to_thread.run_sync(lambda: self.can_stop)
-        async with open_nursery() as nursery:
-            self._nursery = nursery
+        async with self._tasks.running():
             task_status.started()
             while True:
                 if not self._writers and not self._passing and not self._brake.is_busy and not self._is_over([]):
@@ -139,7 +138,7 @@ class Watch:
             self._evict_soon(AHEAD_LOOKS * grown)
         if not self._is_over(growing):
             if not self.is_tight(0):
-                for file in list(self._frozen.values()):
+                for file in list(self.stopped.values()):
                     self.let_go(file)
             return
         self._drain_soon()
@@ -151,7 +150,7 @@ class Watch:
     async def _charge(self, file: OpenFile) -> int:
         """How much more the file takes than the quota knew."""
         before = file.charged_bytes
-        if file.mode is Mode.PASSTHROUGH:
+        if file.channel.mode is Mode.PASSTHROUGH:
             self._files.charges.charge(file)
         elif file.stat().st_blocks * 512 > before:
             await self._files.charges.recharge(file)  # many small writes take more than they were granted
@@ -171,9 +170,8 @@ class Watch:
         return over or self._disk_room() < 0
 
     def _evict_soon(self, size_bytes: int) -> None:
-        if self._nursery is not None and not self._evicting:
-            self._evicting = True
-            self._nursery.start_soon(self._evict, min(size_bytes, self._limit_bytes // 2))
+        if not self._evicting:
+            self._evicting = self._tasks.begin(self._evict, min(size_bytes, self._limit_bytes // 2))
 
     async def _evict(self, size_bytes: int) -> None:
         try:
@@ -191,9 +189,8 @@ class Watch:
             self._evicting = False
 
     def _drain_soon(self) -> None:
-        if self._nursery is not None and not self._draining:
-            self._draining = True
-            self._nursery.start_soon(self._drain)
+        if not self._draining:
+            self._draining = self._tasks.begin(self._drain)
 
     async def _drain(self) -> None:
         try:
@@ -205,21 +202,18 @@ class Watch:
 
     async def _stop(self, file: OpenFile) -> None:
         """This writer goes no further for now."""
-        if file.mode is Mode.PASSTHROUGH:
-            if not file.frozen and set_immutable(file.path, on=True):
-                file.frozen = True
-                self._frozen[file.ino] = file
+        if file.channel.mode is Mode.PASSTHROUGH:
+            if file.ino not in self.stopped and set_immutable(file.path, on=True):
+                self.stopped[file.ino] = file
                 log.warning("a writer is stopped: the cache is full", extra={"path": str(file.path)})
-        elif file.masked:
+        elif file.channel.masked:
             # From here on each of its writes asks.
             await self._files.kernel.clear(file.ino, 0, MASK_BLOCKS_MAX)
-            file.told = 0
+            file.channel.told = 0
 
     def let_go(self, file: OpenFile) -> None:
-        """Whoever writes to it may go on."""
-        if file.frozen:
-            file.frozen = False
-            self._frozen.pop(file.ino, None)
+        """Its writers may go on."""
+        if self.stopped.pop(file.ino, None) is not None:
             set_immutable(file.path, on=False)
 
 

@@ -317,7 +317,7 @@ class PruneCheckpoint:
 
     def _unused(self, key: Key) -> bool:
         handle = self._evictor.handles.peek(key)
-        return handle is None or not (handle.users or handle.pins or handle.added)
+        return handle is None or not (handle.users or handle.added)
 
     # -- the queue of deletes ------------------------------------------------------------------------------------
 

@@ -25,6 +25,7 @@ from aof2.engine.aio import result_of
 from aof2.engine.catalog.writer import CatalogWriter
 from aof2.engine.errors import FatalIOError, ReadOnlyError
 from aof2.engine.local.hot import HotCache
+from aof2.engine.locks import Rank, task_lock
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +54,7 @@ class DoomedFiles:
         self._hot = hot
         self._give_back = give_back
         self._waiting: list[_Doomed] = []
-        self._lock = trio.Lock()
+        self._lock = task_lock(Rank.DOOMED)
         self._woken = trio.Event()
 
     def add(self, path: Path, tenant: str, charged: int | Callable[[Path], int] = full_size) -> None:

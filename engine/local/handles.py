@@ -7,8 +7,9 @@ checked.
 Invariants
 - `masks` is what can be read now; `added` is the part of it that the catalog does not know yet (its bytes may not be
   synced). Losing `added` in a crash means fetching again, nothing else.
-- A handle with users or pins is not evicted. A handle leaves the table only when it has no users and nothing is
-  added.
+- A handle with users is not evicted. A handle is forgotten only when it has no users and nothing is added.
+- A writer that takes an object over goes on with its handle (`Use`): after a crash what is in its file counts as
+  written, so nothing may be put there that is not known to be right, and nothing of it is recorded as the object's.
 - A descriptor of a backing file lives as long as its handle is in the table or has users: one that outlived both would
   refuse every lease on the file, and so keep it from being sealed or evicted for ever.
 
@@ -18,9 +19,10 @@ Owner: the trio thread. Blocking file work happens on worker threads through the
 from __future__ import annotations
 
 import contextlib
+import enum
 import os
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Set
 from pathlib import Path
 from typing import Final
 
@@ -37,6 +39,46 @@ Key = tuple[int, int, int]  # stream id, inode, generation
 SHRINK_LOOKS: Final = 8
 
 
+class Use(enum.Enum):
+    """Whose a handle is."""
+
+    SHARED = enum.auto()  # the table's: of all who open the object
+    CLAIMED = enum.auto()  # the same, and a writer is about to take it over
+    WRITTEN = enum.auto()  # the base of a dirty file, out of the table
+    FORGOTTEN = enum.auto()  # out of the table: the next user starts from the catalog
+
+
+TRANSITIONS: Final[Mapping[Use, Set[Use]]] = {
+    Use.SHARED: {Use.CLAIMED, Use.WRITTEN, Use.FORGOTTEN},
+    Use.CLAIMED: {Use.SHARED, Use.WRITTEN, Use.FORGOTTEN},
+    Use.WRITTEN: frozenset(),
+    Use.FORGOTTEN: frozenset(),
+}
+
+
+class ReadAhead:
+    """Where readers of an object are."""
+
+    __slots__ = ("frontier", "next_offset", "run_start", "window_blocks")
+
+    def __init__(self) -> None:
+        self.next_offset = 0  # where a sequential reader would go on
+        self.run_start = 0  # … and where it began
+        self.window_blocks = 1
+        self.frontier = 0  # the first block that was not asked for yet
+
+
+class Glances:
+    """A few bytes here and there that were wanted of an object, not long ago."""
+
+    __slots__ = ("blocks", "said", "since_s")
+
+    def __init__(self, since_s: float) -> None:
+        self.blocks: Counter[int] = Counter()  # how often some of a block were
+        self.said: set[tuple[int, int]] = set()  # of which the log says that they were fetched
+        self.since_s = since_s
+
+
 class ObjectHandle:
     """One generation of one object."""
 
@@ -49,6 +91,7 @@ class ObjectHandle:
         chunks: list[ChunkRow],
         masks: list[int],
         block_bytes: int,
+        use: Use = Use.SHARED,
     ) -> None:
         self.key = key
         self.tenant = tenant
@@ -66,20 +109,23 @@ class ObjectHandle:
         self.added_since_s = 0.0
         self.fd = -1
         self.made_in: HotCache | None = None  # its backing file was made for it, with nothing in it yet
+        self.use = use
         self.users = 0
-        self.pins = 0
         self.filling = 0  # how many want all of it here, and durable
-        # Somebody writes to the file: after a crash what is in it counts as written, so nothing may be put there that
-        # is not known to be right.
-        self.written_to = False
         self.crowded = False  # what was last fetched of it found no room on the disk
-        self.next_offset = 0  # where a sequential reader would go on
-        self.run_start = 0  # … and where it began
-        self.window_blocks = 1
-        self.frontier = 0  # the first block that nobody asked for yet
-        self.glanced: Counter[int] = Counter()  # how often a few bytes of a block were wanted, not long ago
-        self.glanced_since_s = 0.0
-        self.glances_said: set[tuple[int, int]] = set()
+        self.ahead = ReadAhead()
+        self.glances = Glances(0.0)
+
+    def become(self, use: Use) -> None:
+        """A step of `TRANSITIONS`."""
+        if use not in TRANSITIONS[self.use]:
+            raise ValueError(f"the handle of object {self.key} cannot be {use.name} after {self.use.name}")
+        self.use = use
+
+    @property
+    def written_to(self) -> bool:
+        """Whether a writer has the file, or is about to."""
+        return self.use in (Use.CLAIMED, Use.WRITTEN)
 
     @property
     def size(self) -> int:
@@ -163,7 +209,7 @@ class ObjectHandle:
             self.added[chunk] = self.added.get(chunk, 0) | 1 << bit
 
     def take_over(self, block: int) -> None:
-        """Somebody else wrote the block, whole: it is here, and none of the catalog's business."""
+        """A writer wrote the block, whole: it is here, and none of the catalog's business."""
         chunk, bit = self.locate(block)
         self.masks[chunk] |= 1 << bit
         self.trusted[chunk] |= 1 << bit
@@ -190,12 +236,7 @@ class ObjectHandle:
         self.masks = list(self.holes)
         self.trusted = list(self.holes)
         self.added = {}
-        self.forget_glances(0.0)
-
-    def forget_glances(self, now_s: float) -> None:
-        self.glanced.clear()
-        self.glances_said.clear()
-        self.glanced_since_s = now_s
+        self.glances = Glances(0.0)
 
     def ensure_file(self, hot: HotCache) -> None:
         """The backing file, open; a new, sparse one where nothing of the object is here."""
@@ -217,7 +258,7 @@ class ObjectHandle:
             self.fd = -1
 
     def remove_hollow_file(self) -> None:
-        """A backing file in which nothing ever landed is nobody's: the catalog knows of no byte in it."""
+        """A backing file in which nothing ever landed goes: the catalog knows of no byte in it."""
         if self.made_in is not None and self.chunks and not self.holds_data and not self.written_to:
             self.made_in.unlink(self.path)
         self.made_in = None
@@ -280,7 +321,7 @@ class HandleTable:
     """Handles by key, most recently used last. Unused ones are kept for a while: their masks and file are warm."""
 
     def __init__(self, idle_max: int = 1024) -> None:
-        self.evicting: dict[Key, trio.Event] = {}  # being given up: whoever wants one waits, then starts afresh
+        self.evicting: dict[Key, trio.Event] = {}  # being given up: who wants one waits, then starts afresh
         self._idle_max = idle_max
         self._table: OrderedDict[Key, ObjectHandle] = OrderedDict()
         self._idle: OrderedDict[Key, ObjectHandle] = OrderedDict()  # those of them without users, longest unused first
@@ -307,7 +348,7 @@ class HandleTable:
         handle.users -= 1
         if handle.users:
             return
-        if self._table.get(handle.key) is handle:
+        if handle.use in (Use.SHARED, Use.CLAIMED):
             self._idle[handle.key] = handle
             self._shrink()
         else:
@@ -331,12 +372,13 @@ class HandleTable:
         if handle is not None:
             handle.close_file()
             handle.remove_hollow_file()
+            handle.become(Use.FORGOTTEN)
 
     def detach(self, key: Key) -> ObjectHandle | None:
-        """Out of the table, its file still open: whoever holds it goes on with it under another name."""
+        """Out of the table, its file still open: the writer goes on with it under another name."""
         handle = self._take_out(key)
         if handle is not None:
-            handle.written_to = True
+            handle.become(Use.WRITTEN)
         return handle
 
     def _take_out(self, key: Key) -> ObjectHandle | None:
@@ -362,7 +404,7 @@ class HandleTable:
             if len(self._idle) <= self._idle_max:
                 return
             key, handle = next(iter(self._idle.items()))
-            if handle.pins or handle.added:
+            if handle.added:
                 self._idle.move_to_end(key)
             else:
                 self.forget(key)

@@ -20,9 +20,10 @@ import contextlib
 import errno
 import logging
 import os
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+
+from aof2.engine.locks import thread_lock
 
 if TYPE_CHECKING:
     from aof2.engine.env import Files
@@ -49,7 +50,7 @@ class Reserve:
         self._files = files
         self._folder = folder
         self._unit_bytes = unit_bytes
-        self._lock = threading.Lock()
+        self._lock = thread_lock()
         self._units: list[Path] = []
         self._next = 0
         self.units_wanted = UNITS_MIN

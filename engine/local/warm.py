@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
@@ -27,6 +26,7 @@ from aof2.engine.blob.writer import BlobWriter
 from aof2.engine.catalog.rows import INO_STREAM_SHIFT, ChunkRow
 from aof2.engine.env import Env
 from aof2.engine.local.hot import read_exactly
+from aof2.engine.locks import ThreadLock
 from aof2.engine.recency import EvictionPolicy
 from aof2.engine.tiering.hashing import block_crc
 
@@ -57,7 +57,7 @@ class WarmStore:
         root: Path,
         limit_bytes: int,
         policy: EvictionPolicy,
-        lock: threading.Lock,
+        lock: ThreadLock,
         tenants: Callable[[], dict[int, str]],
         *,
         block_bytes: int,

@@ -3,8 +3,8 @@
     last name gone → open: orphan → last close ┐
                    → not open ─────────────────┴→ published: tombstone (undelete) · otherwise: nothing is left
 
-`is_open` is asked on the writer thread, inside the batch. It must count an open from before its inode was looked up,
-or an inode may go between the look and the open.
+`is_open` is asked on the catalog thread, inside the batch. It must count an open from before its inode was looked up,
+and one that comes later must wait for the batch (`files/known.py`), or an inode may go between the look and the open.
 
 Owner: the catalog's writer thread, for the length of a batch.
 """

@@ -142,7 +142,7 @@ class StorageQuota:
         self._clock_s = clock_s
         self._evict_hint = evict_hint
         self._on_exhausted = on_exhausted
-        self.on_over = on_over
+        self._on_over = on_over
         self._live: dict[int, Reservation] = {}
         self._next_number = 0
         self._expiries: list[tuple[float, int]] = []  # a heap; entries of renewed or released leases are passed over
@@ -258,8 +258,8 @@ class StorageQuota:
         return [*over, *(name for name, account in self._tenants.items() if _is_over(account))]
 
     def _say_if_over(self) -> None:
-        if self.on_over is not None and self.over_limit():
-            self.on_over()
+        if self._on_over is not None and self.over_limit():
+            self._on_over()
 
     def restore(self, rows: Iterable[QuotaRow]) -> None:
         """Used bytes are what the rows say, and none where they say nothing. Reservations stay."""

@@ -21,7 +21,6 @@ Owner: any thread, under one lock that is held for a few look-ups; waiting is th
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
@@ -34,6 +33,7 @@ from aof2.engine.catalog.batch import Mutation
 from aof2.engine.catalog.rows import INO_STREAM_SHIFT, DentryRow, InodeRow, ObjectRow, ObjectState
 from aof2.engine.catalog.store import View
 from aof2.engine.env import Env
+from aof2.engine.locks import thread_lock
 from aof2.engine.manifest.writer import SealedChunk
 
 TOUCHED_MAX: Final = 500_000
@@ -181,7 +181,7 @@ class Replication:
         not publish it again: it notes, say, what came back of it, and need not be there for it to leave once more."""
         self._env = env
         self._was_published = was_published
-        self._lock = threading.Lock()
+        self._lock = thread_lock()
         self._streams: dict[int, StreamPosition] = {}
         self._token: trio.lowlevel.TrioToken | None = None
         self._changed: trio.Event | None = None

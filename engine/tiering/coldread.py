@@ -21,6 +21,7 @@ from typing import Final
 
 import trio
 
+from aof2.engine.aio import Tasks
 from aof2.engine.errors import Aof2Error
 from aof2.engine.local.handles import Key, ObjectHandle
 from aof2.engine.tiering.coldscan import Block, ColdScanner, left_in_chunk
@@ -63,7 +64,7 @@ class ColdReads:
         self._buffered = 0
         self._flights: dict[Slot, _Flight] = {}
         self._scans: dict[Key, _Scan] = {}
-        self._nursery: trio.Nursery | None = None
+        self._tasks = Tasks()
 
     @property
     def buffered_bytes(self) -> int:
@@ -71,13 +72,9 @@ class ColdReads:
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Reads ahead."""
-        async with trio.open_nursery() as nursery:
-            self._nursery = nursery
+        async with self._tasks.running():
             task_status.started()
-            try:
-                await trio.sleep_forever()
-            finally:
-                self._nursery = None
+            await trio.sleep_forever()
 
     def opened(self, handle: ObjectHandle) -> None:
         """One more reader scans the object; garbage collection leaves its blobs alone."""
@@ -182,7 +179,7 @@ class ColdReads:
 
     def _read_ahead(self, handle: ObjectHandle, first: int, last: int) -> None:
         scan = self._scans.get(handle.key)
-        if scan is None or self._nursery is None:
+        if scan is None:
             return
         if not scan.next_block - BEHIND_BLOCKS <= first <= max(scan.next_block, scan.frontier) + 1:
             scan.window_blocks, scan.frontier = 0, last + 1  # a look elsewhere
@@ -197,7 +194,7 @@ class ColdReads:
                 at += 1
                 continue
             count = self._run(handle, at, stop - 1)
-            self._nursery.start_soon(self._fetch_ahead, handle, at, count)
+            self._tasks.begin(self._fetch_ahead, handle, at, count)
             at += count
         scan.frontier = max(scan.frontier, stop)
 

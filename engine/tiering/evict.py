@@ -5,7 +5,7 @@ Objects are evicted whole, by unlink; of an object larger than the room wanted, 
 Invariants
 - Only chunks whose content is in the remote are given up (`objects.evicted` refuses others inside the commit), and
   only of objects whose publication the remote's log has: what is evicted can be restored.
-- Nobody has the file open or mapped: no users, no pins, and the kernel grants a write lease on it. New users wait until
+- Nobody has the file open or mapped: no users, and the kernel grants a write lease on it. New users wait until
   the eviction is over, so the lease is asked for once and need not be held.
 - LocalEvicted is durable before the first byte goes. A crash in between leaves a file without rows: an orphan.
 
@@ -36,6 +36,7 @@ from aof2.engine.local.doomed import DoomedFiles
 from aof2.engine.local.handles import HandleTable, Key
 from aof2.engine.local.hot import HotCache
 from aof2.engine.local.warm import WORTH_RATIO, WarmStore
+from aof2.engine.locks import Rank, task_lock
 from aof2.engine.manifest.format import ReasonCode
 from aof2.engine.quota import QuotaExceededError, Reservation, StorageQuota
 from aof2.engine.tiering.recent import Recent, units_of
@@ -114,7 +115,9 @@ class Evictor:
         block_bytes: int,
         warm: WarmStore | None = None,
         keeps_warm: Callable[[str], bool] = lambda _: False,
+        restorable: Callable[[int, int, int], bool] = lambda _stream_id, _ino, _generation: True,
     ) -> None:
+        """`restorable`: whether the remote's log has the publication of (stream id, inode, generation)."""
         self.catalog = catalog
         self.writer = writer
         self.hot = hot
@@ -131,13 +134,15 @@ class Evictor:
         self._block_bytes = block_bytes
         self._warm = warm
         self._keeps_warm = keeps_warm
-        # Whether the remote's log has the publication of (stream id, inode, generation); of no use without uploads.
-        self.restorable: Callable[[int, int, int], bool] = lambda _stream_id, _ino, _generation: True
-        self.lock = trio.Lock()
+        self._restorable = restorable
+        self.lock = task_lock(Rank.EVICTION)
         self._gone: OrderedDict[tuple[int, int], float] = OrderedDict()  # chunks given up lately → when
         self._fruitless_until_s = float("-inf")
         self._over = trio.Event()
-        quota.on_over = lambda: self._over.set()
+
+    def over(self) -> None:
+        """More is here than the limits allow."""
+        self._over.set()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Brings the cache back under its limits when something landed over them: what a passthrough writer left
@@ -327,7 +332,7 @@ class Evictor:
         stream_id, ino, generation = key
         tenant = self._tenants().get(stream_id)
         handle = self.handles.peek(key)
-        if tenant is None or (handle is not None and (handle.users or handle.pins)):
+        if tenant is None or (handle is not None and handle.users):
             return None
         with self.catalog.view() as view:
             row = view.get(stream_id, t.OBJECTS, (ino, generation))
@@ -336,7 +341,7 @@ class Evictor:
             if pins.holds(view, stream_id, row) or segments.needs_repair(view, stream_id, row.data_chunks):
                 return None  # kept on purpose, or the only copy there is
             pieces = tuple(self._pieces(view, stream_id, row))
-        if not self.restorable(stream_id, ino, generation):
+        if not self._restorable(stream_id, ino, generation):
             return None  # its blobs are there, the log that names them is not yet
         return Victim(key, tenant, self.hot.path(tenant, ino, generation), row.data_chunks, pieces)
 

@@ -8,7 +8,6 @@ Owner: stateless but for a bounded cache of footers, which any thread may use.
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
@@ -19,6 +18,7 @@ from aof2.engine.blob.reader import check_identity, decode_frame, read_footer
 from aof2.engine.catalog.rows import BlobRow, ChunkRow
 from aof2.engine.env import Files
 from aof2.engine.errors import CorruptError, LandingError
+from aof2.engine.locks import thread_lock
 from aof2.engine.remote.location import LocatedBlob, Location
 from aof2.engine.remote.source import FileTarget
 from aof2.engine.remote.store import RemoteStore
@@ -49,7 +49,7 @@ class BlobFetcher:
         self.remote = remote
         self._block_bytes = block_bytes
         self._footers: OrderedDict[Location, BlobFooter] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock = thread_lock()
 
     def blocks(self, chunk: ChunkRow, blob: BlobRow, first: int, count: int) -> list[bytes | memoryview]:
         """Blocks first … first + count − 1 of the chunk, by one range request; each verified, raw ones not copied."""

@@ -17,24 +17,26 @@ Owner: the trio thread; downloads and file work on worker threads.
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 import trio
 
 from aof2 import native
 from aof2.engine import objects
-from aof2.engine.aio import result_of
+from aof2.engine.aio import Tasks, result_of
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.rows import BlobRow, ChunkRow
 from aof2.engine.catalog.store import Catalog
 from aof2.engine.catalog.writer import CatalogWriter
 from aof2.engine.errors import Aof2Error, CorruptError, TransientError
-from aof2.engine.local.handles import HandleTable, Key, ObjectHandle, load_handle
+from aof2.engine.local.handles import Glances, HandleTable, Key, ObjectHandle, ReadAhead, load_handle
 from aof2.engine.local.hot import HotCache, read_cached, read_exactly
 from aof2.engine.local.warm import WarmStore
+from aof2.engine.locks import Rank, waits_for
 from aof2.engine.observe.metrics import FetchTier, StorageMetrics
 from aof2.engine.pagecache import PageCache, PageKey
 from aof2.engine.recency import EvictionPolicy
@@ -63,6 +65,16 @@ class _Glance(NamedTuple):
     piece_crcs: bytes
     offset: int  # in the chunk
     length: int
+
+
+class Listener(Protocol):
+    """Tells the kernel, or the channel, of what comes and goes."""
+
+    def landed(self, key: Key, first: int, count: int) -> None:
+        """Blocks came in."""
+
+    async def lost(self, key: Key, blocks: list[int]) -> None:
+        """Blocks turned out bad, or gone: they are not to be answered for any more."""
 
 
 class Hydrator:
@@ -94,8 +106,7 @@ class Hydrator:
         self._policy = policy
         self.handles = handles
         self.block_bytes = block_bytes
-        self.on_landed: Callable[[Key, int, int], None] | None = None  # object, first block, how many
-        self.on_lost: Callable[[Key, list[int]], Awaitable[None]] | None = None  # object, blocks that are given up
+        self._listener: Listener | None = None
         self._metrics = metrics or StorageMetrics()
         self._flights = Flights(
             catalog,
@@ -119,7 +130,7 @@ class Hydrator:
             arriving=self._flights.arriving,
             recorded=lambda handle: policy.sized(handle.key[1], units_of(handle.resident_bytes)),
         )
-        self._nursery: trio.Nursery | None = None
+        self._tasks = Tasks()
 
     @property
     def fetched_bytes(self) -> int:
@@ -127,14 +138,24 @@ class Hydrator:
 
     def _landed(self, handle: ObjectHandle, first: int, count: int) -> None:
         self._settler.want()
-        if self.on_landed is not None:
-            self.on_landed(handle.key, first, count)
+        if self._listener is not None:
+            self._listener.landed(handle.key, first, count)
+
+    @contextlib.contextmanager
+    def heard_by(self, listener: Listener) -> Iterator[None]:
+        """It hears of blocks that come and go, while the block runs."""
+        self._listener = listener
+        try:
+            yield
+        finally:
+            self._listener = None
 
     # -- handles ------------------------------------------------------------------------------------------------
 
     async def open(self, key: Key, tenant: str) -> ObjectHandle:
         """The object in use; `close` it. Its backing file is compared with what the catalog knows of it."""
         while (event := self.handles.evicting.get(key)) is not None:
+            waits_for(Rank.EVICTION)
             await event.wait()
         handle = self.handles.get(key)
         if handle is None:
@@ -285,7 +306,7 @@ class Hydrator:
         Who looks at a block again and again gets all of it. None: read as usual.
         """
         end = min(offset + length, handle.size)
-        if length > GLANCE_BYTES_MAX or offset >= end or self._goes_on(handle, offset):
+        if length > GLANCE_BYTES_MAX or offset >= end or self._goes_on(handle.ahead, offset):
             return None
         first, last = offset // self.block_bytes, (end - 1) // self.block_bytes
         if not all(self._untouched(handle, block) for block in range(first, last + 1)):
@@ -299,15 +320,15 @@ class Hydrator:
             return None
         self._note_read(handle, offset, end)
         now_s = self.hot.env.monotonic_s()
-        if now_s - handle.glanced_since_s > GLANCES_KEPT_S:
-            handle.forget_glances(now_s)
-        handle.glanced.update(range(first, last + 1))
+        if now_s - handle.glances.since_s > GLANCES_KEPT_S:
+            handle.glances = Glances(now_s)
+        handle.glances.blocks.update(range(first, last + 1))
         return await self._glance(handle, chunk, _Glance(blob, piece_crcs, at, end - offset))
 
     def _untouched(self, handle: ObjectHandle, block: int) -> bool:
         return not (
             handle.is_resident(block)
-            or handle.glanced[block] >= GLANCES_A_BLOCK
+            or handle.glances.blocks[block] >= GLANCES_A_BLOCK
             or self._flights.awaits(handle.key, block)
             or self.pages.peek(PageKey(handle.key[1], handle.key[2], block)) is not None
         )
@@ -321,7 +342,7 @@ class Hydrator:
         except (CorruptError, TransientError):
             return None  # met again, and recorded, by reading as usual
         if data is not None:
-            self._flights.say_started(handle.key[0], chunk.chunk_id, 2, handle.glances_said)
+            self._flights.say_started(handle.key[0], chunk.chunk_id, 2, handle.glances.said)
             self._flights.count_fetched((handle.key[0], chunk.chunk_id), len(data))
             self._metrics.page_fetch_latency_seconds[FetchTier.REMOTE].observe(self.hot.env.monotonic_s() - started_s)
         return data
@@ -331,18 +352,18 @@ class Hydrator:
     def _read_ahead(self, handle: ObjectHandle, offset: int, end: int) -> None:
         """Keeps a sequential reader supplied: fetches on, in the background, before it gets there."""
         self._note_read(handle, offset, end)
-        last = (end - 1) // self.block_bytes
-        if end - handle.run_start < self.block_bytes:
+        ahead, last = handle.ahead, (end - 1) // self.block_bytes
+        if end - ahead.run_start < self.block_bytes:
             return  # a look here and there, in pieces perhaps, is not a reader that goes on
-        handle.frontier = max(handle.frontier, last + 1)
-        if handle.frontier - last > handle.window_blocks // 2 + 1 or handle.frontier >= handle.block_count:
+        ahead.frontier = max(ahead.frontier, last + 1)
+        if ahead.frontier - last > ahead.window_blocks // 2 + 1 or ahead.frontier >= handle.block_count:
             return
         # Twice as much each time, up to a chunk: a short look costs little, a long read gets all there is.
-        handle.window_blocks = min(handle.window_blocks * 2, self._window_max(handle))
-        stop = min(handle.frontier + handle.window_blocks, handle.block_count)
-        ahead = handle.not_ready(handle.frontier, stop - 1)
-        handle.frontier = stop
-        self._prefetch_soon(handle, ahead)
+        ahead.window_blocks = min(ahead.window_blocks * 2, self._window_max(handle))
+        stop = min(ahead.frontier + ahead.window_blocks, handle.block_count)
+        wanted = handle.not_ready(ahead.frontier, stop - 1)
+        ahead.frontier = stop
+        self._prefetch_soon(handle, wanted)
 
     def _window_max(self, handle: ObjectHandle) -> int:
         """A chunk; without room on the disk what is fetched ahead must not push itself out of memory."""
@@ -350,23 +371,24 @@ class Hydrator:
             return handle.blocks_per_chunk
         return max(1, min(self.pages.capacity_bytes // AHEAD_SHARE // self.block_bytes, handle.blocks_per_chunk))
 
-    def _goes_on(self, handle: ObjectHandle, offset: int) -> bool:
-        """Whether somebody who reads there goes on from where the last one was."""
+    def _goes_on(self, ahead: ReadAhead, offset: int) -> bool:
+        """Whether a read there goes on from where the last one was."""
         # Not every read comes here: what has landed may be read without asking (`files`), up to the frontier.
-        reach = max(handle.next_offset + self.block_bytes, handle.frontier * self.block_bytes)
+        reach = max(ahead.next_offset + self.block_bytes, ahead.frontier * self.block_bytes)
         # And several are on their way at once, in any order.
-        return handle.next_offset - BEHIND_BLOCKS * self.block_bytes <= offset <= reach
+        return ahead.next_offset - BEHIND_BLOCKS * self.block_bytes <= offset <= reach
 
     def _note_read(self, handle: ObjectHandle, offset: int, end: int) -> None:
-        if self._goes_on(handle, offset):
-            handle.next_offset = max(handle.next_offset, end)
+        ahead = handle.ahead
+        if self._goes_on(ahead, offset):
+            ahead.next_offset = max(ahead.next_offset, end)
         else:
-            handle.window_blocks, handle.next_offset, handle.run_start = 1, end, offset
-            handle.frontier = (end - 1) // self.block_bytes + 1
+            ahead.window_blocks, ahead.next_offset, ahead.run_start = 1, end, offset
+            ahead.frontier = (end - 1) // self.block_bytes + 1
 
     def _prefetch_soon(self, handle: ObjectHandle, blocks: list[int]) -> None:
-        if blocks and self._nursery is not None:
-            self._nursery.start_soon(self._prefetch, handle, blocks)
+        if blocks:
+            self._tasks.begin(self._prefetch, handle, blocks)
 
     async def _prefetch(self, handle: ObjectHandle, blocks: list[int]) -> None:
         with self.handles.using(handle):
@@ -429,8 +451,8 @@ class Hydrator:
             chunk, bit = handle.locate(block)
             by_chunk[chunk] = by_chunk.get(chunk, 0) | 1 << bit
             handle.remove(block)
-        if self.on_lost is not None:
-            await self.on_lost(handle.key, blocks)
+        if self._listener is not None:
+            await self._listener.lost(handle.key, blocks)
         for chunk, bits in by_chunk.items():
             chunk_id = handle.chunks[chunk].chunk_id
             work = partial(objects.lost, chunk_id=chunk_id, bad=bits, block_bytes=self.block_bytes)
@@ -440,8 +462,7 @@ class Hydrator:
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Reads ahead, and records what came in."""
-        async with trio.open_nursery() as nursery:
-            self._nursery = nursery
+        async with self._tasks.running():
             task_status.started()
             await self._settler.run()
 

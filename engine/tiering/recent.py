@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -32,6 +31,7 @@ from aof2.engine.catalog.rows import stream_of
 from aof2.engine.catalog.store import Catalog, View
 from aof2.engine.env import Env
 from aof2.engine.errors import FatalIOError
+from aof2.engine.locks import Rank, ThreadLock, task_lock, thread_lock
 from aof2.engine.recency import SegmentedLru, saved
 from aof2.engine.recency.segmented import Image
 
@@ -55,7 +55,7 @@ def units_of(size_bytes: int) -> int:
 class _File(NamedTuple):
     path: Path
     policy: SegmentedLru
-    lock: contextlib.AbstractContextManager[object]
+    lock: ThreadLock
 
 
 class Recent:
@@ -81,7 +81,7 @@ class Recent:
         self.hot = SegmentedLru(units_of(hot_bytes), clock_s=env.monotonic_s)
         self.warm = SegmentedLru(warm_bytes, clock_s=env.monotonic_s)
         folder = state_dir / "recency"
-        self.warm_lock = threading.Lock()
+        self.warm_lock = thread_lock()
         self._files = (
             _File(folder / "hot.lru", self.hot, contextlib.nullcontext()),
             _File(folder / "warm.lru", self.warm, self.warm_lock),
@@ -89,7 +89,7 @@ class Recent:
         self._saved_changes = [0, 0]
         self.complete = False  # the order lists everything that is here
         self._walker: Iterator[int] | None = None
-        self._walking = trio.Lock()
+        self._walking = task_lock(Rank.WALK)
         self._walk_again_s = float("-inf")
 
     # -- start and stop ----------------------------------------------------------------------------------------

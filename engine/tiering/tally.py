@@ -10,8 +10,9 @@ Owner: the worker threads that stage and upload, and the trio thread; a lock gua
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator
+
+from aof2.engine.locks import thread_lock
 
 Told = Callable[["Tally"], object]
 
@@ -35,7 +36,7 @@ class Tally:
         self._expected = expected_blobs
         self._staged: set[int] = set()
         self._uploaded: set[int] = set()
-        self._lock = threading.Lock()
+        self._lock = thread_lock()
 
     def staged(self, chunk_id: int, size_bytes: int, took_s: float) -> None:
         with self._lock:

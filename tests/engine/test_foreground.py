@@ -17,7 +17,6 @@ def test_a_hurry_does_not_hold_up_those_who_remove(hurry: bool, removing: bool, 
 
     async def main() -> None:
         foreground = Foreground()
-        foreground.hurry = lambda: hurry
 
         async def ask() -> None:
             while True:
@@ -26,12 +25,13 @@ def test_a_hurry_does_not_hold_up_those_who_remove(hurry: bool, removing: bool, 
                     foreground.removed()
                 await trio.sleep(0.01)
 
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(ask)
-            await trio.sleep(0.05)
-            before_s = trio.current_time()
-            await foreground.let_pass(2.0)
-            assert trio.current_time() - before_s == pytest.approx(waited_s, abs=0.02)
-            nursery.cancel_scope.cancel()
+        with foreground.hurried_by(lambda: hurry):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(ask)
+                await trio.sleep(0.05)
+                before_s = trio.current_time()
+                await foreground.let_pass(2.0)
+                assert trio.current_time() - before_s == pytest.approx(waited_s, abs=0.02)
+                nursery.cancel_scope.cancel()
 
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))

@@ -62,9 +62,9 @@ def test_a_glance_fetches_its_pieces_alone(tmp_path: Path) -> None:
             assert await v.hydrator.glance(handle, at, 100) == DATA[at : at + 100]
             assert v.remote.stats().bytes_received - before == 2 * PIECE_BYTES
             for _ in range(GLANCES_A_BLOCK - 1):
-                handle.next_offset = handle.frontier = 0  # elsewhere in between
+                handle.ahead.next_offset = handle.ahead.frontier = 0  # elsewhere in between
                 assert await v.hydrator.glance(handle, at, 100) is not None
-            handle.next_offset = handle.frontier = 0
+            handle.ahead.next_offset = handle.ahead.frontier = 0
             assert handle.resident_bytes == 0
             assert await v.hydrator.glance(handle, at + 5000, 100) is None  # again the same block: all of it now
             assert await read_object(v, key, at + 5000, 100) == DATA[at + 5000 : at + 5100]

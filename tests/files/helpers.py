@@ -137,7 +137,7 @@ def run_files(
     async def main() -> None:
         async with open_volume(settings, env=env) as volume:
             files = Files(volume, kernel)
-            files.passthrough = passthrough
+            files.modes.passthrough = passthrough
             try:
                 async with trio.open_nursery() as nursery:
                     await nursery.start(files.run)
@@ -172,7 +172,7 @@ async def make(files: Files, name: bytes, data: bytes) -> int:
 
 
 def scribble(files: Files, ino: int, data: bytes, offset: int = 0) -> None:
-    file = files.file(ino)
+    file = files.known.get(ino)
     assert file is not None
     fd = os.open(file.path, os.O_RDWR)
     try:
@@ -216,9 +216,9 @@ async def content(files: Files, ino: int) -> bytes:
     """What a reader sees, by whichever way the mode gives."""
     fh = await files.open(ino, os.O_RDONLY)
     try:
-        file = files.file(ino)
+        file = files.known.get(ino)
         assert file is not None
-        if file.mode is Mode.PASSTHROUGH:
+        if file.channel.mode is Mode.PASSTHROUGH:
             return Path(file.path).read_bytes()
         out = b""
         while part := await files.handle(fh).read_bytes(len(out), 10_000):

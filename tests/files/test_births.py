@@ -121,7 +121,7 @@ def test_a_fold_whose_asker_is_cancelled_is_done_all_the_same(tmp_path: Path) ->
             gate.set()
         await kind.fold()
         assert names(files) == [b"a"]
-        assert files.file(ino) is not None  # the sealer knows it
+        assert files.known.get(ino) is not None  # the sealer knows it
 
     run_births(tmp_path, body)
 
@@ -163,7 +163,7 @@ def test_a_change_meets_what_was_born_whoever_asks_for_it(tmp_path: Path) -> Non
         work = partial(namespace.rename, parent=above, name=b"a", new_parent=above, new_name=b"b")
         await result_of(volume.writer.submit(volume.tenants.named("default").tenant_id, work))
         assert names(files) == [b"b"] and kind.intents.is_folded()
-        assert files.file(ino) is not None  # adopted before the one who asked went on
+        assert files.known.get(ino) is not None  # adopted before the one who asked went on
 
     run_births(tmp_path, body)
 

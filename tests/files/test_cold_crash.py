@@ -36,7 +36,7 @@ async def cut_and_write(files: Files, ino: int, fh: int, expected: bytearray) ->
 
 
 async def fill_and_scribble(files: Files, ino: int, fh: int, expected: bytearray) -> None:
-    file = files.file(ino)
+    file = files.known.get(ino)
     assert file is not None
     await files.content.fill(file)
     scribble(files, ino, b"past everybody", 2 * BLOCK)
@@ -68,7 +68,7 @@ def test_a_cold_file_that_was_changed_survives_a_crash(
         await change(files, ino, fh, expected)
         if synced:
             await files.durability.fsync(ino)
-        file = files.file(ino)
+        file = files.known.get(ino)
         assert file is not None
         file.close_fd()  # all that a dead process closes: nothing is sealed
         if file.base is not None:
@@ -115,7 +115,7 @@ def test_a_crash_between_opening_and_cutting_leaves_the_old_bytes(tmp_path: Path
         files.sizes.truncate = die  # type: ignore[method-assign]
         with pytest.raises(DiedError):
             await files.open(ino, os.O_RDWR | os.O_TRUNC)
-        file = files.file(ino)
+        file = files.known.get(ino)
         assert file is not None
         file.close_fd()
         if file.base is not None:

@@ -64,7 +64,7 @@ async def dirty(files: Files, kind: FilesKind, name: bytes) -> None:
 async def still_open(files: Files, kind: FilesKind, name: bytes) -> None:
     """Gone with its last close."""
     fh = await files.open(ino_of(files, name), os.O_RDONLY)
-    work = partial(namespace.unlink, parent=top(files.volume), name=name, is_open=files.is_open)
+    work = partial(namespace.unlink, parent=top(files.volume), name=name, is_open=files.known.is_open)
     files.removal.removed(await result_of(files.volume.writer.submit(1, work)))
     await files.release(fh)
 

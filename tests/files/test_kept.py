@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from aof2.engine.catalog.rows import ObjectState
 from aof2.engine.files import Files, Mode, stream_of
 from aof2.engine.files import kept as k
-from aof2.engine.files.state import ObjectState, OpenFile
+from aof2.engine.files.atchannel import AtChannel
+from aof2.engine.files.state import OpenFile, State
 from tests.engine.helpers import small_settings
 from tests.files.helpers import FakeKernel, make, publish, row_of, run_files, scribble
 
@@ -54,18 +56,18 @@ async def _cut(files: Files, kernel: FakeKernel, ino: int) -> None:
 
 
 async def _passed_through(files: Files, kernel: FakeKernel, ino: int) -> None:
-    files.passthrough = True
+    files.modes.passthrough = True
     assert not await keeps(files, ino)
-    files.passthrough = False
+    files.modes.passthrough = False
 
 
 async def _written_through(files: Files, kernel: FakeKernel, ino: int) -> None:
-    files.passthrough = True
+    files.modes.passthrough = True
     fh = await files.open(ino, os.O_RDWR)
     assert kernel.modes[ino] == Mode.PASSTHROUGH
     scribble(files, ino, b"new")
     await files.release(fh)
-    files.passthrough = False
+    files.modes.passthrough = False
 
 
 async def _asked_to_evict(files: Files, kernel: FakeKernel, ino: int) -> None:
@@ -79,7 +81,7 @@ async def _bad_block(files: Files, kernel: FakeKernel, ino: int) -> None:
 
 
 async def _forgotten(files: Files, kernel: FakeKernel, ino: int) -> None:
-    files.forgotten(ino)
+    files.kept.forget(ino)
 
 
 ALWAYS = [_write_open, _rewrite, _cut, _passed_through, _written_through, _forgotten]
@@ -193,9 +195,9 @@ def test_passthrough_is_never_kept(tmp_path: Path) -> None:
 def test_no_more_than_so_many_are_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(k, "RECORDS_MAX", 3)
     pages = k.KeptPages()
-    files = [OpenFile((1, ino, 1), "default", tmp_path, ObjectState.PUBLISHED) for ino in range(5)]
+    files = [OpenFile((1, ino, 1), "default", tmp_path, State.CLEAN) for ino in range(5)]
     for fh, file in enumerate(files, 1):
-        file.mode = Mode.RANGED
+        file.channel = AtChannel(Mode.RANGED)
         assert not pages.opened(file, fh)
         pages.released(file.ino, fh)
     assert len(pages) == 3

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aof2.engine.catalog import tables as t
-from aof2.engine.catalog.rows import ObjectState
 from aof2.engine.catalog.store import View
 from aof2.engine.files import Files, Mode, OpenFile
+from aof2.engine.files.atchannel import AtChannel
 from aof2.engine.files.rounds import LOOKS_A_TICK, Rounds
 from tests.engine.helpers import MIB
 from tests.files.helpers import FakeKernel, run_files, top, write
@@ -23,8 +23,8 @@ from tests.files.test_room import settings_of
 
 
 def a_file(ino: int, mode: Mode = Mode.RANGED) -> OpenFile:
-    file = OpenFile((1, ino, 1), "default", Path(f"/{ino}"), ObjectState.DIRTY)
-    file.mode = mode
+    file = OpenFile((1, ino, 1), "default", Path(f"/{ino}"))
+    file.channel = AtChannel(mode)
     return file
 
 
@@ -61,7 +61,7 @@ def test_counts_are_those_of_a_walk(steps: list[tuple[int, bool, bool]]) -> None
             rounds.remove(file)
             here.pop(ino, None)
         for mode in Mode:
-            assert rounds.count(mode) == sum(1 for f in here.values() if f.mode is mode)
+            assert rounds.count(mode) == sum(1 for f in here.values() if f.channel.mode is mode)
         assert {f.ino for f in rounds} == set(here)
 
 
@@ -98,7 +98,7 @@ def paid(root: Path, count: int, monkeypatch: pytest.MonkeyPatch) -> tuple[int, 
     async def body(files: Files, kernel: FakeKernel) -> None:
         for n in range(count):
             await open_new(files, f"open{n}")
-        assert files.dirty_count() == count
+        assert files.known.ledger.files == count
         counted = Counted(monkeypatch)
         await trio.sleep(1.1)
         found.append(counted.stats)

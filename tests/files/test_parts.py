@@ -237,7 +237,7 @@ def test_a_file_is_opened_while_a_chunk_of_it_is_taken(tmp_path: Path) -> None:
         data = data_of(4 * CHUNK)
         ino, fh = await create(files, b"a")
         await write_all(files, kernel, fh, data)
-        file = files.file(ino)
+        file = files.known.get(ino)
         assert file is not None
         assert await files.parts.make_room(CHUNK) == CHUNK
         await files.release(fh)
@@ -339,7 +339,7 @@ def test_taking_parts_is_no_write(tmp_path: Path) -> None:
         await write_all(files, kernel, fh, data_of(2 * LIMIT))
         await write(files, kernel, fh, 10, b"over")
         await files.release(fh)
-        file = files.file(ino)
+        file = files.known.get(ino)
         assert file is not None
         os.utime(file.path, ns=(10**18, 2 * 10**18))
         await publish(files)
@@ -365,7 +365,7 @@ def test_unlink_releases_the_parts(tmp_path: Path, when: str) -> None:
             await files.release(fh)
         if when == "sealed":
             await files.sealer.seal_now()
-        work = partial(namespace.unlink, parent=top(files.volume), name=b"a", is_open=files.is_open)
+        work = partial(namespace.unlink, parent=top(files.volume), name=b"a", is_open=files.known.is_open)
         files.removal.removed(await result_of(files.volume.writer.submit(stream_of(ino), work)))
         if when not in ("closed", "sealed"):
             await files.release(fh)
@@ -422,7 +422,7 @@ def test_a_chunk_that_is_written_while_it_is_taken_stays(tmp_path: Path) -> None
         data = bytearray(data_of(4 * CHUNK))
         ino, fh = await create(files, b"a")
         await write_all(files, kernel, fh, bytes(data))
-        file = files.file(ino)
+        file = files.known.get(ino)
         assert file is not None
         read_it = await files.parts._read(file, 1)
         assert read_it is not None
@@ -495,7 +495,7 @@ def check(root: Path, remote: Path, *, length: int, over: bool, maybe_over: bool
             return
         ino = entries[0].ino
         fh = await files.open(ino, os.O_RDWR)
-        file = files.file(ino)
+        file = files.known.get(ino)
         assert file is not None
         size = file.stat().st_size
         assert size >= length
@@ -590,7 +590,7 @@ def test_a_chunk_that_is_taken_before_it_is_finished(tmp_path: Path, reported: b
         files.room.brake.on = True
         data, cut = data_of(2 * CHUNK), 2 * BLOCK + 5000
         row, fh = await files.create(top(files.volume), b"a", os.O_WRONLY, mode=0o644, uid=0, gid=0)
-        file = files.file(row.ino)
+        file = files.known.get(row.ino)
         assert file is not None
         scribble(files, row.ino, data[:cut])
         files.charges.charge(file)
@@ -623,7 +623,7 @@ def test_a_chunk_is_not_the_writers_again_while_it_is_being_taken(tmp_path: Path
         files.room.brake.on = True
         data, cut = data_of(CHUNK), 2 * BLOCK + 5000
         row, fh = await files.create(top(files.volume), b"a", os.O_WRONLY, mode=0o644, uid=0, gid=0)
-        file = files.file(row.ino)
+        file = files.known.get(row.ino)
         assert file is not None
         scribble(files, row.ino, data[:cut])
         files.charges.charge(file)
@@ -668,7 +668,7 @@ def test_a_stopped_file_keeps_no_other_from_being_taken(tmp_path: Path, monkeypa
         for name, size in ((b"stopped", CHUNK + 10), (b"other", CHUNK + 5)):
             row, _ = await files.create(top(files.volume), name, os.O_WRONLY, mode=0o644, uid=0, gid=0)
             scribble(files, row.ino, data_of(size))
-            file = files.file(row.ino)
+            file = files.known.get(row.ino)
             assert file is not None
             files.charges.charge(file)
             paths.append(file.path)

@@ -85,7 +85,7 @@ async def watched(files: Files, bound: int, body: Callable[[], object]) -> int:
 
 def accounts_add_up(files: Files) -> None:
     """Nothing is promised to anybody, and what counts is what is there."""
-    assert not any(file.budget or file.pending_bytes for file in files.open_files())
+    assert not any(file.channel.budget or file.pending_bytes for file in files.known.all())
     assert files.volume.quota.usage.reserved_bytes == 0
     used = files.volume.quota.usage.used_bytes
     # A file in many pieces takes a block for its map, too, which is counted only while it is written.
@@ -372,7 +372,7 @@ def test_a_passthrough_writer_that_outruns_everything_is_stopped(tmp_path: Path)
                 written += step
                 await trio.sleep(0.02)
         assert on_disk(files.volume) <= LIMIT + int(2 * WATCH_S / 0.02) * step
-        assert files.open_files()[0].frozen
+        assert ino in files.room.watch.stopped
         # What frees room is not stopped, and frees the writer.
         await files.truncate(ino, MIB)
         await trio.sleep(2 * WATCH_S)
@@ -397,17 +397,17 @@ def test_a_stopped_file_is_let_go(tmp_path: Path, end: str) -> None:
         ino, fh = await create(files, b"a")
         inos.append(ino)
         scribble(files, ino, data_of(LIMIT + MIB))
-        file = files.file(ino)
+        file = files.known.get(ino)
         assert file is not None
         with trio.fail_after(5):
-            while not file.frozen:
+            while ino not in files.room.watch.stopped:
                 await trio.sleep(WATCH_S)
         if end == "crash":
             paths.append(file.path)
             return
         file.unlinked = end == "unlink"
         if end == "unlink":
-            work = partial(namespace.unlink, parent=top(files.volume), name=b"a", is_open=files.is_open)
+            work = partial(namespace.unlink, parent=top(files.volume), name=b"a", is_open=files.known.is_open)
             files.removal.removed(await result_of(files.volume.writer.submit(stream_of(ino), work)))
         await files.release(fh)
         if end == "unlink":

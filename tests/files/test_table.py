@@ -32,7 +32,7 @@ def test_a_new_file_is_sealed_after_its_last_close(tmp_path: Path) -> None:
         assert await files.sealer.seal_now() == 1
         row = row_of(files, ino)
         assert (row.state, row.size, len(row.chunks)) == (ObjectState.SEALED, len(data), 2)
-        assert files.file(ino) is None and not kernel.fds
+        assert files.known.get(ino) is None and not kernel.fds
         assert await content(files, ino) == data
 
     run_files(small_settings(tmp_path), body)
@@ -196,16 +196,16 @@ def test_truncate(tmp_path: Path, size: int, cold: bool) -> None:
 def test_unlinked_while_open(tmp_path: Path) -> None:
     async def body(files: Files, kernel: FakeKernel) -> None:
         row, fh = await files.create(top(files.volume), b"a", os.O_RDWR, mode=0o644, uid=0, gid=0)
-        work = partial(namespace.unlink, parent=top(files.volume), name=b"a", is_open=files.is_open)
+        work = partial(namespace.unlink, parent=top(files.volume), name=b"a", is_open=files.known.is_open)
         gone = await result_of(files.volume.writer.submit(stream_of(row.ino), work))
         files.removal.removed(gone)
         scribble(files, row.ino, b"still there")
-        file = files.file(row.ino)
+        file = files.known.get(row.ino)
         assert file is not None
         path = file.path
         await files.release(fh)
         await files.volume.evictor.doomed.settle()
-        assert not path.exists() and files.file(row.ino) is None
+        assert not path.exists() and files.known.get(row.ino) is None
         assert files.volume.quota.usage.used_bytes == 0
 
     run_files(small_settings(tmp_path), body)
@@ -258,7 +258,7 @@ def test_a_file_opened_to_write_and_left_as_it_was_keeps_its_generation(tmp_path
             await files.sealer.seal_now()
             row = row_of(files, ino)
             assert (row.generation, row.state) == (1, ObjectState.PUBLISHED)
-            assert files.file(ino) is None
+            assert files.known.get(ino) is None
             assert files.volume.quota.usage.used_bytes == before
         assert await content(files, ino) == data
         assert await files.volume.evict([(stream_of(ino), ino, 1)]) == (before, [])
