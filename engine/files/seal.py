@@ -156,15 +156,14 @@ class Sealer:
         wanted = waiting if inos is None else [ino for ino in waiting if ino in inos]
         busy = [over for ino, over in self._busy.items() if inos is None or ino in inos]
         batches = self._batches(wanted, begin=begin)
-        # A caller that goes away leaves what it began to the sealer.
-        left = [batch for batch in batches if not self._tasks.begin(self._seal_batch, batch)]
-        if left:
+        # A caller that goes away leaves what it began to the sealer, while that runs.
+        own = [batch for batch in batches if not self._tasks.begin(self._seal_batch, batch)]
+        if own:
             async with open_nursery() as nursery:
-                for batch in left:
+                for batch in own:
                     nursery.start_soon(self._seal_batch, batch)
-        else:
-            for batch in batches:
-                await self._over(batch)
+        for batch in batches:
+            await self._over(batch)
         for over in busy:
             await over.wait()
         return self.sealed_files - before
