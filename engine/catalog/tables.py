@@ -144,7 +144,7 @@ XATTRS: Final = Table("namespace", b"x", "xattrs", bytes, _dentry, _un_dentry)
 OBJECTS: Final = Table("namespace", b"o", "objects", rows.ObjectRow, _pair, _un_pair)
 TOMBSTONES: Final = Table("namespace", b"z", "tombstones", int, _pair, _un_pair)  # (when, ino) → generation
 DIRTY: Final = Table("namespace", b"y", "dirty", rows.DirtyRow, _u64, _un_u64)  # inodes that are being written
-ORPHANS: Final = Table("namespace", b"n", "orphans", int, _u64, _un_u64)  # inodes without a name, still open → 1
+NAMELESS: Final = Table("namespace", b"n", "orphans", int, _u64, _un_u64)  # inodes without a name, still open → 1
 # (ino, parent, name) → 1: the names of files with more than one
 LINKS: Final = Table("namespace", b"l", "links", int, _link, _un_link)
 PINS: Final = Table("namespace", b"p", "pins", int, _u64, _un_u64)  # inodes kept on this disk → since when

@@ -302,7 +302,7 @@ class FilesKind(Catalogued):
             self.files.removal.nameless(replaced.ino)
         else:
             self.lost_its_name(replaced)
-            await self.change(parent, partial(namespace.drop_orphan, ino=replaced.ino))
+            await self.change(parent, partial(namespace.drop_nameless, ino=replaced.ino))
 
     async def forget(self, ino: int) -> None:
         await super().forget(ino)

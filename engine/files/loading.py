@@ -60,7 +60,7 @@ class Loader:
         stream_id = stream_of(ino)
         with self._volume.catalog.view() as view:
             row = view.get(stream_id, t.INODES, ino)
-            if row is not None and not row.nlink and view.get(stream_id, t.ORPHANS, ino) is None:
+            if row is not None and not row.nlink and view.get(stream_id, t.NAMELESS, ino) is None:
                 row = None  # what is left of it is for undelete
             obj = view.get(stream_id, t.OBJECTS, (ino, row.generation)) if row is not None else None
             dirty = view.get(stream_id, t.DIRTY, ino) if obj is not None and obj.state == ObjectState.DIRTY else None

@@ -1,6 +1,6 @@
 """What a crash left of files that were being written: their backing files under the right names, whole and dirty.
 
-Runs before anything else touches the cache. It looks at the rows of DIRTY and ORPHANS only, so it takes as long as
+Runs before anything else touches the cache. It looks at the rows of DIRTY and NAMELESS only, so it takes as long as
 there are such files, however many others there are. Nothing is hashed here: the files go to the sealer, which asks for
 a lease first, because a process may still write through a descriptor or a mapping from before.
 
@@ -38,7 +38,7 @@ def recover_dirty(volume: Volume, tenants: Mapping[int, str]) -> list[int]:
     for stream_id, tenant in tenants.items():
         with volume.catalog.view() as view:
             dirty = marks.dirty_rows(view, stream_id)
-            nameless = set(namespace.orphans(view, stream_id))
+            nameless = set(namespace.nameless(view, stream_id))
         generations = {ino: row.generation for ino, row in dirty}
         for ino, row in dirty:
             path = _backing(volume, tenant, ino, row)
@@ -47,7 +47,7 @@ def recover_dirty(volume: Volume, tenants: Mapping[int, str]) -> list[int]:
                 found.append(ino)
         for ino in nameless:
             # Whoever had it open is gone with the daemon before this one.
-            dropped = volume.writer.call(stream_id, partial(namespace.drop_orphan, ino=ino))
+            dropped = volume.writer.call(stream_id, partial(namespace.drop_nameless, ino=ino))
             if dropped is not None and dropped.generation and ino in generations:
                 gone.append(volume.hot.path(tenant, ino, generations[ino]))
     if gone:

@@ -79,7 +79,7 @@ class Removal:
         self._known.forget(file)
         return file.charged_bytes if dirty else None
 
-    async def drop_orphan(self, file: OpenFile) -> None:
+    async def closed_nameless(self, file: OpenFile) -> None:
         """The last close of a file without a name."""
         row = await self._drop_inode(file.ino)
         charged = self._discard(file)
@@ -89,7 +89,7 @@ class Removal:
             self.removed(row)
 
     async def _drop_inode(self, ino: int) -> InodeRow | None:
-        work = partial(namespace.drop_orphan, ino=ino)
+        work = partial(namespace.drop_nameless, ino=ino)
         return await result_of(self._volume.writer.submit(stream_of(ino), work))
 
     def nameless(self, ino: int) -> None:
@@ -108,7 +108,7 @@ class Removal:
                 return
             file = self._known.get(ino)
             if file is not None:
-                await self.drop_orphan(file)
+                await self.closed_nameless(file)
                 return
             row = await self._drop_inode(ino)
             if row is not None:

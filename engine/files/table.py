@@ -372,7 +372,7 @@ class Files:
                 return
             self._closed(file)
             if file.unlinked:
-                await self.removal.drop_orphan(file)
+                await self.removal.closed_nameless(file)
 
     def _closed(self, file: OpenFile) -> None:
         channel = file.closed()

@@ -6,10 +6,10 @@ elsewhere.
 
 Unlinking the last name of a published object leaves a tombstone: its rows stay for the undelete window, and `undelete`
 gives it a name again. An object that was never published goes at once, rows and bytes. What is open when its last name
-goes stays as it is, an orphan, until `drop_orphan`.
+goes stays as it is, nameless, until `drop_nameless`.
 
 Reading (`read.py`) is over a view, from any thread. Changing is the catalog's writer thread's, for the length of a
-batch; a crash leaves the tree before or after it, and orphans that nobody has open any more.
+batch; a crash leaves the tree before or after it, and nameless inodes that no process has open any more.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from aof2.engine.namespace.read import (
     inode,
     list_dir,
     list_xattrs,
-    orphans,
+    nameless,
     path_of,
     resolve,
 )
-from aof2.engine.namespace.remove import IsOpen, drop_orphan, never, rmdir, undelete, unlink
+from aof2.engine.namespace.remove import IsOpen, drop_nameless, never, rmdir, undelete, unlink
 
 __all__ = [
     "NAME_LEN_MAX",
@@ -39,7 +39,7 @@ __all__ = [
     "create",
     "create_unnamed",
     "deleted",
-    "drop_orphan",
+    "drop_nameless",
     "entry",
     "erase",
     "get_inode",
@@ -52,8 +52,8 @@ __all__ = [
     "make_node",
     "make_root",
     "mkdir",
+    "nameless",
     "never",
-    "orphans",
     "path_of",
     "remove_xattr",
     "rename",

@@ -79,9 +79,9 @@ def create(
 def create_unnamed(
     b: Batch, parent: int, *, mode: int = 0o600, uid: int = 0, gid: int = 0, chunk_bytes: int
 ) -> InodeRow:
-    """A file that has no name yet (O_TMPFILE): an orphan until `link` gives it one."""
+    """A file that has no name yet (O_TMPFILE): nameless until `link` gives it one."""
     row = _new(b, parent, stat.S_IFREG | stat.S_IMODE(mode), nlink=0, uid=uid, gid=gid, generation=1)
-    b.put(t.ORPHANS, row.ino, 1)
+    b.put(t.NAMELESS, row.ino, 1)
     objects.create(b, row.ino, 1, chunk_bytes=chunk_bytes)
     return row
 
@@ -107,18 +107,18 @@ def symlink(b: Batch, parent: int, name: bytes, *, target: bytes, uid: int = 0, 
 
 
 def link(b: Batch, ino: int, parent: int, name: bytes) -> InodeRow:
-    """One more name, or the first of an orphan."""
+    """One more name, or the first of a nameless one."""
     row = nodes.get_inode(b, ino)
-    is_orphan = b.get(t.ORPHANS, ino) is not None
-    if not row.nlink and not is_orphan:
+    is_nameless = b.get(t.NAMELESS, ino) is not None
+    if not row.nlink and not is_nameless:
         raise os_error(errno.ENOENT, name)  # deleted: `undelete` is the way back
     if stat.S_ISDIR(row.mode):
         raise os_error(errno.EPERM, name)
     nodes.check_free(b, parent, name)
     if row.nlink >= nodes.LINKS_MAX:
         raise os_error(errno.EMLINK, name)
-    if is_orphan:
-        b.delete(t.ORPHANS, ino)
+    if is_nameless:
+        b.delete(t.NAMELESS, ino)
     row = nodes.name_added(b, row, parent, name)
     b.put(t.INODES, ino, row)
     nodes.put_entry(b, parent, name, row)

@@ -89,8 +89,8 @@ def put_entry(b: Batch, parent: int, name: bytes, row: InodeRow) -> None:
 def erase(b: Batch, ino: int) -> None:
     """The inode goes for good, with what hangs on it. Names and objects are the caller's."""
     b.delete(t.INODES, ino)
-    if b.get(t.ORPHANS, ino) is not None:
-        b.delete(t.ORPHANS, ino)
+    if b.get(t.NAMELESS, ino) is not None:
+        b.delete(t.NAMELESS, ino)
     prefix = ino.to_bytes(8, "big")
     for name, _ in b.scan(t.XATTRS, prefix=prefix):
         b.delete(t.XATTRS, name)

@@ -80,9 +80,9 @@ def name_of(view: View, stream_id: int, row: InodeRow) -> bytes:
     raise os_error(errno.ENOENT, str(row.ino))
 
 
-def orphans(view: View, stream_id: int) -> list[int]:
+def nameless(view: View, stream_id: int) -> list[int]:
     """Inodes without a name that were open: after a crash nobody has them open, and they are to be dropped."""
-    return [ino for ino, _ in view.scan(stream_id, t.ORPHANS)]
+    return [ino for ino, _ in view.scan(stream_id, t.NAMELESS)]
 
 
 def deleted(view: View, stream_id: int, parent: int, name: bytes) -> list[InodeRow]:

@@ -1,7 +1,7 @@
 """Removing names, what becomes of an inode with its last one, and the way back.
 
-    last name gone → open: orphan → last close ┐
-                   → not open ─────────────────┴→ published: tombstone (undelete) · otherwise: nothing is left
+    last name gone → open: nameless → last close ┐
+                   → not open ───────────────────┴→ published: tombstone (undelete) · otherwise: nothing is left
 
 `is_open` is asked on the catalog thread, inside the batch. It must count an open from before its inode was looked up,
 and one that comes later must wait for the batch (`files/known.py`), or an inode may go between the look and the open.
@@ -71,16 +71,16 @@ def _check_empty(b: Batch, ino: int, name: bytes) -> None:
 def _nameless(b: Batch, row: InodeRow, is_open: IsOpen) -> None:
     if is_open(row.ino):
         b.put(t.INODES, row.ino, row)
-        b.put(t.ORPHANS, row.ino, 1)
+        b.put(t.NAMELESS, row.ino, 1)
     else:
         _unreachable(b, row)
 
 
-def drop_orphan(b: Batch, ino: int) -> InodeRow | None:
-    """The last close of an inode without a name; what it was. None: it is no orphan (any more)."""
-    if b.get(t.ORPHANS, ino) is None:
+def drop_nameless(b: Batch, ino: int) -> InodeRow | None:
+    """The last close of an inode without a name; what it was. None: it has a name, or is gone."""
+    if b.get(t.NAMELESS, ino) is None:
         return None
-    b.delete(t.ORPHANS, ino)
+    b.delete(t.NAMELESS, ino)
     row = b.get(t.INODES, ino)
     if row is not None:
         _unreachable(b, row)

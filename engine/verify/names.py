@@ -1,8 +1,8 @@
 """Whether names, link counts and inodes agree: a count that is too low loses a file with one of its names.
 
 An inode's row says one of its names. A file with one name has no LINKS rows; one with more has a row for each of them.
-A directory counts itself, its name and its subdirectories. Without a name there is an ORPHANS row while somebody has it
-open (after a crash: had), or a tombstone.
+A directory counts itself, its name and its subdirectories. Without a name there is a NAMELESS row while a process has
+it open (after a crash: had), or a tombstone.
 
 Invariants: each row is looked up in the others, nothing is gathered, so a million files take no memory.
 
@@ -25,9 +25,9 @@ _Problem = tuple[Severity, int, str]
 
 
 def check_links(ctx: Context, view: View, stream_id: int) -> Iterator[Finding]:
-    """Every name, link, orphan and inode of one tenant against each other. Missing inodes are `check_names`'s."""
+    """Every name, link and inode of one tenant against each other. Missing inodes are `check_names`'s."""
     tenant = ctx.tenants[stream_id]
-    for check in (_entries, _inodes, _links, _orphans):
+    for check in (_entries, _inodes, _links, _nameless):
         for severity, ino, problem in check(view, stream_id):
             yield finding(Kind.OBJECT, severity, f"{tenant}: {problem}", tenant=tenant, object=str(ino))
 
@@ -83,8 +83,8 @@ def _links(view: View, stream_id: int) -> Iterator[_Problem]:
                 yield Severity.ERROR, ino, f"inode {ino} is said to be {_shown(name)} in inode {parent}, and is not"
 
 
-def _orphans(view: View, stream_id: int) -> Iterator[_Problem]:
-    for ino, _ in view.scan(stream_id, t.ORPHANS):
+def _nameless(view: View, stream_id: int) -> Iterator[_Problem]:
+    for ino, _ in view.scan(stream_id, t.NAMELESS):
         row = view.get(stream_id, t.INODES, ino)
         if row is None:
             yield Severity.WARNING, ino, f"inode {ino} is said to be open without a name, and is missing"
@@ -97,7 +97,7 @@ def _has_links(row: InodeRow) -> bool:
 
 
 def _is_kept(view: View, stream_id: int, row: InodeRow) -> bool:
-    if view.get(stream_id, t.ORPHANS, row.ino) is not None:
+    if view.get(stream_id, t.NAMELESS, row.ino) is not None:
         return True
     content = view.get(stream_id, t.OBJECTS, (row.ino, row.generation))
     return content is not None and content.state == ObjectState.TOMBSTONED

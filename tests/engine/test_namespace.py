@@ -130,7 +130,7 @@ def test_orphans_are_no_damage_and_are_found_after_a_crash(tmp_path: Path) -> No
         assert [backing_path(v, key).exists() for key in keys] == [True, False, False]
         with v.catalog.view() as view:
             assert [key[0] for key, _ in view.scan(keys[0][0], t.OBJECTS)] == [keys[0][1]]
-            assert ns.orphans(view, keys[0][0]) == []
+            assert ns.nameless(view, keys[0][0]) == []
         assert object_row(v, keys[0]).state == ObjectState.TOMBSTONED
 
     run_volume(settings, leave, parts=("jobs",))

@@ -307,7 +307,7 @@ class TreeMachine(RuleBasedStateMachine):
         """The last close; also of what is no orphan, which does nothing."""
         node = self.node(n)
         is_orphan = node.open and not node.links
-        row = self.v.writer.call(1, lambda b: ns.drop_orphan(b, node.ino))
+        row = self.v.writer.call(1, lambda b: ns.drop_nameless(b, node.ino))
         assert (row is not None) == is_orphan
         node.open = False
         if is_orphan:
@@ -384,7 +384,7 @@ class TreeMachine(RuleBasedStateMachine):
             tombs = {ino for (_, ino), _ in view.scan(1, t.TOMBSTONES)}
             marked = {ino for (ino, _), _ in view.scan(1, t.XATTRS)}
             objs = {ino: row.state for (ino, _), row in view.scan(1, t.OBJECTS)}
-            assert ns.orphans(view, 1) == sorted(node.ino for node in alive.values() if not node.links)
+            assert ns.nameless(view, 1) == sorted(node.ino for node in alive.values() if not node.links)
             for node in alive.values():
                 if node.links:
                     assert ns.resolve(view, 1, ns.path_of(view, 1, node.ino)).ino == node.ino

@@ -79,9 +79,9 @@ class Tree:
         with self.v.catalog.view() as view:
             return {name: row.ino for name, row in ns.list_dir(view, 1, parent, None, 1000)}
 
-    def orphans(self) -> list[int]:
+    def nameless(self) -> list[int]:
         with self.v.catalog.view() as view:
-            return ns.orphans(view, 1)
+            return ns.nameless(view, 1)
 
     def xattrs(self, ino: int) -> list[bytes]:
         with self.v.catalog.view() as view:
@@ -256,17 +256,17 @@ def test_an_open_file_outlives_its_name(tree: Tree) -> None:
     tree.do(lambda b: ns.set_xattr(b, f, b"user.a", b"1"))
     row = tree.do(lambda b: ns.unlink(b, ROOT, b"f", is_open=lambda ino: ino == f))
     assert (row.nlink, row.ctime_ns) == (0, tree.now_ns)
-    assert tree.orphans() == [f]
+    assert tree.nameless() == [f]
     assert tree.names() == {}
     assert (tree.count(t.OBJECTS), tree.xattrs(f)) == (1, [b"user.a"])  # type: ignore[arg-type]
     assert tree.do(lambda b: ns.set_attributes(b, f, size=9)).size == 9
     with pytest.raises(OSError, match="No such file"):
         tree.path(f)
-    dropped = tree.do(lambda b: ns.drop_orphan(b, f))
+    dropped = tree.do(lambda b: ns.drop_nameless(b, f))
     assert dropped is not None
     assert (dropped.ino, dropped.generation) == (f, 1)
-    assert tree.do(lambda b: ns.drop_orphan(b, f)) is None
-    assert (tree.look(f), tree.orphans(), tree.xattrs(f)) == (None, [], [])
+    assert tree.do(lambda b: ns.drop_nameless(b, f)) is None
+    assert (tree.look(f), tree.nameless(), tree.xattrs(f)) == (None, [], [])
     assert tree.count(t.OBJECTS) == tree.count(t.TOMBSTONES) == 0  # type: ignore[arg-type]
 
 
@@ -275,7 +275,7 @@ def test_a_published_orphan_becomes_a_tombstone(tree: Tree) -> None:
     tree.publish(f)
     tree.do(lambda b: ns.unlink(b, ROOT, b"f", is_open=lambda _: True))
     assert tree.count(t.TOMBSTONES) == 0  # type: ignore[arg-type]
-    tree.do(lambda b: ns.drop_orphan(b, f))
+    tree.do(lambda b: ns.drop_nameless(b, f))
     assert tree.count(t.TOMBSTONES) == 1  # type: ignore[arg-type]
     assert tree.do(lambda b: ns.undelete(b, f)).nlink == 1
     assert tree.names() == {b"f": f}
@@ -289,26 +289,26 @@ def test_other_inodes_are_orphans_while_open(tree: Tree) -> None:
         tree.do(lambda b, n=name: ns.unlink(b, ROOT, n, is_open=lambda _: True))
     tree.do(lambda b: ns.rmdir(b, ROOT, b"d", is_open=lambda _: True))
     inos = [row.ino, pipe.ino, d]
-    assert tree.orphans() == inos
+    assert tree.nameless() == inos
     assert [tree.row(ino).nlink for ino in inos] == [0, 0, 0]
     assert tree.row(ROOT).nlink == 2
     for ino in inos:
-        tree.do(lambda b, i=ino: ns.drop_orphan(b, i))
+        tree.do(lambda b, i=ino: ns.drop_nameless(b, i))
     assert [tree.look(ino) for ino in inos] == [None] * 3
 
 
 def test_unnamed_files_get_a_name_or_go(tree: Tree) -> None:
     rows = [tree.do(lambda b: ns.create_unnamed(b, ROOT, mode=0o640, uid=5, chunk_bytes=1)) for _ in range(2)]
-    assert tree.orphans() == [row.ino for row in rows]
+    assert tree.nameless() == [row.ino for row in rows]
     assert (rows[0].nlink, rows[0].mode, rows[0].uid) == (0, stat.S_IFREG | 0o640, 5)
     row = tree.do(lambda b: ns.link(b, rows[0].ino, ROOT, b"named"))
     assert (row.nlink, tree.path(row.ino)) == (1, b"named")
     tree.do(lambda b: ns.link(b, rows[0].ino, ROOT, b"again"))
-    assert tree.do(lambda b: ns.drop_orphan(b, rows[0].ino)) is None
+    assert tree.do(lambda b: ns.drop_nameless(b, rows[0].ino)) is None
     assert tree.row(rows[0].ino).nlink == 2
-    tree.do(lambda b: ns.drop_orphan(b, rows[1].ino))
+    tree.do(lambda b: ns.drop_nameless(b, rows[1].ino))
     assert tree.look(rows[1].ino) is None
-    assert tree.orphans() == []
+    assert tree.nameless() == []
 
 
 def test_every_unpublished_generation_goes_with_the_last_name(tree: Tree) -> None:
@@ -351,7 +351,7 @@ def test_a_replaced_file_loses_a_link_or_stays_open(tree: Tree) -> None:
     assert (replaced.nlink, replaced.ctime_ns, tree.path(z)) == (1, tree.now_ns, b"other")
     replaced = tree.do(lambda b: ns.rename(b, ROOT, b"z", ROOT, b"other", is_open=lambda ino: ino == z)).replaced
     assert replaced is not None
-    assert (replaced.ino, replaced.nlink, tree.orphans()) == (z, 0, [z])
+    assert (replaced.ino, replaced.nlink, tree.nameless()) == (z, 0, [z])
     assert tree.names() == {b"other": a}
 
 
@@ -366,7 +366,7 @@ def test_a_directory_replaces_an_empty_one(tree: Tree) -> None:
     assert [tree.row(i).nlink for i in (ROOT, d, f)] == [5, 2, 2]
     assert (tree.row(x).parent, tree.path(x)) == (ROOT, b"e")
     tree.do(lambda b: ns.rename(b, ROOT, b"e", ROOT, b"f", is_open=lambda _: True))
-    assert tree.orphans() == [f]
+    assert tree.nameless() == [f]
     assert tree.row(ROOT).nlink == 4
 
 

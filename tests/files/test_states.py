@@ -231,7 +231,7 @@ def test_a_file_that_is_being_opened_is_not_discarded_under_its_opener(tmp_path:
         await files.release(fhs[0])
         assert files.known.get(ino) is None
         with files.volume.catalog.view() as view:
-            assert ino not in namespace.orphans(view, stream_id)
+            assert ino not in namespace.nameless(view, stream_id)
 
     run_files(small_settings(tmp_path), body)
 

@@ -1,4 +1,4 @@
-"""Names, link counts, LINKS and ORPHANS rows that do not agree: each is found, and only that."""
+"""Names, link counts, LINKS and NAMELESS rows that do not agree: each is found, and only that."""
 
 from __future__ import annotations
 
@@ -123,17 +123,17 @@ def link_of_no_inode(b: Batch) -> None:
 
 
 def orphan_with_a_name(b: Batch) -> None:
-    b.put(t.ORPHANS, inode(b, b"d", b"one").ino, 1)
+    b.put(t.NAMELESS, inode(b, b"d", b"one").ino, 1)
 
 
 def orphan_that_is_missing(b: Batch) -> None:
-    b.put(t.ORPHANS, TOP + 9999, 1)
+    b.put(t.NAMELESS, TOP + 9999, 1)
 
 
 def nothing_keeps_it(b: Batch) -> None:
     namespace.unlink(b, TOP, b"p", is_open=lambda _: True)
     row = max(ino for ino, _ in b.scan(t.INODES))
-    b.delete(t.ORPHANS, row)
+    b.delete(t.NAMELESS, row)
 
 
 CASES: list[tuple[Callable[[Batch], None], Severity, list[str]]] = [
