@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 from aof2.engine import namespace
-from aof2.engine.aio import result_of
+from aof2.engine.aio import Tasks, result_of
 from aof2.engine.catalog.rows import InodeRow, stream_of
+from aof2.engine.errors import Aof2Error
 from aof2.engine.intents import fold
 from aof2.engine.intents.format import DROPPED, Intent, IntentKind
 from aof2.engine.intents.log import IntentLog
@@ -56,7 +57,7 @@ class Births:
         self._intents = intents
         self._granted: dict[int, _Granted] = {}
         self._made: Counter[int] = Counter()
-        self._nursery: trio.Nursery | None = None
+        self._tasks = Tasks()
         self._releasing = 0
         self._released = trio.Event()
         self._stopped = False
@@ -65,8 +66,7 @@ class Births:
     # -- starting ----------------------------------------------------------------------------------------------
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        async with trio.open_nursery() as nursery:
-            self._nursery = nursery
+        async with self._tasks.running():
             task_status.started()
             await trio.sleep_forever()
 
@@ -99,22 +99,29 @@ class Births:
         first = await result_of(volume.writer.submit(stream_id, work))
         volume.unborn_from.setdefault(stream_id, first)
         granted.end = first + granted.count
-        self._channel.birth_inos(stream_id, first, granted.count)
+        if not self._stopped:  # meanwhile
+            self._channel.birth_inos(stream_id, first, granted.count)
+
+    async def _grant_again(self, stream_id: int) -> None:
+        try:
+            await self._grant(stream_id)
+        except (Aof2Error, OSError, KernelGoneError):  # a full disk, a log that takes no more, the end of the mount
+            self.pause()
 
     # -- nests -------------------------------------------------------------------------------------------------
 
     def created(self, parent: int) -> None:
         """A create came here. Where many do, the channel takes over."""
-        if self._nursery is None or not self._granted or self._intents.has_failed:
+        if not self._granted or self._intents.has_failed:
             return
         if self._stopped and self._may_pass():
             self._stopped = False
             for stream_id in self._granted:
-                self._nursery.start_soon(self._grant, stream_id)
+                self._tasks.begin(self._grant_again, stream_id)
         self._made[parent] += 1
         made = self._made[parent]
         if made == NEST_AFTER or made % NEST_AGAIN == 0:
-            self._nursery.start_soon(self._open_nest, parent)
+            self._tasks.begin(self._open_nest, parent)
         if len(self._made) > NAMES_PAGE:
             self._made.clear()
 
@@ -204,9 +211,8 @@ class Births:
             self._grant_more(born[-1][0])
 
     def _release(self, close: Intent) -> None:
-        if self._nursery is not None:
+        if self._tasks.begin(self._release_one, close):
             self._releasing += 1
-            self._nursery.start_soon(self._release_one, close)
 
     async def _release_one(self, close: Intent) -> None:
         try:
@@ -226,6 +232,6 @@ class Births:
         granted = self._granted[stream_of(last.ino)]
         if not self._may_pass():
             self.pause()
-        elif last.ino + granted.count // 4 > granted.end and self._nursery is not None:
+        elif last.ino + granted.count // 4 > granted.end:
             granted.end += granted.count  # asked for once
-            self._nursery.start_soon(self._grant, stream_of(last.ino))
+            self._tasks.begin(self._grant_again, stream_of(last.ino))

@@ -198,7 +198,11 @@ class Intents:
         self.folded += len(folded.intents)
         if one.fd >= 0:
             one.hold_ahead()
-        self._adopts.adopt(list(zip(folded.intents, folded.rows, strict=True)))
+        try:
+            self._adopts.adopt(list(zip(folded.intents, folded.rows, strict=True)))
+        except Exception:
+            # The rows have them. Raised from here it would end the loop, and with it the mount.
+            log.exception("names that were folded are not taken over: files of theirs are sealed after the next start")
 
 
 def _nothing(_: Batch) -> None:
