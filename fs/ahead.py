@@ -1,13 +1,12 @@
 """What will be looked up next: the channel is told, and answers for it (why that is right: `native/channel/ahead.h`).
 
-Whoever stats the files of a directory one after the other asks for names in the order we list them. Once a few came
-that way, the next ones are told ahead, more each time as long as what follows is what was to be expected.
+A process that stats the files of a directory one after the other asks for names in the order we list them. Once a few
+came that way, the next ones are told ahead, more each time as long as what follows is what was to be expected.
 
 Invariants
 - Told is only what changes by requests alone: no directories (new files change them), nothing open, dirty, or unlinked.
-- Whoever asks in another order costs little: each time that was wrong, more names must come in order before the next
-  try.
-- Nothing is raised: who looked something up has been answered.
+- Look-ups in another order cost little: after each wrong guess more names must come in order before the next one.
+- Nothing is raised: the LOOKUP has been answered.
 
 Owner: the trio thread. A crash leaves nothing.
 """
@@ -31,7 +30,7 @@ _END: Final = b"\xff" * 256  # behind every name
 
 
 class _Walk:
-    """Somebody's way through a directory."""
+    """How far look-ups in one directory are, and what was told ahead of them."""
 
     __slots__ = ("count", "last", "left", "next", "patience", "upto")
 

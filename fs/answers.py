@@ -1,4 +1,4 @@
-"""From what an operation meets to what the kernel is told: an errno, and a log line where somebody should know.
+"""From what an operation meets to what the kernel is told: an errno, and a log line where that is EIO.
 
 In pyfuse3 an exception that is not a FUSEError ends the main loop and with it the mount, so nothing else may leave an
 operation.
@@ -40,7 +40,7 @@ CHANGES: Final = frozenset(
 
 
 def errno_of(e: BaseException) -> int:
-    """The errno for an error; 0 for one that nobody expected."""
+    """The errno for an error; 0 for one that is not expected."""
     match e:
         case pyfuse3.FUSEError():
             return int(e.errno)
@@ -57,7 +57,7 @@ def errno_of(e: BaseException) -> int:
         case trio.TooSlowError():
             return errno.ETIMEDOUT
         case ChannelError():
-            return errno.ENOTCONN  # nobody hears it any more
+            return errno.ENOTCONN  # the channel that would take the answer is gone
         case lmdb.Error():
             return errno_of(translated(e, Path("catalog")))
     return 0

@@ -1,7 +1,7 @@
 """Attributes as the kernel wants them, from rows and backing files: for pyfuse3, or as they go over the wire.
 
 A dirty file's size and times are its backing file's, which the kernel may be writing behind our back; everything
-else is the catalog's. What nobody writes to changes only through us, so the kernel may remember it for long; where a
+else is the catalog's. What has no writer changes only through us, so the kernel may remember it for long; where a
 mapping outlived its last close, the sealer tells the kernel.
 
 Invariant: both forms are made of the same facts (`_facts`), and say what libfuse would make of the first.
@@ -52,7 +52,7 @@ def _facts(row: InodeRow, options: Options, backing: os.stat_result | None) -> t
 def attributes(
     row: InodeRow, options: Options, backing: os.stat_result | None = None, *, changing: bool = False
 ) -> pyfuse3.EntryAttributes:
-    """The attributes of an inode; `backing` where it is dirty, `changing` where somebody may be writing."""
+    """The attributes of an inode; `backing` where it is dirty, `changing` where it has a writer."""
     attr = pyfuse3.EntryAttributes()
     attr.st_ino = row.ino
     attr.generation = 0

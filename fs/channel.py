@@ -5,7 +5,7 @@ Invariants
   `handle` are on the socket when they return, and the channel looks there first.
 - Only `async` methods wait for the channel: it may be waiting for us to read events.
 - The channel ends with the mount, and within a second after this process: it needs no looking after.
-- Nobody here opens anything on the mount.
+- The daemon opens nothing on the mount.
 
 Owner: the trio thread; `run` is the one task that reads events. A crash leaves a mount that answers ENOTCONN.
 """
@@ -46,7 +46,7 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 _END_MAX_S: Final = 5.0
-_EVENTS_A_TURN: Final = 64  # those who answer at once must not keep everybody else waiting
+_EVENTS_A_TURN: Final = 64  # upcalls answered at once must not keep other tasks waiting
 
 
 class Told(Protocol):
@@ -155,7 +155,7 @@ class Channel:
         return Written(written, budget, tuple(ranges), untracked)
 
     def drop(self, nodeid: int) -> None:
-        """Nobody has it open any more: the channel lets go of its backing file."""
+        """Its last handle is closed: the channel lets go of its backing file."""
         self._killed.discard(nodeid)
         self._tell(Kind.DROP, wire.NODEID.pack(nodeid))
 

@@ -100,7 +100,7 @@ class Outbox:
 
 
 def sealed_memory(data: bytes) -> int:
-    """A descriptor of a file in memory that nobody can change any more."""
+    """A descriptor of a file in memory that no process can change any more."""
     fd = os.memfd_create("aof2-answer", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         if os.write(fd, data) != len(data):

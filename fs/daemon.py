@@ -163,7 +163,7 @@ async def _until_told(ending: trio.Event, scope: trio.CancelScope) -> None:
 
 
 async def _say_left(volume: Volume) -> None:
-    """What the remote does not have yet, for whoever unmounted without waiting for it: a signal, umount(8)."""
+    """Logs what the remote does not have yet: a signal and umount(8) unmount without waiting for it."""
     left = await trio.to_thread.run_sync(_left, volume)
     if left:
         log.warning(

@@ -6,7 +6,7 @@
 Invariants
 - Nothing of the engine is opened before the fork: locks, threads and LMDB do not survive one.
 - The parent ends well only once the mount answers; else with the one line the child has written.
-- SIGTERM and SIGINT unmount. Where somebody still uses the mount it is taken out of the tree, and what is behind it
+- SIGTERM and SIGINT unmount. Where the mount is still in use it is taken out of the tree, and what is behind it
   ends GRACE_S later; a second signal does not wait. Nothing that was written is lost: it is in state_dir.
 
 Owner: the `aof2 mount` process and its child. A crash of the child leaves a dead mount, which the next mount clears.

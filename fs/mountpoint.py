@@ -33,7 +33,7 @@ class MountError(Aof2Error):
 
 
 class BusyError(MountError):
-    """Somebody uses the mount. It is as it was; the message names who."""
+    """The mount is in use. It is as it was; the message names the processes seen to use it."""
 
 
 class MountEntry(NamedTuple):
@@ -49,7 +49,7 @@ class Answer(StrEnum):
     """What a mountpoint says when it is asked."""
 
     LIVE = "live"
-    DEAD = "dead"  # ENOTCONN: nobody is behind it any more
+    DEAD = "dead"  # ENOTCONN: no daemon is behind it any more
     SILENT = "silent"  # no answer in time
 
 
@@ -81,7 +81,7 @@ def _unescape(field: bytes) -> bytes:
 
 
 def ask(path: Path, timeout_s: float = STAT_MAX_S) -> Answer:
-    """Whether somebody answers there. That may never be: it is asked on a thread that nobody waits for."""
+    """The mountpoint's answer, which may never come: a thread asks, and is left behind after `timeout_s`."""
     answer: list[Answer] = []
 
     def look() -> None:
@@ -118,7 +118,7 @@ def make_mountpoint(path: Path) -> None:
 
 
 def unmount(path: Path) -> None:
-    """Unmounts. BusyError when somebody uses it; nothing has happened then."""
+    """Unmounts. BusyError when it is in use; nothing has happened then."""
     if os.geteuid() != 0:
         _fusermount(path, "-u")
         return
@@ -130,7 +130,7 @@ def unmount(path: Path) -> None:
 
 
 def detach(path: Path) -> None:
-    """Takes it out of the tree at once, whoever uses it."""
+    """Takes it out of the tree at once, also while it is in use."""
     if os.geteuid() != 0:
         _fusermount(path, "-uz")
         return
@@ -140,7 +140,7 @@ def detach(path: Path) -> None:
 
 
 def check_idle(path: Path) -> None:
-    """BusyError if processes can be seen that use it, so that nobody waits for uploads in vain. An unmount may still
+    """BusyError if processes can be seen that use it, so that `umount` does not wait for uploads in vain. It may still
     fail: not everything that keeps a mount busy is a process that we may look at."""
     if holders(path):
         raise busy(path)

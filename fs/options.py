@@ -48,9 +48,9 @@ class OptionsError(Aof2Error):
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     """How the mount behaves. Permissions are always checked by the kernel (default_permissions).
 
-    `ro` stops changes through the mount only; the engine goes on with what it has to do. `allow_other`: everybody may
+    `ro` stops changes through the mount only; the engine goes on with what it has to do. `allow_other`: every user may
     come in, as far as the permissions of files let them; otherwise the one who mounted, alone.
-    `uid`, `gid` and `umask` say how everything looks, whoever owns it; None: as it is.
+    `uid`, `gid` and `umask` say how everything looks, whatever is stored; None: as it is.
     """
 
     ro: bool = False

@@ -32,8 +32,6 @@ _READ_IN: Final = struct.Struct("=QQI")
 
 
 class Quick:
-    """Answers them."""
-
     def __init__(self, tree: Tree, directories: Directories, foreground: Foreground) -> None:
         self._tree = tree
         self._directories = directories

@@ -38,8 +38,6 @@ _STATFS_FILES: Final = 1 << 32  # where the disk does not count them
 
 
 class Upcalls:
-    """Answers them."""
-
     def __init__(self, operations: Operations) -> None:
         self._operations = operations
         self._tree = operations.tree

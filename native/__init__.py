@@ -30,7 +30,7 @@ _MANIFEST_RECORD_LEN_MIN: Final = 48
 _U32_MAX: Final = 2**32 - 1
 _U64_MAX: Final = 2**64 - 1
 _LINES_BATCH: Final = 65536
-_CHECK_ROWS: Final = 4096  # columns nobody reads should stay in the cache
+_CHECK_ROWS: Final = 4096  # `run` does not read its columns: so small, they stay in the cache
 
 
 class Outcome(IntEnum):

@@ -1,5 +1,5 @@
 # Sourced by the scripts beside it: brings the machine to where `.venv/bin/aof2` runs, and is quick when it already does.
-# System packages come by apt when root; anyone else is told the one line to run.
+# System packages come by apt when root; another user is told the one line to run.
 
 set -euo pipefail
 AOF2_TOP=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)

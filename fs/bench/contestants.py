@@ -66,7 +66,7 @@ class Contestant:
 
 
 class Disk(Contestant):
-    """A plain directory on the disk that holds everybody's caches: named after its filesystem."""
+    """A plain directory on the disk that holds all contestants' caches: named after its filesystem."""
 
     def __init__(self, setup: Setup, name: str) -> None:
         self.name = name

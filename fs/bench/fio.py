@@ -1,4 +1,4 @@
-"""fio: the same job for everybody, one process with a deadline, its JSON read into rates.
+"""fio: the same job for each contestant, one process with a deadline, its JSON read into rates.
 
 Buffers are aligned (a misaligned one costs a warm read most of its speed), and a sequential job opens the file again
 for each pass, as an application does. fio drops the kernel's pages of the file at open only when it is asked to: then

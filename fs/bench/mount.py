@@ -1,4 +1,4 @@
-"""One run of `aof2 bench mount`: a server, everybody mounted on it, the rows, and everything gone again.
+"""One run of `aof2 bench mount`: a server, all contestants mounted on it, the rows, and everything gone again.
 
 Owner: the calling thread. Everything is in one temporary folder; on the way out, whatever happened, each contestant is
 stopped, what is still mounted is unmounted lazily, what still runs is ended, and the folder is removed.

@@ -1,8 +1,8 @@
 """Processes and mounts of a run: everything has a deadline, and nothing outlives the run.
 
 Every process started here carries a token of the run in its environment, so a daemon that went to the background is
-found again and ended, and no process of anybody else is. A mount point is looked up in the mount table, never touched:
-a filesystem whose daemon hangs would hang whoever asks.
+found again and ended, and no process from outside the run is. A mount point is looked up in the mount table, never
+touched: a filesystem whose daemon hangs would hang the run.
 
 Owner: the calling thread. A killed run leaves its folder and its mounts; `umount -l` on them is the way out.
 """

@@ -1,6 +1,6 @@
 """How contestants are timed: in turns, several rounds, the median of each; who fails sits out, and says why.
 
-A busy machine slows whoever runs at that moment, so everybody runs in every round and every other round runs backwards.
+A busy machine slows the one that runs at that moment, so all run in every round and every other round runs backwards.
 Before each turn the daemons of the run have become idle: a second core that is busy with another's uploads makes a FUSE
 round trip several times as fast. Work that takes long is done once: its noise is small beside it.
 

@@ -197,7 +197,7 @@ def ranges(f: Field) -> list[Measurement]:
         before = c.fetched_bytes()
         with f.race.metering(c) as meter:
             answer = f.race.work("ranges", path, f.ranges, RANGE_BYTES, n)
-            time.sleep(QUIET_S)  # read-ahead that nobody waits for is fetched, too
+            time.sleep(QUIET_S)  # read-ahead counts, too: it goes on after the last read
             meter.units = f.ranges
         after = c.fetched_bytes()
         if before is not None and after is not None:

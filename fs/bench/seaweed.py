@@ -3,7 +3,7 @@
 `Seaweed` runs on free loopback ports with its data in a folder of its own and random keys; `stop()` and `start()` again
 are an outage: same data, same ports, same keys.
 
-Owner: whoever made it. The server is the child of this process and dies with it (PR_SET_PDEATHSIG).
+Owner: the caller that made it. The server is the child of this process and dies with it (PR_SET_PDEATHSIG).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ REGION = "us-east-1"
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on now. Outside the ephemeral range, so that no outgoing connection takes one."""
+    """Ports that no process listens on now. Outside the ephemeral range, so that no outgoing connection takes one."""
     ports: list[int] = []
     while len(ports) < count:
         port = 10_000 + secrets.randbelow(20_000)
@@ -132,7 +132,7 @@ class Seaweed:
         self._wait_until_ready()
 
     def stop(self) -> None:
-        """At once, as a crash would: whoever is connected is cut off."""
+        """At once, as a crash would: connected clients are cut off."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()

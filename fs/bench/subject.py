@@ -66,7 +66,7 @@ class Aof2(Contestant):
         self.setup.processes.run(["stat", self.directory], deadline_s=START_S)
 
     def stop(self) -> None:
-        """Without waiting for uploads: what is in it is of no use to anybody."""
+        """Without waiting for uploads: only this run needs what is in it."""
         if is_mounted(self.mountpoint):
             self._aof2("umount", self.mountpoint, "--no-wait")
         unmount(self.setup.processes, self.mountpoint)

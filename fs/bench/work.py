@@ -1,6 +1,6 @@
 """The timed loops, run as a script of their own: `python work.py NAME ARGUMENT…` prints one JSON object.
 
-In a process of its own so that a filesystem that hangs can be given up on, and so that everybody has the same loop.
+In a process of its own so that a filesystem that hangs can be given up on, and so that all run the same loop.
 Time starts before open and ends after close. Imports nothing of the project: starting it is quick.
 """
 

@@ -54,7 +54,7 @@ def in_mount(settings: Settings, paths: Iterable[str]) -> list[str]:
     """The paths as TENANT/…, "." for the mountpoint itself. CliError for one that is elsewhere.
 
     Symlinks on the way to the mountpoint are followed; nothing in the mount is looked at, so that a dead one does not
-    hold anybody up. A relative path that leads nowhere near the mount is taken as TENANT/….
+    hold the command up. A relative path that leads nowhere near the mount is taken as TENANT/….
     """
     mountpoint = settings.volume.mountpoint
     return [_in_mount(mountpoint, path) for path in paths]

@@ -178,7 +178,7 @@ def _say_left(settings: Settings, said: str, *, wait: bool) -> None:
 
 
 def _unmount_dead(settings: Settings, error: NotMountedError) -> str:
-    """Nobody answers for the volume: a dead mount is cleared, anything else is not ours."""
+    """No daemon answers for the volume: a dead mount is cleared, anything else is not ours."""
     at = settings.volume.mountpoint
     entry = mp.mounted_at(at)
     if entry is None:

@@ -148,7 +148,7 @@ def _writer(report: RestoreReport) -> str:
 
 
 def _missing(report: RestoreReport) -> list[str]:
-    """A line each, gaps in the logs first: what is behind them may be missing without anybody knowing its name."""
+    """A line each, gaps in the logs first: what is behind them may be missing, and the report cannot name it."""
     lines = list(report.gaps)
     lines += [f"tenant {name}: nothing of its log was uploaded; it comes back empty" for name in report.never_uploaded]
     lines += [_lost_line(lost) for lost in report.lost]

@@ -1,7 +1,7 @@
 """The command's end of the control socket. Blocking: a verb has nothing else to do.
 
-A daemon that works on a request says so every few seconds: one that is silent for SILENCE_MAX_S hangs, and nobody
-hangs with it. Closing the client cancels what it asked for.
+A daemon that works on a request says so every few seconds: one that is silent for SILENCE_MAX_S hangs, and the
+command gives up on it. Closing the client cancels what it asked for.
 
 Owner: the calling thread. A crash closes the socket, which the daemon notices.
 """

@@ -41,7 +41,7 @@ Tell = Callable[[Progress], Awaitable[None]]
 
 
 class Uploaded(msgspec.Struct, frozen=True):
-    """What was made durable while somebody waited."""
+    """What was made durable while the command waited."""
 
     files: int
     bytes: int
@@ -218,7 +218,7 @@ def _stands(volume: Volume, standing: Standing | None, patience_s: float) -> str
 
 
 def _drop_settled(volume: Volume, left: deque[tuple[Key, int]]) -> int:
-    """Some are looked at, the others next time: everybody else waits meanwhile. The bytes of those that are over."""
+    """Looks at some, the others next time: all other tasks wait meanwhile. The bytes of those that are over."""
     bytes_done = 0
     with volume.catalog.view() as view:
         for _ in range(min(len(left), LOOK_AT_FILES)):
@@ -284,7 +284,7 @@ class _Watch:
         stats, now_s = self._volume.remote.stats(), trio.current_time()
         is_open = stats.breaker is not BreakerState.CLOSED
         if self._was_open and not is_open:
-            self._moved()  # somebody got through
+            self._moved()  # a request got through
         self._was_open = is_open
         self._backing_off = any(row.state == JobState.QUEUED and row.not_before_ms for row in rows)
         may_ask = not is_open or (stats.breaker is BreakerState.OPEN and not stats.probe_in_s)
@@ -308,7 +308,7 @@ class _Watch:
         raise RemoteAwayError(f"{away}: nothing moved for {self._patience_s:g} s; uploads go on when it is back{hint}")
 
     def _in_vain(self, now_s: float, late_s: float) -> bool:
-        """Whether the remote was asked since patience is over. Who is to ask may be held up himself, not for ever."""
+        """Whether the remote was asked since patience is over. A job may ask late: it is waited for, not for ever."""
         if self._was_open:
             asked = self._volume.remote.stats().unavailable != self._late_unavailable
             return asked or now_s - late_s >= self._patience_s + COOL_DOWN_S_MAX

@@ -79,7 +79,7 @@ class ControlServer:
                 else:
                     await self._answer(talk)
             except (OSError, trio.TooSlowError):
-                pass  # gone, or it does not listen: nobody to tell
+                pass  # the client is gone, or does not listen
             finally:
                 self._clients -= 1
 
@@ -173,7 +173,7 @@ class _Talk:
 
     @contextlib.asynccontextmanager
     async def cancelled_when_gone(self) -> AsyncIterator[None]:
-        """Cancels the block when the client closes its end; tells it meanwhile that somebody is there."""
+        """Cancels the block when the client closes its end; tells it meanwhile that the daemon lives."""
         async with open_nursery() as nursery:
             nursery.start_soon(self._until_gone, nursery.cancel_scope)
             yield

@@ -3,7 +3,7 @@
 Everything here reads, and may be called from any thread; counting a large volume takes a while, so the daemon calls it
 on a worker thread. `light` answers may be as old as COUNTED_FOR_S, or twenty times what counting took.
 
-Owner: whoever calls. A crash leaves nothing.
+Owner: the calling thread. A crash leaves nothing.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class TreeFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ObjectFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """A file: as its rows say, whether somebody has it open, whether it is pinned."""
+    """A file: as its rows say, whether it is open, whether it is pinned."""
 
     object: ObjectStatus
     open: bool

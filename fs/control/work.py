@@ -140,7 +140,7 @@ def tenants_named(volume: Volume, name: str | None) -> dict[int, str]:
 
 async def finished(volume: Volume, tenant_id: int, job_id: int, tenant: str, tell: Tell) -> JobRow:
     """The job once it is over, however that went. One that has to wait for the remote is an error: it goes on by
-    itself, and nobody is told to wait for that."""
+    itself, and the command does not wait for that."""
     runner = volume.jobs.runner
     before = runner.job(tenant_id, job_id)
     attempts = before.attempts if before is not None else 0

@@ -1,4 +1,4 @@
-/* Names told ahead: while somebody looks up the files of a directory one after the other, the daemon tells those that come
+/* Names told ahead: while a process looks up the files of a directory one after the other, the daemon tells those that come
  * next (AHEAD), and their LOOKUPs are answered here.
  *
  * Why that is right: the kernel itself may keep what a LOOKUP said for an hour, because names and attributes change by

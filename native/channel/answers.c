@@ -7,7 +7,7 @@
  * - A reader gets bytes of its own handle and offset or an error, whatever the daemon says, and never more than it asked for.
  * - Every descriptor is in the ring or closed.
  *
- * Owner: answers_lock, never held over anything that waits. The reply thread takes, whoever holds control_lock puts.
+ * Owner: answers_lock, never held over anything that waits. The reply thread takes, the thread with control_lock puts.
  */
 #include <errno.h>
 #include <pthread.h>

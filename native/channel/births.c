@@ -322,7 +322,7 @@ static void answer_birth(const request *r, const claim *c, uint32_t mode, const 
       .fh = c->fh, .open_flags = WIRE_FOPEN_PASSTHROUGH | WIRE_FOPEN_NOFLUSH, .backing_id = c->in.backing_id};
   wire_out_header header = {.len = (uint32_t)(sizeof header + sizeof out), .unique = r->header.unique};
   struct iovec parts[2] = {{&header, sizeof header}, {&out, sizeof out}};
-  if (!device_write(channel.dev, parts, 2)) released(c->in.ino, c->fh); /* interrupted: nobody will release it */
+  if (!device_write(channel.dev, parts, 2)) released(c->in.ino, c->fh); /* interrupted: the kernel will not release it */
 }
 
 bool births_create(const request *r) {
@@ -402,7 +402,7 @@ bool births_release(const request *r) {
   memcpy(&in, r->body, sizeof in);
   if (!(in.fh & BIRTH_FH)) return false;
   pthread_mutex_lock(&births_lock);
-  bool none = !page; /* then nothing was ever born, and the handle is somebody else's */
+  bool none = !page; /* then nothing was ever born, and the handle is the daemon's */
   pthread_mutex_unlock(&births_lock);
   if (none) return false;
   released(r->header.nodeid, in.fh);

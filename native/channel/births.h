@@ -35,7 +35,7 @@ extern pthread_mutex_t births_lock;
 #define INTENT_DROPPED 1u /* flag of CLOSED: the node was dropped, too */
 #define INTENT_LEN 72
 
-/* A backing file whose inode nobody has yet. */
+/* A backing file whose inode the kernel was not told yet. */
 typedef struct {
   uint64_t ino;
   int fd;

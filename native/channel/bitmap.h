@@ -1,6 +1,6 @@
 /* Growing bitmaps out of one bounded store: which blocks of a file are present, which were written.
  *
- * A bit past the end of a bitmap is clear. Owner: whoever holds the tables' lock; the count of bytes in use is one for all.
+ * A bit past the end of a bitmap is clear. Owner: the thread with the tables' lock; the count of bytes in use is one for all.
  */
 #ifndef AOF2_CHANNEL_BITMAP_H
 #define AOF2_CHANNEL_BITMAP_H

@@ -64,7 +64,7 @@ static uint64_t need_of(const held *h, const watch *w) {
   return steps + (h->unique ? 0 : fan_need(h->e.fd, h->e.offset, h->e.length, w && w->append));
 }
 
-/* EV_SHORT: less than half is left of the last grant, or somebody waits. Once, until more room comes. */
+/* EV_SHORT: less than half is left of the last grant, or a write waits for room. Once, until more room comes. */
 static void tell_short(pool *p) {
   uint8_t body[48];
   const held *first = NULL;
@@ -135,7 +135,7 @@ static void answer_held(const held *h, int error) {
   else fan_answer(&h->e, error);
 }
 
-/* Lets go whoever may, in the order they came: a tenant's first without room keeps those behind it waiting. */
+/* Lets go the writes that may pass, in the order they came: a tenant's first without room keeps those behind it waiting. */
 void let_go(int64_t now) {
   uint32_t kept = 0;
   bool stuck[POOLS_MAX] = {false};
@@ -170,7 +170,7 @@ void end_held(bool (*which)(const held *, uint64_t), uint64_t arg, int error) {
 bool is_of_node(const held *h, uint64_t nodeid) { return h->nodeid == nodeid; }
 static bool is_dead(const held *h, uint64_t unused) { return (void)unused, !h->unique && !fan_is_alive(h->e.tid); }
 
-/* A write of somebody else's: lets it go, or keeps it. */
+/* A write of an application: lets it go, or keeps it. */
 static void take_event(const fan_event *e, uint64_t nodeid) {
   int64_t now = now_ms();
   watch *w = watch_of(nodeid);

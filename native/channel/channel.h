@@ -25,7 +25,7 @@
 #define MESSAGE_FDS_MAX 4
 
 typedef struct {
-  int dev;        /* /dev/fuse: workers read, everyone replies */
+  int dev;        /* /dev/fuse: workers read, all threads reply */
   int dev_notify; /* a clone of it, or the same: a blocked notification does not keep `dev` open */
   int fuse, control, notify;
   int relay[2];   /* notifications that came on `fuse`, for the notify thread */
@@ -54,7 +54,7 @@ void event_send2(uint16_t kind, uint16_t flags, uint32_t seq, const void *body, 
 /* Never waits: false, and nothing sent, where the socket is full or the daemon gone. */
 bool event_try(uint16_t kind, uint16_t flags, uint32_t seq, const void *body, size_t len);
 
-/* device.c. Writing to /dev/fuse and its ioctls. Errors that mean "nobody waits for this any more" are not errors. */
+/* device.c. Writing to /dev/fuse and its ioctls. Errors that mean "the kernel waits for this no more" are not errors. */
 void device_reply(uint64_t unique, int error, const void *payload, size_t len);
 bool device_write(int fd, const struct iovec *parts, int n);
 int device_backing_open(int fd, int32_t *id); /* 0 or an errno */
@@ -91,7 +91,7 @@ void init_offer_from(const uint8_t *body, size_t len, init_offer *out);
 bool init_patch(uint8_t *reply, size_t len, const init_offer *offer, bool passthrough, uint32_t data_max, wire_init_out *out);
 /* A directory of a tenant: names change through the kernel alone, so it may keep the listing. */
 void opendir_patch(uint8_t *reply, size_t len, const pending *asked);
-/* The table handle the reply opened, so that a reply nobody takes can be undone; false: none. */
+/* The table handle the reply opened, so that a reply the kernel does not take can be undone; false: none. */
 bool open_patch(uint8_t *reply, size_t len, const pending *asked, uint64_t *nodeid, uint64_t *fh);
 
 /* answers.c. BYTES, and the reply to a READ that tells its slot. */

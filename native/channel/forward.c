@@ -195,7 +195,7 @@ void reply_handle(uint8_t *buf, size_t len, uint8_t *data) {
   struct iovec part = {buf, len};
   bool taken = device_write(channel.dev, &part, 1);
   if (inited && taken) init_answered(&init);
-  if (opened && !taken) { /* nobody will release it */
+  if (opened && !taken) { /* the kernel will not release it */
     pthread_mutex_lock(&tables_lock);
     handle_released(nodeid, fh);
     pthread_mutex_unlock(&tables_lock);

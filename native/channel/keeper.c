@@ -16,7 +16,7 @@
 #define GONE_MAX 4096
 #endif
 #define ROUND_FILES 16 /* made, then let go of, in turns */
-#define TICK_MS 10     /* in a burst: nobody has to wake us for each file */
+#define TICK_MS 10     /* in a burst: the workers need not wake us for each file */
 
 typedef struct {
   int fd;

@@ -1,4 +1,4 @@
-/* What need not happen while somebody waits for a birth (births.h): backing files are made and registered ahead of it, and
+/* What need not happen while a caller waits for a birth (births.h): backing files are made and registered ahead of it, and
  * let go of after its RELEASE. One thread does both.
  *
  * Invariants

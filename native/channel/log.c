@@ -1,4 +1,4 @@
-/* One line to stderr, written at once. Invariants: never waits (stderr may be a pipe nobody reads: main
+/* One line to stderr, written at once. Invariants: never waits (stderr may be a pipe no process reads: main
  * makes it non-blocking), never more than LINES_MAX lines in a second, from any thread. */
 #include <stdarg.h>
 #include <stdio.h>

@@ -1,7 +1,7 @@
 /* Mounting /dev/fuse: mount(2) where we may, fusermount3 otherwise; and aborting the connection when the daemon has died.
  *
- * Invariants: nothing is unmounted here. A dead mount must answer ENOTCONN until somebody unmounts it: the directory below
- * would take an application's files. Nobody of ours keeps a descriptor on the mount.
+ * Invariants: nothing is unmounted here. A dead mount must answer ENOTCONN until the user or the next mount unmounts it: the
+ * directory below would take an application's files. Neither channel nor daemon keeps a descriptor on the mount.
  * Owner: the main thread before the others start; connection_abort: the thread that ends the process.
  */
 #include <errno.h>

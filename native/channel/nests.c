@@ -76,7 +76,7 @@ static nest *nest_add(uint64_t dir, bool serving, bool has_gid, uint32_t gid) {
   return n;
 }
 
-/* Its slot stays, serving nobody: slots come back when all are forgotten. */
+/* Its slot stays, and serves no request: slots come back when all are forgotten. */
 static void nest_end(uint64_t dir) {
   nest *n = nest_find(dir);
   if (n) {

@@ -1,5 +1,5 @@
 /* What the channel answers without the daemon: reads and writes of resident ranges, ranges of passthrough files, look-ups of
- * xattrs nobody has, and what libfuse would refuse.
+ * xattrs no file has, and what libfuse would refuse.
  *
  * Invariants
  * - A request's own numbers are checked against its length and against what fits before they are used.
@@ -214,7 +214,7 @@ static bool serve_lseek(const request *r) {
   return true;
 }
 
-/* security.* and ACLs: nobody has them, and `ls -l` asks for each file; security.capability only of nodes told by CAPS. */
+/* security.* and ACLs: no file has them, and `ls -l` asks for each file; security.capability only of nodes told by CAPS. */
 static bool serve_getxattr(const request *r) {
   if (r->body_len <= WIRE_GETXATTR_IN_LEN) return false;
   const char *name = (const char *)r->body + WIRE_GETXATTR_IN_LEN;

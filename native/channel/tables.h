@@ -40,7 +40,7 @@ typedef struct {
   uint32_t mode, flags;
   int32_t backing_id; /* 0: not registered with the kernel */
   bool dropped, untracked;
-  atomic_bool still; /* until a CLEAR: nobody writes to the file or cuts it */
+  atomic_bool still; /* until a CLEAR: no application writes to the file, and the daemon does not cut it */
   uint64_t block_bytes;
   bitmap present, dirty;
   uint64_t coming_first, coming_end; /* blocks that are being fetched: a READ of them may wait a little */

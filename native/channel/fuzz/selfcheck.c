@@ -262,7 +262,7 @@ static int open_count(void) {
   return n;
 }
 
-/* Long answers find their reads, in order, and nobody else's; what is lost on the way is closed. */
+/* Long answers find their reads, in order, and no other read; what is lost on the way is closed. */
 static void check_answers(void) {
   tables_open(4, 4, 60);
   close(backing_new());
@@ -274,7 +274,7 @@ static void check_answers(void) {
   CHECK(told(2, 5) == 100); /* never more than was asked for */
   ask(2, 7, 4096, 200);
   CHECK(told(2, 5) == -EIO && open_count() == before); /* used up */
-  CHECK(told(2, 5) == -EIO); /* and nobody asks */
+  CHECK(told(2, 5) == -EIO); /* and no READ waits for it */
 
   ask(2, 7, 0, 200), ask(4, 8, 4096, 200), control_apply(&m, backing_new());
   CHECK(told(2, 5) == -EIO && told(4, 5) == -EIO); /* another offset, another handle */
