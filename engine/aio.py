@@ -26,7 +26,7 @@ async def result_of(future: Future[T]) -> T:
 
 
 def _wake(token: trio.lowlevel.TrioToken, done: trio.Event) -> None:
-    with contextlib.suppress(trio.RunFinishedError):  # nobody waits any more
+    with contextlib.suppress(trio.RunFinishedError):  # the loop ended, and the waiter with it
         token.run_sync_soon(done.set)
 
 

@@ -1,7 +1,7 @@
 """Who is waiting goes first: background work lets requests pass while there are any, for a while.
 
 Hashing and uploading thousands of small files takes the same interpreter that answers look-ups. They are not in a
-hurry; somebody who lists the directory is. So before each piece of work the background asks here, and waits until no
+hurry; a caller that lists the directory is. So before each piece of work the background asks here, and waits until no
 request came for a moment, or until it has waited long enough.
 
 Owner: the trio thread. A crash leaves nothing.
@@ -19,7 +19,7 @@ QUIET_S: Final = 0.1
 
 
 class Foreground:
-    """When somebody last asked for something."""
+    """When the last request came."""
 
     def __init__(self) -> None:
         self._last_s = float("-inf")
@@ -47,7 +47,7 @@ class Foreground:
         return trio.current_time() - self._removed_s > QUIET_S and self._is_hurried()
 
     async def let_pass(self, longest_s: float) -> None:
-        """Returns when nobody asked for a moment; at once in a hurry, and after `longest_s` in any case."""
+        """Returns when no request came for a moment; at once in a hurry, and after `longest_s` in any case."""
         until_s = trio.current_time() + longest_s
         while not self._hurries():
             now_s = trio.current_time()

@@ -1,12 +1,12 @@
 """A thread that owns something and commits for many at once.
 
 Callers submit items and get Futures. The thread takes everything queued, appends each item to its target, commits
-once, syncs once if anybody asked for it, and answers them all. While it syncs, the next group gathers. Items submitted
+once, syncs once if a caller asked for it, and answers them all. While it syncs, the next group gathers. Items submitted
 without `sync` are answered once committed (they survive the process) and synced within the commit period.
 
 Invariants
 - Only this thread touches the target. Order of submission is order of application.
-- An item that cannot be appended fails alone; a failed commit or sync fails everyone in it.
+- An item that cannot be appended fails alone; a failed commit or sync fails every item in it.
 - The queue is bounded: threads that submit wait for room, memory does not grow. The trio thread never waits here: its
   tasks wait for their Futures, so what it has queued is bounded by the tasks there are.
 - The thread sleeps until there is work or a deadline; it never polls.
@@ -148,7 +148,7 @@ class GroupThread(Generic[T]):
         finally:
             self._closed = self._ended = True
             self._refuse_rest()
-            with contextlib.suppress(FatalIOError, ReadOnlyError):  # said already, and told to whoever waited
+            with contextlib.suppress(FatalIOError, ReadOnlyError):  # said already, and told to the callers that waited
                 self._target.close()
             self._refuse_rest()
 
@@ -230,7 +230,7 @@ class GroupThread(Generic[T]):
             # Said once by the target; every later submission is refused with the reason.
             self._rest()
         except Exception:
-            # What housekeeping could not do now it tries again later; nobody's commit depends on it.
+            # What housekeeping could not do now it tries again later; no commit depends on it.
             log.exception("%s: housekeeping failed", self._thread.name)
             self._rest()
 

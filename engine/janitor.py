@@ -8,7 +8,7 @@ Prunes themselves are jobs (`jobs/service.py`), looked for every `prune_every_s`
 
 Invariants
 - Nothing of the remote is touched that another writer may own: the store asks the fence first.
-- What fails is tried again at the next turn; a remote that is away is nobody's news here.
+- What fails is tried again at the next turn; a remote that is away is not logged here.
 
 Owner: one task of the volume's nursery. A crash leaves the rest for the next start.
 """

@@ -330,7 +330,7 @@ def _reference(b: Batch, chunk: ChunkRow, up: Uploaded) -> BlobRow:
             raise BlobGoneError(f"{up.key} was to be shared by chunk {chunk.chunk_id} and is gone")
         blob = BlobRow(up.key, up.stored_bytes, chunk.length, 0, up.etag, offset=up.offset)
     elif blob.key != up.key and up.fresh:
-        # Somebody else uploaded the same content first: ours is one too many.
+        # Another upload of the same content was recorded first: ours is one too many.
         b.record(p.UploadDone(up.key, up.etag), segment_id=up.chunk_id, logical_offset=chunk.length)
         b.record(p.Tier2DeleteQueued(up.key), segment_id=up.chunk_id)
     blob = msgspec.structs.replace(blob, refs=blob.refs + 1, unreferenced_ms=0)
@@ -376,7 +376,7 @@ def release_chunk(b: Batch, chunk_id: int) -> None:
 
 
 def discard_chunk(b: Batch, chunk_id: int) -> None:
-    """A chunk of an object that was never published goes; its backing file is removed by whoever asked."""
+    """A chunk of an object that was never published goes; its backing file, once the commit is durable."""
     chunk, here = b.get(t.CHUNKS, chunk_id), b.get(t.RESIDENCY, chunk_id)
     if chunk is not None and here is not None and here.mask:
         account(b, -chunk_disk_bytes(here.mask, chunk, _block_bytes_of(chunk)))
@@ -394,7 +394,7 @@ class StillResidentError(Aof2Error):
 
 
 def release_object(b: Batch, ino: int, generation: int) -> None:
-    """A generation that nobody needs any more: its chunks and its row."""
+    """A generation that retention gave up goes: its chunks and its row."""
     row = b.get(t.OBJECTS, (ino, generation))
     if row is None:
         return
@@ -407,8 +407,8 @@ def release_object(b: Batch, ino: int, generation: int) -> None:
 def queue_blob_delete(b: Batch, sha256: bytes, *, unreferenced_before_ms: int) -> str | None:
     """Takes an unreferenced blob out of the catalog and queues its remote object for deletion; its key.
 
-    None: it is gone, or in use again, or unreferenced for too short a time. Nobody finds the blob by its hash from this
-    commit on, so the object may be deleted as soon as the commit is durable.
+    None: it is gone, or in use again, or unreferenced for too short a time. No upload finds the blob by its hash from
+    this commit on, so the object may be deleted as soon as the commit is durable.
     """
     blob = b.get(t.BLOBS, sha256)
     if blob is None or blob.refs or blob.unreferenced_ms > unreferenced_before_ms:

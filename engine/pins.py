@@ -1,7 +1,7 @@
 """Files that stay on this disk: `aof2 pin`. A row an inode, which the evictor looks at before it chooses.
 
 A pin is the inode's, not one name's nor one generation's: it outlives renames and rewriting. It holds the newest
-content only; what is superseded or unlinked may go. An inode that is no more leaves a row that nobody asks for.
+content only; what is superseded or unlinked may go. An inode that is gone leaves a row that `holds` and `pinned` skip.
 
 Owner: changes are the catalog's writer thread's, for the length of a batch; reading is over a view. A crash leaves the
 pins before or after a batch.

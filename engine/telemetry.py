@@ -1,4 +1,4 @@
-"""Connects a volume's parts to its metrics: values that somebody keeps already are read when scraped.
+"""Connects a volume's parts to its metrics: values that a part keeps already are read when scraped.
 
 Callbacks run in the scraping thread and only look at plain attributes; none waits, none opens a transaction longer than
 a few look-ups.

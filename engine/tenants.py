@@ -91,7 +91,7 @@ class Tenants:
 
 
 class Owner(NamedTuple):
-    """Whose volume it is: the owner of its state_dir, whoever made the directory."""
+    """Whose volume it is: the owner of its state_dir, also where root made it for him."""
 
     uid: int
     gid: int
@@ -106,7 +106,7 @@ def adopts(row: InodeRow, owner: Owner) -> bool:
     """Whether a tenant's root directory goes to the volume's owner: he could write nothing otherwise.
 
     A volume of root's is left as root arranged it. In a user's volume what belongs to root was made or restored by root
-    on his behalf; and where he mounts himself, nobody but he can come in, so no other owner makes sense.
+    on his behalf; and where he mounts himself, no other user can come in, so no other owner makes sense.
     """
     if owner.uid == 0 or row.uid == owner.uid:
         return False

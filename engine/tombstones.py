@@ -31,7 +31,7 @@ def lift(b: Batch, row: ObjectRow) -> None:
 
 
 def discard(b: Batch, row: ObjectRow) -> None:
-    """An object that never reached the remote goes: rows now, its backing file by whoever asked."""
+    """An object that never reached the remote goes: rows now, its backing file once the commit is durable."""
     for chunk_id in row.data_chunks:
         objects.discard_chunk(b, chunk_id)
     b.delete(t.OBJECTS, (row.ino, row.generation))

@@ -2,7 +2,7 @@
 
 Invariants
 - What is accepted is exact: a whole number of bytes or milliseconds comes out, or ValueError. Nothing is rounded.
-- A size may go without a unit (bytes); a time may not, because nobody can tell which unit was meant.
+- A size may go without a unit (bytes); a time may not, because a bare number does not tell its unit.
 
 Owner: pure functions. Crash: nothing here touches a disk.
 """

@@ -99,7 +99,7 @@ class Batch:
         self.ops.append(op)
 
     def finish(self, *, subscribed: bool) -> list[Mutation]:
-        """The row changes to log and apply, with the change record where somebody reads it."""
+        """The row changes to log and apply, with the change record where a subscriber reads it."""
         if self.ops:
             sequence = self.next_id("change_sequence")
             if subscribed:

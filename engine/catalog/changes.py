@@ -64,7 +64,7 @@ def page(
 
 
 def acknowledge(batch: Batch, name: str, sequence: int) -> int:
-    """Everything up to `sequence` is processed; trims what nobody needs any more. How many records went."""
+    """Everything up to `sequence` is processed; trims what no cursor needs any more. How many records went."""
     row = batch.get(t.CURSORS, name)
     if row is None:
         raise CursorExpiredError(f"cursor {name!r} is not registered; register it and start from a snapshot")

@@ -1,7 +1,7 @@
 """Rows of one stream, copied page by page: what a snapshot is made of.
 
-LMDB reuses no page that a reader may still look at, so a reader that takes long makes the file grow under whoever
-writes. Here each page has a transaction of its own, for some milliseconds; what was changed meanwhile is corrected
+LMDB reuses no page that a reader may still look at, so a reader that takes long makes the file grow with each
+commit. Here each page has a transaction of its own, for some milliseconds; what was changed meanwhile is corrected
 afterwards, in one more: the log between the first page and that last transaction tells which rows these are.
 
 Invariants

@@ -7,10 +7,10 @@ file can take the process down.
 
 Invariants
 - One process opens the environment, once, and never across fork. The state folder's lock sees to that.
-- Read transactions are short: nobody awaits, sleeps or does I/O inside `view()`.
+- Read transactions are short: no reader awaits, sleeps or does I/O inside `view()`.
 - `clean` is durable only after LMDB itself is, and is withdrawn, durably, before the first write.
 
-Owner: opened by recovery; write transactions belong to the writer thread, read transactions to whoever reads.
+Owner: opened by recovery; write transactions belong to the writer thread, read transactions to the thread that reads.
 A crash leaves rows that a replay from their recorded positions completes, or files that are thrown away and rebuilt.
 """
 

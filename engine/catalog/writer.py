@@ -2,10 +2,10 @@
 
 Callers submit a function and a stream; the thread of `engine/group.py` runs the functions of a group one after the
 other inside one LMDB write transaction, appends what they changed to the streams' logs, commits the logs, commits the
-transaction with the new log positions, syncs the logs if anybody asked, and answers.
+transaction with the new log positions, syncs the logs if a caller asked, and answers.
 
 Invariants
-- A row change is in the log before it is in LMDB, and in LMDB before anybody is answered.
+- A row change is in the log before it is in LMDB, and in LMDB before its caller is answered.
 - A function that raises changes nothing. A group that cannot be logged (no room) changes nothing either: the
   transaction is aborted and the logs are rolled back.
 - If LMDB cannot commit what is logged already, replay from the recorded positions brings the rows back: at once where
@@ -123,7 +123,7 @@ class CatalogTarget:
         self._seal_below: dict[int, int] = {}  # by stream: records before this one are to be sealed now
         self._seal_now: dict[int, int] = {}  # the same, as the observer wants it; the writer thread's own
         # Seconds to wait every BRAKE_EVERY_BYTES, for the log not to grow faster than what is done with it. Bounded by
-        # the giver. By bytes, not by groups: whoever does one small thing after the other is a group each time.
+        # the giver. By bytes, not by groups: a caller that does one small thing after the other makes a group of each.
         self.brake_s: Callable[[], float] = lambda: 0.0
         self._unbraked_bytes = 0
         # Brings a stream's rows up to the end of its log, as recovery does.
@@ -140,7 +140,7 @@ class CatalogTarget:
         self.streams = {**self.streams, stream.stream_id: stream}
 
     def turn_read_only(self, reason: str) -> None:
-        """Nothing is taken from now on; whoever tries is told why."""
+        """Every submission from now on is refused, with the reason."""
         if not self._failed:
             self._failed = reason
             log.error("volume is read-only", extra={"reason": reason})
@@ -188,7 +188,7 @@ class CatalogTarget:
 
     @staticmethod
     def _subscribed(stream: StreamState, view: View) -> bool:
-        """Whether anybody reads the stream's change feed; looked up again when a cursor came or went."""
+        """Whether the stream's change feed has a subscriber; looked up again when a cursor came or went."""
         if stream.subscribed is None:
             stream.subscribed = next(view.scan(stream.stream_id, t.CURSORS), None) is not None
         return stream.subscribed
@@ -201,7 +201,7 @@ class CatalogTarget:
             apply_mutations(self._txn, self.catalog, stream.stream_id, mutations)
             self._fold(stream, batch.records)
         except lmdb.Error as e:
-            # The transaction may hold half of it: nobody in this group gets through.
+            # The transaction may hold half of it: the whole group fails.
             ours = translated(e, self.catalog.directory)
             self._poison = FatalIOError(str(ours)) if isinstance(ours, CorruptError) else ours
             raise self._poison from e

@@ -1,19 +1,19 @@
 """The brake: passthrough writers keep within the room of the cache, and are held, not failed, while room can come.
 
 The channel does the holding (`native/channel/brake.h`): it lets a tenant's passthrough writers take what it was given
-here, a window of the quota, and holds whoever wants more. Here the windows are filled: a little more each time, out of
-clean data that makes way; for a writer that is held, out of uploads, too (`seek.py`). What a writer has finished is
-uploaded and punched under it where no descriptor was ever open that could map the file (`OpenFile.write_only`,
+here, a window of the quota, and holds a writer that wants more. Here the windows are filled: a little more each time,
+out of clean data that makes way; for a writer that is held, out of uploads, too (`seek.py`). What a writer has finished
+is uploaded and punched under it where no descriptor was ever open that could map the file (`OpenFile.write_only`,
 `parts.py`); a write back into such a chunk is told first and waits until its blocks are here again.
 
 Invariants
 - What is given is reserved, and stays so until the channel says it was taken: the quota counts each byte once, as room
   that may be taken or as what a file takes.
 - A writer fails only where `seek.py` says that no room will come.
-- A window without writers goes back to everybody.
+- A window without writers goes back to the quota.
 
 Owner: the trio thread; one task a tenant fills its window. A crash leaves nothing: with the channel's descriptor the
-kernel lets go of everybody who is held.
+kernel lets go of every writer that is held.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Brake:
     # -- what the channel says -----------------------------------------------------------------------------------
 
     def short(self, short: Short) -> None:
-        """A window comes to its end, or somebody is held for want of it."""
+        """A window comes to its end, or a writer is held for want of it."""
         window = self._window(short.stream_id)
         if window is not None:
             window.short = short
@@ -200,7 +200,7 @@ class Brake:
                     self._files.charges.charge(file, disk_bytes)
             reserved = window.reserved
             if reserved is not None and not reserved.resize(max(0, left)):
-                # A write took less than it was expected to, and somebody else has that room already.
+                # A write took less than it was expected to, and another request has that room already.
                 self._files.kernel.room(window.stream_id, reserved.remaining_bytes - left)
                 left = reserved.remaining_bytes
             if reserved is not None and not reserved.remaining_bytes:

@@ -124,7 +124,7 @@ class Content:
             start = block * self._block_bytes
             await self._pwrite(file, start, page[: max(0, file.base_len - start)])
             file.source.take_over(block)
-            # The writer changes it from here on: in memory it would be an old block, for whoever reads the file later.
+            # The writer changes it from here on: later readers would get an old block from PageCache.
             self._volume.pages.drop([PageKey(file.ino, file.key[2], block)])
             self._parts.tell(file, block, 1)
 

@@ -1,8 +1,8 @@
 """The kind `files`: ordinary files. Names are rows of the catalog, bytes are in the file table (`table.py`).
 
 A log holds what is acknowledged before the catalog has it (`engine/intents`): files that the channel created
-(`births.py`), and unlinks (`unlinks.py`). A change meets it folded, whoever makes it; `is_folded` says whether a
-request that only looks could see the difference, `fold` ends it.
+(`births.py`), and unlinks (`unlinks.py`). Every change meets it folded; `is_folded` says whether a request that
+only looks could see the difference, `fold` ends it.
 
 Invariants
 - A replaced file stays whole until the kernel forgets it: a caller that looked its name up a moment ago finds it.

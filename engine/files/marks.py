@@ -6,8 +6,8 @@
 
 A dirty object has a row in DIRTY, so recovery finds all of them without walking anything. Writing a published object
 on makes the next generation of it, in the same backing file: the published one stays in the remote, and its rows stop
-claiming that its bytes are here. An object that is sealed but not yet published is nobody else's: it is dirty again
-under its own number.
+claiming that its bytes are here. An object that is sealed but not yet published has no published copy to keep: it
+is dirty again under its own number.
 
 Owner: the catalog's writer thread, for the length of a batch.
 """

@@ -59,7 +59,7 @@ CRASH_POINTS: Final = ("part.read", "part.begun", "part.uploaded", "part.recorde
 
 
 class _Read(NamedTuple):
-    """A chunk in memory, as it was when nobody could write to it."""
+    """A chunk in memory, read while its writers were held off."""
 
     file: OpenFile
     key: Key
@@ -106,7 +106,7 @@ class Parts:
     # -- what changes under us ---------------------------------------------------------------------------------
 
     def touch(self, file: OpenFile, offset: int, length: int) -> None:
-        """Somebody writes here: a chunk that is being taken is not, and none of these is an old one."""
+        """A write goes here: a chunk that is being taken stays, and none of these counts as old."""
         if length:
             self._touch(file, range(offset // self._chunk_bytes, (offset + length - 1) // self._chunk_bytes + 1))
 
@@ -243,7 +243,7 @@ class Parts:
     # -- taking one --------------------------------------------------------------------------------------------
 
     async def _read(self, file: OpenFile, index: int) -> _Read | None:
-        """The chunk as it is now, and nobody answers for it any more; None when it is gone or being written."""
+        """The chunk as it is now, its writers held off from here on; None when it is gone or being written."""
         if index in file.clearing:
             return None
         file.taken.clearing.add(index)
@@ -369,7 +369,7 @@ class Parts:
             await self._files.charges.recharge(file)
 
     def _prepare(self, file: OpenFile, index: int, length: int) -> None:
-        """From here on blocks of the chunk may become absent: whoever opens the file asks for each."""
+        """From here on blocks of the chunk may become absent: a caller that opens the file asks for each."""
         base = file.base
         if base is None:
             row = ObjectRow(file.ino, file.key[2], ObjectState.DIRTY, chunk_bytes=self._chunk_bytes)
@@ -426,7 +426,7 @@ class Parts:
                 await self._settle_chunk(file, index)
         finally:
             with trio.CancelScope(shield=True):
-                async with file.io:  # nobody fetches into it
+                async with file.io:  # no fetch is writing into it
                     if not file.handles:
                         file.close_fd()
                         file.source.close_file()

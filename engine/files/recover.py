@@ -46,7 +46,7 @@ def recover_dirty(volume: Volume, tenants: Mapping[int, str]) -> list[int]:
             if ino not in nameless:
                 found.append(ino)
         for ino in nameless:
-            # Whoever had it open is gone with the daemon before this one.
+            # Its handles ended with the daemon before this one.
             dropped = volume.writer.call(stream_id, partial(namespace.drop_nameless, ino=ino))
             if dropped is not None and dropped.generation and ino in generations:
                 gone.append(volume.hot.path(tenant, ino, generations[ino]))
@@ -71,7 +71,7 @@ def _backing(volume: Volume, tenant: str, ino: int, row: DirtyRow) -> Path:
 
 
 def set_immutable(path: Path, *, on: bool) -> bool:
-    """Stops, or lets go again, everybody who writes to the file; whether the filesystem can do that."""
+    """Stops, or lets go again, every writer of the file; whether the filesystem can do that."""
     with contextlib.suppress(OSError):
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:

@@ -1,7 +1,7 @@
 """Files whose last name is gone: their bytes go with it, or with the last close.
 
 Invariants
-- Nothing is removed that somebody has open, or is about to open, or whose name could come back (`local/doomed.py`).
+- Nothing is removed that a caller has open, or is about to open, or whose name could come back (`local/doomed.py`).
 - What a file was charged is given back once: by its charge while it is dirty, by what its backing file held else.
 
 Owner: the trio thread. A crash leaves files without a name to recovery (`recover.py`).
@@ -93,7 +93,7 @@ class Removal:
         return await result_of(self._volume.writer.submit(stream_of(ino), work))
 
     def nameless(self, ino: int) -> None:
-        """Another file took its last name. Whoever looked that up a moment ago may still open this one."""
+        """Another file took its last name. A caller that looked that up a moment ago may still open this one."""
         file = self._known.get(ino)
         if file is not None:
             file.unlinked = True

@@ -87,7 +87,7 @@ class WriteRoom:
     # -- how a file is opened ----------------------------------------------------------------------------------
 
     def _hurries(self) -> bool:
-        """Whether sealing and uploading are what somebody waits for, or will: each unsealed file takes memory."""
+        """Whether sealing and uploading are what a request waits for, or will: each unsealed file takes memory."""
         return len(self._files.known) > UNSEALED_FILES or self.watch.is_tight(0)
 
     @property

@@ -6,8 +6,8 @@ recorded in one group commit; ten thousand small files do not mean ten thousand 
 by itself, in a lane of its own: the small ones do not wait for it.
 
 Invariants
-- A seal speaks of bytes nobody changes: no writer has the file open, and the kernel grants a read lease on it, which it
-  refuses while a writable mapping or another descriptor lives. Refused means trying again later, not sealing.
+- A seal speaks of bytes that no writer changes: none has the file open, and the kernel grants a read lease on it, which
+  it refuses while a writable mapping or another descriptor lives. Refused means trying again later, not sealing.
 - A write-open at any moment makes the seal under way void (`OpenFile.seal_attempt`).
 - Bytes and name are durable before the seal is recorded.
 - Hashing ends within a few MiB once its file is removed, opened to be written to, or the sealer is told to stop.
@@ -317,7 +317,7 @@ class Sealer:
     # -- recording ---------------------------------------------------------------------------------------------
 
     async def _record_all(self, hashed: Sequence[Hashed], *, begin: bool) -> None:
-        """One commit a tenant for all that nobody opened meanwhile. Whoever opens one now waits for that commit."""
+        """One commit a tenant for files not opened meanwhile. A caller that opens one now waits for that commit."""
         files = self._files
         async with contextlib.AsyncExitStack() as held:
             by_stream: dict[int, list[Hashed]] = {}
@@ -362,7 +362,7 @@ class Sealer:
         if not file.dirty:
             return  # removed since its commit, and given back with what it was charged
         if one.loose or file.told_stamp not in (None, one.stamp):
-            files.kernel.invalidate_attr(file.ino)  # stores through a mapping told nobody
+            files.kernel.invalidate_attr(file.ino)  # the kernel reports no stores through a mapping
         files.sealed(file, row, self._disk_bytes(one))
 
     async def _was_unchanged(self, one: Hashed) -> bool:

@@ -160,7 +160,7 @@ class Files:
         return row, fh
 
     async def create_closed(self, parent: int, name: bytes, *, mode: int, uid: int, gid: int) -> InodeRow:
-        """A new, empty file that nobody opens (mknod)."""
+        """A new, empty file without a handle (mknod)."""
         row = await self._make_row(parent, partial(namespace.create, name=name, mode=mode, uid=uid, gid=gid))
         file, fd = self._make_new(row)
         os.close(fd)
@@ -311,7 +311,7 @@ class Files:
         return fh
 
     async def adopt(self, ino: int) -> None:
-        """A dirty file from before a restart: it is sealed, unless somebody opens it first."""
+        """A dirty file from before a restart: it is sealed, unless a caller opens it first."""
         async with self.known.holding(ino):
             _, file = await self._loader.load(ino)
             if not file.handles:
@@ -367,7 +367,7 @@ class Files:
             if handle.writes:
                 self.room.closed(file)
                 self.charges.charge(file)
-                self.kernel.invalidate_attr(file.ino)  # stores through a mapping told nobody
+                self.kernel.invalidate_attr(file.ino)  # the kernel reports no stores through a mapping
             if file.handles:
                 return
             self._closed(file)
@@ -387,7 +387,7 @@ class Files:
             self._seal_or_let_go(file)
 
     def _seal_or_let_go(self, file: OpenFile) -> None:
-        """Nobody has it open. Of a clean file the catalog knows everything."""
+        """No handle is open. A clean file is forgotten: the catalog knows all of it."""
         if file.dirty:
             self.sealer.closed(file)
             return

@@ -9,7 +9,7 @@ the channel may answer for.
 Invariants
 - No file stays immutable without a writer.
 - A look costs the same whatever the number of writers (`rounds.py`).
-- While more is used than the limits allow, clean data makes way, whether somebody writes or not.
+- While more is used than the limits allow, clean data makes way, with writers or without.
 
 Owner: the trio thread. A crash leaves immutable files: recovery lets go of them.
 """
@@ -163,7 +163,7 @@ class Watch:
         return level > self._limit_bytes * cache.low_water or self._disk_room() < more_bytes
 
     def _is_over(self, growing: list[OpenFile]) -> bool:
-        """Whether a limit is passed: everybody's, the disk's, or one of these files' tenants'."""
+        """Whether a limit is passed: the volume's, the disk's, or one of these files' tenants'."""
         quota = self._volume.quota
         limits = [quota.usage, *(quota.tenant_usage(tenant) for tenant in {f.tenant for f in growing})]
         over = any(u.limit_bytes is not None and u.used_bytes + u.reserved_bytes > u.limit_bytes for u in limits)

@@ -1,7 +1,7 @@
 """One tenant's intent log while it is mounted: the channel and the daemon append, the catalog thread folds.
 
 The catalog thread takes what was appended into the rows before it makes any other change of the stream
-(`catalog/writer.py`, `Unfolded`): a change cannot meet an old tree, whoever asked for it.
+(`catalog/writer.py`, `Unfolded`): no caller's change can meet an old tree.
 
 Invariants
 - A record is in the file (the page cache: it survives both processes) before its caller is answered.

@@ -41,7 +41,7 @@ class NodeFlags(IntEnum):
     SUID = 2
     """A write by another user comes here, where suid, sgid and capabilities are cleared."""
     STILL = 4
-    """Nobody writes to it or cuts it, until `Kernel.clear` was awaited: it may be answered from a mapping."""
+    """No writer changes or cuts it until `Kernel.clear` was awaited: the channel may answer from a mapping."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class Kernel(Protocol):
         """Blocks that are being fetched: reads of them may wait for `blocks` instead of asking."""
 
     async def clear(self, nodeid: int, first: int, count: int) -> None:
-        """These are no longer to be relied on; returns when nobody does."""
+        """These are no longer to be relied on; returns when no READ or WRITE begun before is in progress."""
 
     def grant(self, nodeid: int, budget_bytes: int) -> None:
         """So much more may be written without asking."""
@@ -141,7 +141,7 @@ class Kernel(Protocol):
         """A write that touched claimed blocks goes on, or fails with this errno."""
 
     def drop(self, nodeid: int) -> None:
-        """Nobody has it open any more."""
+        """Its last handle is closed."""
 
     async def settled(self) -> None:
         """Returns when what was dropped before is let go of: a lease can be asked for."""

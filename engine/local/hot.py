@@ -4,7 +4,7 @@ Chunk k of an object is the range [k · chunk_bytes, (k + 1) · chunk_bytes) of 
 is sparse. Which blocks are here is the catalog's to say, never the file's.
 
 Invariants
-- Nothing is punched or unlinked while somebody could see it behind the engine's back: `exclusive` takes a write lease,
+- Nothing is punched or unlinked while a reader could see it behind the engine's back: `exclusive` takes a write lease,
   which the kernel refuses while another descriptor or a mapping is open.
 - The log says "evicted" durably before a byte is given up. So a crash can leave a file the catalog does not know: an
   orphan, removed when met; never the other way round.
@@ -54,8 +54,8 @@ class HotCache:
         self.root = root
 
     def leave_access_times(self) -> None:
-        """Backing files made from here on keep their access time: nobody asks for it (SEMANTICS.md, 19), and every read
-        through the kernel would spend time on it."""
+        """Backing files made from here on keep their access time: a read need not move it (SEMANTICS.md, 19), and each
+        one through the kernel would spend time on it."""
         self.env.make_dirs(self.root)
         for folder in (self.root, *(path for path in self.root.iterdir() if path.is_dir())):
             with contextlib.suppress(OSError):  # not every filesystem has flags
@@ -92,7 +92,7 @@ class HotCache:
 
     @contextlib.contextmanager
     def exclusive(self, path: Path) -> Iterator[bool]:
-        """Whether nobody else has the file open or mapped; holds newcomers off until the block ends."""
+        """Whether no other descriptor or mapping of the file is open; holds new opens off until the block ends."""
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
             try:
@@ -114,7 +114,7 @@ class HotCache:
             self.env.files.unlink(path)
 
     def punch(self, path: Path, offset: int, length: int) -> None:
-        """Gives a range back to the disk; it reads as zeros, which nobody may look at."""
+        """Gives a range back to the disk; it reads as zeros, which no reader may see."""
         fd = self.open(path)
         try:
             clear_range(fd, offset, length)

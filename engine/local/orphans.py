@@ -1,7 +1,7 @@
 """Files without rows: what a crash between a commit and an unlink leaves in hot_cache and warm.
 
 They hold nothing that is not in the remote, but they take room that no quota counts. A walk beside the running volume
-finds them; each is looked up once more, where nobody can be opening it, before it goes.
+finds them; each is looked up once more before it goes, on the trio thread: no open comes in between.
 
 Owner: candidates on a worker thread, removal on the trio thread. A crash leaves the rest for the next walk.
 """

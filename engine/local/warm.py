@@ -49,7 +49,7 @@ def _slot(key: int) -> Slot:
 
 
 class WarmStore:
-    """The folder of warm blobs and how full it is. `lock` guards `policy`, whoever else may look at it."""
+    """The folder of warm blobs and how full it is. `lock` guards `policy`, also while `tiering/recent.py` saves it."""
 
     def __init__(
         self,

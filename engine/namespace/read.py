@@ -81,7 +81,7 @@ def name_of(view: View, stream_id: int, row: InodeRow) -> bytes:
 
 
 def nameless(view: View, stream_id: int) -> list[int]:
-    """Inodes without a name that were open: after a crash nobody has them open, and they are to be dropped."""
+    """Inodes without a name that were open: after a crash they have no handle left, and recovery drops them."""
     return [ino for ino, _ in view.scan(stream_id, t.NAMELESS)]
 
 

@@ -107,7 +107,7 @@ class EvictionQueues:
         return self._small.size_bytes + self._main.size_bytes
 
     def requested(self, key: PageKey) -> None:
-        """Somebody asks for a page, held or not."""
+        """A caller gets or puts a page, held or not."""
         if key != self._last_key:
             self._requests += 1
             self._last_key = key

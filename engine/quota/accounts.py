@@ -43,7 +43,7 @@ class QuotaExceededError(Aof2Error):
 
 
 class ReservationExpiredError(Aof2Error):
-    """The lease ran out and its room may be someone else's by now. Stop writing, remove what was staged, plan again."""
+    """The lease ran out; its room may be another request's by now. Stop writing, remove what was staged, plan again."""
 
 
 class QuotaRow(msgspec.Struct, frozen=True):
@@ -67,7 +67,7 @@ class Usage(NamedTuple):
 
 
 class Shortage(NamedTuple):
-    """What must go before a request fits: of anybody's, of the tenant's own. `never`: whose limit is below it."""
+    """What must go before a request fits: of any tenant's, of the tenant's own. `never`: whose limit is below it."""
 
     everyones_bytes: int
     tenants_bytes: int

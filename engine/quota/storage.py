@@ -10,7 +10,7 @@ Invariants
   granted until what is there has shrunk below the limit again.
 - At a grant, free space on the disk minus everything reserved and not yet landed stays at `min_free` or above.
 - First come, first served among those who want the same room. A request that waits for its tenant's budget holds up
-  that tenant only; one that waits for the volume or the disk holds up everyone behind it, so a large request is not
+  that tenant only; one that waits for the volume or the disk holds up every request behind it, so a large one is not
   starved by small ones. `try_reserve` does not overtake either.
 - A reservation with a `ttl_s` is a lease: not renewed in time, what it had not committed returns to the pool and its
   holder gets ReservationExpiredError. So a job that died gives its room back.
@@ -47,10 +47,10 @@ from aof2.engine.units import MinFree
 
 log = logging.getLogger(__name__)
 
-# Nobody tells us when others free space on the disk; asked this often, and only while a request waits for just that.
+# The kernel does not report space that other processes free: asked this often, only while a request waits for that.
 DISK_POLL_S: Final = 1.0
 
-# Called in the task that waits, with the bytes missing and the tenant whose bytes they must be (None: anyone's).
+# Called in the task that waits, with the bytes missing and the tenant whose bytes they must be (None: any tenant's).
 EvictHint = Callable[[int, str | None], None]
 
 
@@ -147,7 +147,7 @@ class StorageQuota:
         self._next_number = 0
         self._expiries: list[tuple[float, int]] = []  # a heap; entries of renewed or released leases are passed over
         self._waiters: dict[_Waiter, None] = {}  # in order of arrival
-        self._held_up: set[tuple[Level, str]] = set()  # whose room somebody already waits for
+        self._held_up: set[tuple[Level, str]] = set()  # whose room an earlier request waits for
 
     # -- looking -----------------------------------------------------------------------------------------------
 
@@ -167,7 +167,7 @@ class StorageQuota:
         return self._jobs[job].usage() if job in self._jobs else Usage(0, 0, None)
 
     def shortage(self, tenant: str | None, size_bytes: int) -> Shortage:
-        """What stands in the way of so many bytes more, of a tenant's or (None) of nobody's in particular."""
+        """What stands in the way of so many bytes more, of a tenant's or (None) of no tenant in particular."""
         everyones = max(self._volume.short_bytes(size_bytes), self._disk_account().short_bytes(size_bytes))
         if tenant is None:
             return Shortage(everyones, 0, None)
@@ -245,7 +245,7 @@ class StorageQuota:
         self._settle()
 
     def note_used(self, tenant: str, size_bytes: int) -> None:
-        """Bytes are on disk that nobody reserved (a passthrough writer's). They count, over the limit if need be."""
+        """Bytes are on disk without a reservation (a passthrough writer's). They count, over the limit if need be."""
         if size_bytes < 0:
             raise ValueError("use release_used for bytes that left")
         self._volume.used_bytes += size_bytes
@@ -327,7 +327,7 @@ class StorageQuota:
             waiter.answered.set()
 
     def _is_held_up(self, request: _Request) -> bool:
-        """Somebody came before who waits for the same room."""
+        """Whether an earlier request waits for the same room."""
         return not self._held_up.isdisjoint(_scopes(request))
 
     # -- waiting -----------------------------------------------------------------------------------------------
@@ -363,7 +363,7 @@ class StorageQuota:
             raise refuser.exceeded(waiter.request.size_bytes, never=False)
 
     def _ask_for_room(self, tenant: str) -> None:
-        """Tells the evictor what everyone in the queue is short of; it may make room before it returns."""
+        """Tells the evictor what the requests in the queue are short of; it may make room before it returns."""
         if self._evict_hint is None:
             return
         wanted = [w.request for w in self._waiters]

@@ -263,7 +263,7 @@ class SegmentedLru:
     # -- saved and loaded ------------------------------------------------------------------------------------------
 
     def imager(self) -> Callable[[], Image]:
-        """The order as of now, put together by whoever calls the result, on any thread."""
+        """The order as of now; the call of the result puts it together, on any thread."""
         newer, size, keys, used = self._newer[:], self._size[:], self._slots.keys[:], self._used[:]
         counts = (self._counts[0], self._counts[1], self._counts[2])
 
