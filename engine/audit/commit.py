@@ -9,8 +9,8 @@ Invariants
 - The commit bytes of a whole batch are never all zero (logseq starts at 1), so zero there means: not committed.
 - The file grows to hold the batch in one step before it is written, so no size in between is ever found.
 - A batch is at most BATCH_BYTES_MAX long: what lies further behind a missing logseq was acknowledged once.
-- A batch that is whole but for its commit bytes can be completed: nobody was told it failed, and its hashes prove what
-  the missing bytes are.
+- A batch that is whole but for its commit bytes can be completed: no caller was told it failed, and its hashes prove
+  what the missing bytes are.
 
 Owner: pure functions, any thread. A crash leaves what `is_pending` recognises; writer.py completes or trims it.
 """

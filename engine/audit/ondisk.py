@@ -1,5 +1,5 @@
-"""The state of an audit log in a scratch file, for whoever keeps it while the volume runs: a row a file, and there may
-be millions of them.
+"""The state of an audit log in a scratch file, for the upload task, which keeps it while the volume runs: a row a file,
+and there may be millions of them.
 
 LMDB without sync or lock: its pages are the kernel's, which takes them back when memory is short. The file is made anew
 by each replay and goes with `close`; nothing in it is ever trusted. Not a writable map: on a full disk that is SIGBUS.

@@ -131,7 +131,7 @@ class AuditWriter:
             env.failpoint("audit.trim.cut")
         if found.commit_at is not None:
             self._write_logseq(found.commit_at, committing=False)
-        # What was read may be in the page cache only (a killed process): it is durable before anyone builds on it.
+        # What was read may be in the page cache only (a killed process): it is durable before an append builds on it.
         files.fsync(self._fd)
         if found.tail is Tail.TORN:
             env.failpoint("audit.trim.synced")

@@ -4,7 +4,7 @@ The same replay as recovery's, with two differences: it may stop at a position (
 compared with what the log says for exactly that position), and it never writes to the log's folder: a damaged stream is
 the caller's to report, not to quarantine.
 
-Owner: the calling thread; the catalog given is nobody else's. A crash leaves a temporary folder.
+Owner: the calling thread; no other thread has the catalog given. A crash leaves a temporary folder.
 """
 
 from __future__ import annotations

@@ -291,8 +291,8 @@ class CreateCheckpoint:
         return _Work(todo, done, done + sum(len(row.data_chunks) for row in todo), job.row.done)
 
     async def _publish_some(self, job: JobContext, plan: Plan, work: _Work) -> None:
-        """One of several that take the next object until there is none. An error stops everyone after what they have
-        in hand, which is then not done in vain."""
+        """One of several tasks that take the next object until there is none. An error stops them all, each after the
+        object in hand, which is then not done in vain."""
         for row in work.todo:
             if work.error is not None or job.cancel_requested:
                 return

@@ -1,4 +1,4 @@
-"""DownloadCheckpoint: brings a checkpoint, a tenant or named objects onto the local disk before anybody asks for them.
+"""DownloadCheckpoint: brings a checkpoint, a tenant or named objects onto the local disk before a reader asks for them.
 
 The warm standby flow. Blocks come through the Hydrator, so they are verified, single-flight with readers, and land only
 where the quota has room. What is here already is not fetched; so a job that was interrupted goes on by itself.

@@ -28,7 +28,7 @@ PATIENT: Final = frozenset((JobType.CREATE_CHECKPOINT, JobType.PRUNE_CHECKPOINT)
 
 
 class JobCancelledError(Aof2Error):
-    """Somebody asked the job to stop, and it did between two steps. Nothing is to be done."""
+    """The operator cancelled the job, and it stopped between two steps. Nothing is to be done."""
 
 
 class JobGoneError(Aof2Error):
@@ -48,7 +48,7 @@ class NeedsRepairError(CorruptError):
 
 
 class PostponedError(TransientError):
-    """Somebody uses what the job wants to take away. It comes again later."""
+    """A cold scan reads what the job wants to delete. The job comes again later."""
 
 
 class Verdict(NamedTuple):

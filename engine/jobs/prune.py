@@ -4,8 +4,8 @@
     → Tier2DeleteQueued (durable, the blob's row goes with it) → remote delete → Tier2Deleted
 
 Invariants
-- A blob is deleted only when no chunk row references it, nobody has for `purge_after`, and the commit that took it out
-  of the catalog is durable: whoever publishes the same content from then on uploads it anew, under another key.
+- A blob is deleted only when no chunk row references it, none has for `purge_after`, and the commit that took it out
+  of the catalog is durable: from then on the Publisher uploads the same content anew, under another key.
 - The manifest's pending deletes are the work list, so a crash leaves nothing undone and nothing forgotten.
 - What a cold scan still reads stays (`blocked`): the job comes again. What is in use locally stays until the next
   prune.
@@ -135,7 +135,7 @@ def find_retirable(catalog: Catalog, tenant_id: int, now_ms: int, keep: Retentio
 
 
 def find_unreferenced(catalog: Catalog, tenant_id: int, before_ms: int) -> Iterator[tuple[bytes, BlobRow]]:
-    """Blobs that nobody has referenced since before then. Blocks."""
+    """Blobs that no chunk row has referenced since before then. Blocks."""
     after: bytes | None = None
     while True:
         with catalog.view() as view:
@@ -291,7 +291,7 @@ class PruneCheckpoint:
             self._env.failpoint("prune.released")
 
     async def _release_page(self, job: JobContext, keys: list[Key], report: Report) -> None:
-        """Local bytes first, then the rows, while nobody new can open the objects."""
+        """Local bytes first, then the rows, while new users of the objects wait."""
         local = [key for key in keys if self._is_local(key)]
         _, skipped = await self._evictor.evict(local) if local else (0, [])
         handles = self._evictor.handles
@@ -390,7 +390,7 @@ class PruneCheckpoint:
 
 
 def _release_objects(b: Batch, keys: Sequence[Key], now_ms: int, keep: Retention) -> int:
-    """Releases those that may still go: somebody may have undeleted or read one meanwhile."""
+    """Releases those that may still go: an undelete or a read may have come in between."""
     released = 0
     for _, ino, generation in keys:
         rows = [row for _, row in b.scan(t.OBJECTS, prefix=ino.to_bytes(8, "big"))]

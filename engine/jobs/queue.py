@@ -2,7 +2,7 @@
 
     enqueue → QUEUED → claim → RUNNING → finish → DONE
                  ▲                │ fail, may work later: QUEUED again, not before its backoff is over
-                 └────────────────┤ fail, will not: FAILED, visible with its reason until somebody retries it
+                 └────────────────┤ fail, will not: FAILED, visible with its reason until `retry`
                                   └ cancel → CANCELLED
 
 Invariants
@@ -44,7 +44,7 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True):
 
     body: bytes = b""  # the executor's own: the plan, and how far it is where a count does not say
     cancel_requested: bool = False
-    report: bytes = b""  # msgpack of what the job found, for whoever asks
+    report: bytes = b""  # msgpack of what the job found, for the operator and the next attempt
 
 
 _envelopes: Final = msgspec.msgpack.Decoder(Envelope)
@@ -164,7 +164,7 @@ def claim(
 
 
 def claim_new(b: Batch, job_id: int, *, lease_ms: int) -> JobRow:
-    """A job that this very batch enqueued, RUNNING at once: whoever enqueued it runs it."""
+    """A job that this very batch enqueued, RUNNING at once: the caller starts it after the commit."""
     return _put(b, get(b, job_id), state=JobState.RUNNING, lease_until_ms=b.now_ms + min(lease_ms, LEASE_MAX_MS))
 
 
@@ -245,7 +245,7 @@ def release(b: Batch, job_id: int) -> JobRow:
 
 
 def cancel(b: Batch, job_id: int) -> JobState:
-    """Stops the job: at once if nobody runs it, else its worker is to find the wish and stop between two steps."""
+    """Stops the job: at once if no worker runs it, else its worker is to find the wish and stop between two steps."""
     row = get(b, job_id)
     if row.state in (JobState.QUEUED, JobState.FAILED):
         return cancelled(b, job_id).state

@@ -44,7 +44,7 @@ Begin = Callable[[Batch, Sequence[ObjectRow]], checkpoint.Begun | None]
 
 
 class Jobs:
-    """The jobs of a volume. `run` is its task; the rest is for everyone on the trio thread."""
+    """The jobs of a volume. `run` is its task; the rest is for any task of the trio thread."""
 
     def __init__(
         self,
@@ -304,7 +304,7 @@ class Jobs:
 
     def _on_over(self, job: JobContext) -> None:
         """A job is over: what found no place in a plan before may find one now. After a cancellation that is not meant:
-        what was cancelled is planned again with the next seal, or when somebody asks."""
+        what was cancelled is planned again with the next seal, or when a caller asks for a checkpoint."""
         if job.row.type == JobType.CREATE_CHECKPOINT and not job.cancel_requested:
             self._to_plan.add(job.tenant_id)
             self._plan_wanted.set()

@@ -1,6 +1,6 @@
 """JobRunner: takes jobs that are due, runs them a few at a time, and writes down what came of them.
 
-Nobody polls: it sleeps until a job is enqueued, one ends, or the backoff of the next one is over.
+It does not poll: it sleeps until a job is enqueued, one ends, or the backoff of the next one is over.
 
 Invariants
 - A job runs once at a time: it is claimed in a commit, its lease is renewed while it runs, and its number is kept here.
@@ -50,7 +50,7 @@ JobKey = tuple[int, int]  # tenant id, job id
 
 
 class Changes:
-    """Tells everyone who waits that something changed; they look for themselves whether it is what they wait for."""
+    """Tells all waiters that something changed; they look for themselves whether it is what they wait for."""
 
     def __init__(self) -> None:
         self._event = trio.Event()
@@ -82,7 +82,7 @@ class JobContext:
         self._runner = runner
 
     def check_cancelled(self) -> None:
-        """Between two steps: JobCancelledError when somebody asked the job to stop."""
+        """Between two steps: JobCancelledError when the operator cancelled the job."""
         if self.cancel_requested:
             raise JobCancelledError(f"job {self.row.job_id} was cancelled")
 
@@ -179,7 +179,7 @@ class JobRunner:
         self._woken = trio.Event()
         self._refused = False
 
-    # -- for everyone --------------------------------------------------------------------------------------------
+    # -- for callers ---------------------------------------------------------------------------------------------
 
     async def enqueue(self, tenant_id: int, job_type: JobType, token: str, body: bytes = b"", *, total: int = 0) -> int:
         """The job with this token: a new one, or the one that is not over yet. Durable when this returns."""
@@ -338,7 +338,7 @@ class JobRunner:
         return row
 
     def _idle_s(self) -> float:
-        """How long there is nothing to start, unless somebody wakes us."""
+        """How long there is nothing to start, unless `_wake` comes first."""
         types, now_ms = self._free_types(), self.env.now_ms()
         waits = [
             wait_ms

@@ -4,7 +4,7 @@
 CustomEvents of at most 64 KiB, each saying (batch id, i of n); `EventAssembler` puts them together again at replay and
 gives a body out only when it is whole.
 
-Owner: whoever builds the batch; the writer thread once it is submitted.
+Owner: the thread that builds the batch; the writer thread once it is submitted.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A stream whose log is damaged is set aside: nobody appends to it until an operator or a repair lifts that.
+"""A stream whose log is damaged is set aside: no writer appends to it until an operator or a repair lifts that.
 
 The mark is `quarantine.json` in the stream's folder: which chunk, segment and offset, what was wrong, when. Reading
 (`manifest inspect`, `verify`, restoring) stays possible.

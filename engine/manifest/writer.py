@@ -205,7 +205,7 @@ class ManifestLogWriter:
         return self.position
 
     def rollback(self) -> None:
-        """Forgets what was appended since the last commit: whoever wanted it was told that it failed."""
+        """Forgets what was appended since the last commit: the callers that wanted it are told that it failed."""
         if self._chunk is not None:
             self._chunk.rollback()
             self._uncommitted = 0
@@ -367,7 +367,7 @@ def _resume(
 
 
 def _clear_away(env: Env, path: Path) -> None:
-    """Removes a chunk that holds no commit. Bytes in it that are not zero are kept aside: somebody may want to look."""
+    """Removes a chunk that holds no commit. Bytes in it that are not zero are kept aside for the operator."""
     data = path.read_bytes()
     if not any(data):
         env.files.unlink(path)

@@ -4,7 +4,7 @@ prometheus-client's own instruments add `_total` to every counter, and some of o
 count, and hand prometheus-client finished samples; the text is written in `exposition`.
 
 Invariants
-- An update is one short critical section: nothing is formatted or allocated until somebody scrapes.
+- An update is one short critical section: nothing is formatted or allocated until a scrape.
 - The labels' values are given when an instrument is made, or by a callback at scrape time; a typo raises KeyError
   instead of making a new time series.
 - A callback runs in the scraping thread. It reads plain attributes and never waits. One that raises costs its own

@@ -122,7 +122,7 @@ class StorageMetrics(Collector):
         for name, (documentation, instrument) in self._families.items():
             try:
                 metric = as_metric(name, documentation, instrument)
-            except Exception as e:  # noqa: BLE001 (a callback is somebody else's code, the rest must be seen)
+            except Exception as e:  # noqa: BLE001 (a callback may raise anything, the rest must be seen)
                 self.scrape_errors_total.inc()
                 log.debug("a metric could not be read", extra={"metric": name, "error": str(e)})
                 continue
@@ -150,7 +150,7 @@ class StorageMetrics(Collector):
         return math.nan if taken_ms is None else max(0, self._now_ms() - taken_ms) / 1000
 
     def set_breaker(self, state: Callable[[], str]) -> None:
-        """Exactly one state is 1: the one that `state` names when somebody scrapes."""
+        """Exactly one state is 1: the one that `state` names at the scrape."""
         for each in BreakerState:
             self.remote_breaker_state[each].set_callback(partial(_is_state, state, each.value))
 

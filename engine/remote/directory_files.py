@@ -70,7 +70,7 @@ def open_object(root: Path, key: str) -> int | None:
                 below = os.open(folder, os.O_PATH | os.O_DIRECTORY | flags, dir_fd=at)
                 os.close(at)
                 at = below
-            # O_NONBLOCK: a fifo somebody put there must not hold us up.
+            # O_NONBLOCK: a fifo that another process put there must not hold us up.
             fd = os.open(name, os.O_RDONLY | os.O_NONBLOCK | flags, dir_fd=at)
         except (FileNotFoundError, NotADirectoryError):
             return None
@@ -105,7 +105,7 @@ def _make_folder(env: Env, path: Path) -> None:
 
 
 def create_temp(env: Env, root: Path, folder: Path) -> tuple[Path, int]:
-    """A new file in `folder`, which is made if need be, again if somebody prunes it meanwhile."""
+    """A new file in `folder`, which is made if need be, again if a delete prunes it meanwhile."""
     for attempt in range(10):
         make_folders(env, root, folder)
         temp = folder / f"{TEMP_PREFIX}{os.getpid()}-{next(_temps)}-{env.rng.getrandbits(64):016x}"

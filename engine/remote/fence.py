@@ -127,7 +127,7 @@ def claim(
 
 
 class Fence:
-    """The right to write, as long as nobody else claimed it."""
+    """The right to write, as long as no other writer claimed it."""
 
     def __init__(self, store: RemoteStore, record: VolumeRecord) -> None:
         self.record = record
@@ -141,7 +141,7 @@ class Fence:
         return self.record.writer_epoch
 
     def require(self) -> None:
-        """FencedError when latched; asks nobody."""
+        """FencedError when latched; does not ask the remote."""
         if self._latched is not None:
             raise FencedError(self._latched)
 
@@ -200,7 +200,7 @@ class Fence:
         self._store.replace_if_match(VOLUME_KEY, msgspec.json.encode(closed), found[1])
 
     def put(self, key: str, data: bytes, metadata: Mapping[str, str] | None = None) -> str:
-        """Stores a manifest object under a key that nobody else used; its etag."""
+        """Stores a manifest object under a key that no other writer used; its etag."""
         self._check_unless_ahead()
         try:
             return self._store.put_if_absent(key, data, {**(metadata or {}), EPOCH_META: str(self.epoch)})

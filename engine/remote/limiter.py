@@ -91,7 +91,7 @@ class RemoteReadLimiter:
                 self._changed.notify_all()
 
     def _pause_s(self, place: tuple[int, int]) -> float:
-        """0: go. Else how long nothing can change unless somebody tells."""
+        """0: go. Else how long to wait, unless `_changed` is notified first."""
         if self._queue[0] != place or self._running >= self._parallel:
             return threading.TIMEOUT_MAX
         if not self._rate:

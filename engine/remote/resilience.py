@@ -7,8 +7,8 @@ are used up, or an error says that trying again is no use.
 - **Throttling** sets a common interval between the starts of requests: doubled (from 10 ms to 2 s) by each throttled
   request that started after the last doubling, so that a burst counts once; shortened by a tenth with each success.
 - **The breaker** opens after 8 unavailable attempts in a row: new calls fail at once and say since when. After a
-  cool-down (1 s, doubling to 5 s, jittered; never more than half of `remote.timeout`, so that whoever waits as long as
-  that sees a remote that is back) one call is let through as a probe, with one attempt; its success closes
+  cool-down (1 s, doubling to 5 s, jittered; never more than half of `remote.timeout`, so that a caller that waits as
+  long as that sees a remote that is back) one call is let through as a probe, with one attempt; its success closes
   the breaker, its failure opens it for longer. Calls that were under way go on with their requests and retries until
   their deadline, and close it when they get through: a server that restarts does not fail an upload. Only
   RemoteUnavailableError counts: an answer, be it "denied" or "no such key", is a living remote.
@@ -290,7 +290,7 @@ class Resilience:
 
     @property
     def is_fair(self) -> bool:
-        """Nothing to wait for, and nobody to spare."""
+        """A request may go out at once: breaker closed, no throttling, no shutdown."""
         return self._state is BreakerState.CLOSED and not self._interval_s and not self._closing.is_set()
 
     def went_well(self, received: int) -> None:

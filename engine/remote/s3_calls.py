@@ -4,7 +4,7 @@ its deadline, whatever the socket does. Small ones that keep to it by themselves
 Reads have threads of their own, so that a foreground read never queues behind the parts of an upload.
 
 Invariants: pool threads run single requests and never wait for other pool threads, so the pools cannot lock up. A
-request that outlives its caller ends by the socket's timeouts and reports to nobody but the breaker. A request that is
+request that outlives its caller ends by the socket's timeouts and reports to the breaker alone. A request that is
 refused has the credentials read again from their chain; where they changed, it is sent again with the new ones.
 
 Owner: the store; any thread may call. A crash leaves nothing.

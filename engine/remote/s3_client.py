@@ -96,7 +96,7 @@ class RangeError(Aof2Error):
 
 
 class UploadGoneError(RemoteUnavailableError):
-    """The multipart upload was completed or aborted by someone."""
+    """The multipart upload is over: aborted by another process, or completed, perhaps by us with the answer lost."""
 
 
 def connect_timeout_s(settings: RemoteSettings) -> float:

@@ -363,7 +363,7 @@ class Wire:
             self._closed = True
             idle = [sock for socks in self._idle.values() for sock in socks]
             self._idle.clear()
-            for sock in self._busy:  # wakes whoever reads there; they close it
+            for sock in self._busy:  # wakes the thread that reads there, which closes it
                 with contextlib.suppress(OSError):
                     socket.socket.shutdown(sock, socket.SHUT_RDWR)
         for sock in idle:
@@ -424,7 +424,7 @@ def _read_head(sock: socket.socket) -> tuple[Head, bytes]:
 
 
 def parse_head(data: bytes) -> Head:
-    """Status and the few fields that matter. What makes no sense is an answer nobody can use: status 505."""
+    """Status and the few fields that matter. An answer that makes no sense has status 505."""
     lines = data.split(b"\r\n")
     version, _, rest = lines[0].partition(b" ")
     status = rest[:3]

@@ -39,7 +39,7 @@ class FileTarget(NamedTuple):
     """A place in a file for a range, which comes in pieces of `piece_bytes`, the last perhaps shorter.
 
     `landed(piece, crc64s)` is called in their order, for one or several, when they are there; what it raises ends the
-    transfer. A piece is written before anybody can know whether it is right: until `landed` it is not to be read.
+    transfer. A piece is written before `landed` can tell whether it is right: until then it is not to be read.
     """
 
     files: Files

@@ -8,7 +8,7 @@ Invariants
 - What a put stores has the crc64 it was told to have, or nothing is stored.
 - A put of bytes that are already there under that key moves none of them.
 - Listing is in byte order of the keys on a directory and on AWS. SeaweedFS sorts folder by folder (`a/b` before `a-b`),
-  so whoever needs the order sorts; `start_after` a listed key goes on behind it anywhere.
+  so a caller that needs the order sorts; `start_after` a listed key goes on behind it anywhere.
 - Missing objects count as deleted. A missing bucket or folder is never taken for missing objects.
 
 Owner: shared by all threads; make it after the fork. A crash leaves whole objects, and unfinished uploads that

@@ -19,7 +19,7 @@ the audit log adds up to, and the difference is appended.
 
 Invariants
 - What is appended is durable in the manifest log before. Chunks are derived before retention may take them.
-- Ranges are cut at anchors and put under names that nobody else used; each is put once, or again with equal bytes.
+- Ranges are cut at anchors and put under names that no other writer used; each is put once, or again with equal bytes.
 
 Owner: the stream's upload task, one worker thread at a time. A crash leaves a prefix of what was to be appended.
 A broken audit chain stops this (`broken`), never the log's own upload.
@@ -216,7 +216,7 @@ class TenantAudit:
         self._anchor_due = True
 
     def retry(self) -> None:
-        """Somebody mended what `broken` names: the next `catch_up` looks again."""
+        """The operator mended what `broken` names: the next `catch_up` looks again."""
         self.broken = ""
 
     def catch_up(self) -> None:

@@ -1,4 +1,4 @@
-"""What one stream has on the remote, and its chunks and snapshots, verified before anybody sees them.
+"""What one stream has on the remote, and its chunks and snapshots, verified before a caller sees them.
 
 A chunk is an object of its own or a part of a bundle; both hold the same bytes, with the `uploaded` flag clear. Which
 of them is there can change between the listing and the reading (the writer bundles meanwhile): a chunk that is gone is

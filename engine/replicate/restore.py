@@ -263,7 +263,7 @@ def _start_behind(env: Env, catalog: Catalog, staging: Path, followed: StreamFol
 
 
 def _require_root(streams: list[StreamFollowed]) -> None:
-    """Without the volume's own log nobody knows which tenant a stream belongs to."""
+    """Only the volume's own log says which tenant a stream belongs to."""
     known = {s.stream_id: s for s in streams}
     root = known.get(VOLUME_STREAM)
     if streams and (root is None or root.position is None):

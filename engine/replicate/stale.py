@@ -161,7 +161,7 @@ def _is_sealed(chunk: ChunkFile) -> bool:
         head = read_file(chunk.path, length=CHUNK_HEADER_LEN)
         return any(head) and unpack_chunk_header(head, path=str(chunk.path)).sealed
     except Aof2Error:
-        return True  # damaged: as far as anybody knows it was complete
+        return True  # damaged: it may have been complete
 
 
 def _is_chunk(remote: RemoteLog, index: int) -> bool:

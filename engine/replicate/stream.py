@@ -386,7 +386,7 @@ class StreamUploads:
         self._upload_snapshot_if_due(newest)
         self._prune_snapshots()
         self._writer.flush()  # that what is deleted here was uploaded is in the log for good
-        with contextlib.suppress(FileNotFoundError):  # somebody else's retention was quicker: the next one goes on
+        with contextlib.suppress(FileNotFoundError):  # a file it listed is gone by now: the next retention goes on
             snapshots.retain(self.env, self._catalog, self.directory, self.stream_id, newest.position)
         self.local_bytes = chunk_bytes(self.directory)
         return self._compact(newest)

@@ -2,7 +2,7 @@
 
     claim → for each stream: reconcile → resume → chunks in order → audit, snapshot, retention, bundles → wait
 
-One task a stream, so that a slow one holds nobody up; each runs `StreamUploads.step` on a worker thread until there is
+One task a stream, so that a slow one delays no other; each runs `StreamUploads.step` on a worker thread until there is
 nothing left. Events carry no work, only "look again": the folder and the rows say what there is to do, so the queue is
 as long as the disk has chunks and memory holds a bounded part of it.
 
@@ -482,6 +482,6 @@ class LogReplicator:
         stream.wake.set()
 
     def _tell_moved(self) -> None:
-        """Whoever drains looks again."""
+        """`drain` looks again."""
         self._moved.set()
         self._moved = trio.Event()

@@ -13,7 +13,7 @@ Invariants
 
 Lifetimes: payloads are views of the mapping and stay valid as long as they are held, after `close` too; the mapping
 goes with the last of them. A file being written is cut when it is sealed, and touching a mapping past the cut is
-SIGBUS: whoever reads a segment that is still written passes `end=writer.end_offset`, and nothing beyond is mapped.
+SIGBUS: a reader of a segment that is still written passes `end=writer.end_offset`, and nothing beyond is mapped.
 
 Owner: one thread at a time. Crash: it writes nothing.
 """

@@ -111,7 +111,7 @@ def damage(version: int, scanner: SegmentScanner, path: str) -> CorruptError | U
 
 
 def records_beyond(view: memoryview, version: int, start: int, next_logical_offset: int) -> bool:
-    """Whether a whole record lies somewhere past `start`: bytes that may matter to somebody."""
+    """Whether a whole record lies somewhere past `start`: bytes worth keeping."""
     return segment_resync(view, start, len(view), version, next_logical_offset) is not None
 
 

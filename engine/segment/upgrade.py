@@ -4,7 +4,7 @@ Invariants
 - The source is verified before and the copy after; records keep payload, logical offset, timestamp, ext_id and flags.
 - The copy appears under its name whole and sealed, or not at all.
 
-Owner: one thread; the source is sealed, so nobody writes it.
+Owner: one thread; the source is sealed, so no writer has it.
 
 What a crash leaves behind: `<name>.tmp`, which recovery and the next call remove.
 

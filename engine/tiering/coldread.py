@@ -40,7 +40,7 @@ class _Flight:
     def __init__(self, first: int) -> None:
         self.first = first
         self.done = trio.Event()
-        self.blocks: list[Block] = []  # empty: it failed, and who waits asks for himself
+        self.blocks: list[Block] = []  # empty: it failed, and each waiter asks again
 
 
 class _Scan:
@@ -50,7 +50,7 @@ class _Scan:
         self.users = 0
         self.held = held
         self.next_block = 0  # where a reader would go on
-        self.frontier = 0  # the first block that nobody asked for
+        self.frontier = 0  # the first block that no read and no read-ahead asked for
         self.window_blocks = 0
 
 
@@ -127,7 +127,7 @@ class ColdReads:
         here = await self._scanner.local(handle, block)
         if here is not None:
             return here
-        if slot in self._flights or slot in self._buffer:  # somebody came first
+        if slot in self._flights or slot in self._buffer:  # another read came first
             return await self._block(handle, block, last)
         return (await self._fetch(handle, block, self._run(handle, block, last)))[0]
 
@@ -171,7 +171,7 @@ class ColdReads:
             self._buffered -= 0 if data is None else len(data)
 
     def _pass(self, key: Key, last: int) -> None:
-        """Somebody has read up to there: what is well behind is not needed for it."""
+        """A reader has read up to block `last`: it does not need what is well behind."""
         gone = last - BEHIND_BLOCKS
         self._drop([(key, block) for block in range(max(0, gone - 8), gone)])
 
@@ -201,5 +201,5 @@ class ColdReads:
     async def _fetch_ahead(self, handle: ObjectHandle, first: int, count: int) -> None:
         if any((handle.key, block) in self._flights for block in range(first, first + count)):
             return  # its reader was quicker
-        with contextlib.suppress(Aof2Error, OSError):  # met again by who reads there
+        with contextlib.suppress(Aof2Error, OSError):  # the read that gets there meets it again
             await self._fetch(handle, first, count)

@@ -8,7 +8,7 @@ object alive from its start to its end.
 Invariants
 - The sink gets bytes in order, each block verified, or the scan fails.
 - Neither residency nor the PageCache changes; no reservation is taken.
-- Scans that wait for their limiter hold threads of their own, nobody else's.
+- Scans that wait for their limiter hold threads of their own: no other read or job queues for those.
 
 Owner: the trio thread; downloads on worker threads. A crash leaves nothing.
 """

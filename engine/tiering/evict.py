@@ -5,8 +5,8 @@ Objects are evicted whole, by unlink; of an object larger than the room wanted, 
 Invariants
 - Only chunks whose content is in the remote are given up (`objects.evicted` refuses others inside the commit), and
   only of objects whose publication the remote's log has: what is evicted can be restored.
-- Nobody has the file open or mapped: no users, and the kernel grants a write lease on it. New users wait until
-  the eviction is over, so the lease is asked for once and need not be held.
+- No process has the file open or mapped: its handle has no users, and the kernel grants a write lease on it. New users
+  wait until the eviction is over, so the lease is asked for once and need not be held.
 - LocalEvicted is durable before the first byte goes. A crash in between leaves a file without rows: an orphan.
 
 Owner: the trio thread; one eviction at a time.

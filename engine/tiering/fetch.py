@@ -76,8 +76,8 @@ class BlobFetcher:
         self, chunk: ChunkRow, blob: BlobRow, first: int, count: int, place: Place, landed: Callable[[int, int], None]
     ) -> int:
         """Blocks of a plain blob straight into a file; how many bytes. `landed(block, count)` for those that are there
-        and right. CorruptError at the first that is not: it and some behind it are in the file, and whoever gave the
-        place clears them away."""
+        and right. CorruptError at the first that is not: it and some behind it are in the file, and the caller
+        clears them away."""
         size = self._block_bytes
         start, end = first * size, min((first + count) * size, chunk.length)
 

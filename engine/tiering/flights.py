@@ -5,8 +5,8 @@ one request; those of a compressed one, and of the warm copy, are unpacked in me
 finds no room is in memory alone, so a read never fails for lack of room.
 
 Invariants
-- Nothing unverified is told: a block's bytes match the crc64 of its seal before anybody can read them.
-- A fetch that fails leaves no bit, no reservation, no bytes and nobody waiting.
+- Nothing unverified is told: a block's bytes match the crc64 of its seal before a reader gets them.
+- A fetch that fails leaves no bit, no reservation, no bytes and no waiter.
 
 Owner: the trio thread; downloads and file work on worker threads. A crash leaves bytes in backing files that no bit
 speaks of.
@@ -194,7 +194,7 @@ class Flights:
         return blob if blob is not None and is_plain(chunk, blob) else None
 
     async def _fly(self, handle: ObjectHandle, run: _Run, pages: dict[int, bytes] | None, said: Said) -> None:
-        """One run; whoever waits for a block of it goes on when that is here, whatever else is fetched with it."""
+        """One run; a reader that waits for a block goes on when that is here, whatever else is fetched with it."""
         try:
             await self._fetch_run(handle, run, pages, said)
         finally:
@@ -202,7 +202,7 @@ class Flights:
                 self._arrived(handle.key, block)
 
     def _arrived(self, key: Key, block: int) -> None:
-        """Here, or given up: who waited looks for himself."""
+        """Here, or given up: each waiter looks which it is."""
         event = self._in_flight.pop((key, block), None)
         if event is not None:
             event.set()
@@ -266,8 +266,8 @@ class Flights:
         self._hot.env.failpoint("hydrate.written")
 
     def _written(self, handle: ObjectHandle, offset: int, size: int) -> bool:
-        """The disk works while more comes in; otherwise all of it waits for the fsync. Not while somebody waits for the
-        bytes alone: writing them out takes processors, too. On the worker thread; True: it is on its way."""
+        """The disk works while more comes in; otherwise all of it waits for the fsync. Only for a `fill`: a reader
+        waits for the bytes alone, and writing out takes processors, too. On the worker thread; True: it began."""
         if not handle.filling or size < WRITEBACK_BYTES_MIN:
             return False
         self._hot.env.files.start_writeback(handle.fd, offset, size)
@@ -320,7 +320,7 @@ class Flights:
         await self._asking_remote(handle, chunk, said, from_blob)
 
     def _clear_away(self, handle: ObjectHandle, run: _Run) -> None:
-        """What came of blocks that are not whole, or not right: it would take room that nobody accounts for."""
+        """What came of blocks that are not whole, or not right: it would take room that the quota does not count."""
         first = next((b for b in run.blocks if not handle.is_resident(b)), None)
         if first is not None:
             start, last = first * self._block_bytes, run.first + run.length - 1

@@ -10,7 +10,7 @@ Invariants
 - Nothing unverified is returned: a fetched block matches the crc64 of its seal, a local one is trusted (see `handles`)
   or checked now. A local block that fails is given up, in the catalog first, and fetched again.
 - A residency bit is recorded only after fdatasync of its bytes, by `settle`.
-- A fetch that fails leaves no bit, no reservation and nobody waiting.
+- A fetch that fails leaves no bit, no reservation and no waiter.
 
 Owner: the trio thread; downloads and file work on worker threads.
 """
@@ -51,7 +51,7 @@ log = logging.getLogger(__name__)
 
 BEHIND_BLOCKS: Final = 4
 GLANCE_BYTES_MAX: Final = 128 << 10
-# A block takes as long as about three of its pieces: whoever comes back that often might have had it all.
+# A block takes as long as about three of its pieces: a reader that comes back that often might have had it all.
 GLANCES_A_BLOCK: Final = 3
 GLANCES_KEPT_S: Final = 60.0
 # Of the PageCache, what one reader without room on the disk may have fetched ahead.
@@ -395,7 +395,7 @@ class Hydrator:
             try:
                 await self.obtain(handle, blocks, wanted=False)
             except (Aof2Error, OSError) as e:
-                # Whoever really reads there meets the error again, and is told.
+                # The read that gets there meets the error again, and is told.
                 log.debug("read-ahead failed", extra={"path": str(handle.path), "error": str(e)})
 
     # -- making blocks ready ------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 `remote.timeout` is no reader's error, and in a longer one none asks again later than that. (Jobs do not wait: they come
 again.)
 
-An outage is counted from the first request that failed, whoever made it: once it is `patience_s` old, readers are told
+An outage is counted from the first request that failed, of any reader: once it is `patience_s` old, readers are told
 as soon as the remote was asked again, or the breaker's cool-down is over. When nothing failed for as long, the next
 failure begins another one; one that comes sooner counts as the same, since a read that went well may have been of what
 is here.
@@ -54,7 +54,7 @@ class Patience:
             await trio.sleep(pause_s * self._rng.uniform(1.0, 1.2))
 
     def _note_failure(self, started_s: float) -> float:
-        """How much longer somebody whose request of that time failed should wait."""
+        """How much longer the reader should wait whose request, begun at that time, failed."""
         now_s = trio.current_time()
         if started_s - self._failed_s > self._patience_s:
             self._began_s = started_s

@@ -212,8 +212,8 @@ class Publisher:
         checkpoint_id: int,
         record: Callable[[Uploaded], Awaitable[bool]],
     ) -> bool:
-        """One chunk of an object that is still written, from memory; `record` is to commit that it is there, before
-        anybody else may take its content for uploaded. What that said."""
+        """One chunk of an object that is still written, from memory. `record` is to commit that it is there; until
+        it has, another upload of that content takes this one's result. What `record` said."""
         mine: list[tuple[int, bytes]] = []
         try:
             scratch = self.scratch / f"part-{chunk.chunk_id}"

@@ -148,7 +148,7 @@ def _known_warm(view: View, stream_id: int, name: str) -> tuple[str, bool]:
 
 
 def check_scratch(ctx: Context) -> Iterator[Finding]:
-    """Whatever is in scratch while nobody has the volume open is left over."""
+    """Whatever is in scratch while no daemon has the volume open is left over."""
     root = ctx.state_dir / "checkpoint_scratch"
     for name in () if ctx.live else _names(root):
         path = root / name

@@ -1,7 +1,7 @@
 """The logs: every checksum and the order of everything (`manifest.check`), and that evictions were safe.
 
 Eviction safety is proven from the log alone: a LocalEvicted must come after an UploadDone of that segment, whose key
-nobody queued for deletion in between, and whose hash is the sealed content's. The walk starts with the log, or, where
+was not queued for deletion in between, and whose hash is the sealed content's. The walk starts with the log, or, where
 retention took the beginning, with the oldest snapshot that is still here; what came before is not proven again.
 
 Owner: the calling thread; reads only. A crash leaves nothing.

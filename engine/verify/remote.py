@@ -1,6 +1,6 @@
 """The remote against the rows: every blob there, as long as it should be, and, when asked, read and proven.
 
-Without reading, one listing answers: what is missing, what has another size, what nobody knows. With reading, each blob
+Without reading, one listing answers: what is missing, what has another size, what no row names. With reading, each blob
 is streamed: footer, frames, SHA-256, and that its blocks are those that were sealed. The log's own objects are listed
 likewise, and compared with the chunks on this disk.
 

@@ -1,6 +1,6 @@
 """Mending what is provably safe to mend; everything else stays listed.
 
-- files and folders that nothing names go (a backing file only when nobody has it open or mapped)
+- files and folders that nothing names go (a backing file only when no process has it open or mapped)
 - blocks that are damaged or gone are said to be gone: the remote has them, the next read fetches them
 - a blob that is missing or damaged is put again, from a chunk on this disk that passed every checksum before the old
   one is deleted
@@ -10,7 +10,7 @@
 - a catalog that is not what the logs say is thrown away; opening rebuilds it
 
 Invariants
-- The volume's lock is held: no daemon runs. Row changes go through the log, like everybody's.
+- The volume's lock is held: no daemon runs. Row changes go through the log, like a daemon's.
 - Where any stream's log is damaged the catalog is left alone: its rows may be the only copy. Nothing of such a stream
   is touched (its findings carry no fix).
 - Rows say that bytes are gone, durably, before files go.
@@ -88,7 +88,7 @@ _ORDER = (
 
 @contextlib.contextmanager
 def exclusive(state_dir: Path) -> Iterator[None]:
-    """The volume's lock, as a mount takes it; ReadOnlyError when somebody has it."""
+    """The volume's lock, as a mount takes it; ReadOnlyError when another process has it."""
     fd = os.open(state_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         try:

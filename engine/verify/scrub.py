@@ -201,7 +201,7 @@ class Scrubber:
         await self._clear(key, blocks)
         try:
             await self._refetch(key, blocks)
-        except Aof2Error as e:  # whoever reads them next tries again
+        except Aof2Error as e:  # their next reader tries again
             log.warning("scrub: not fetched yet", extra={**what, "error": str(e)})
 
     async def _remember(self, place: _Place | None) -> None:
@@ -221,5 +221,5 @@ def _resident(view: View, stream_id: int, chunk_id: int) -> _Resident | None:
         return None
     row = view.get(stream_id, t.OBJECTS, (chunk.ino, chunk.generation))
     if row is None or row.state == ObjectState.DIRTY:
-        return None  # being written: its bytes are nobody's to judge
+        return None  # being written: no seal says yet what its bytes should be
     return _Resident(stream_id, chunk, here.mask, row)
