@@ -257,7 +257,8 @@ class CreateCheckpoint:
                 self._measure(job)
 
     async def _publish_all(self, job: JobContext, plan: Plan, work: _Work) -> None:
-        if work.total - work.done <= 1:  # a small file, which a caller may wait for: tasks would take longer than it
+        # A small file, which a caller may wait for: tasks would take longer than it.
+        if work.unrecorded <= 1 and work.total - work.done <= 1:
             await self._publish_some(job, plan, work)
         else:
             await self._publish_in_parallel(job, plan, work)

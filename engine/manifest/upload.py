@@ -118,7 +118,8 @@ class ChunkUploader:
         self._append = append
         self._soon = soon or _at_once(append)
         self._unsaid: list[tuple[SealedChunk, str]] = []  # there, and not in the log as such: with their etags
-        self._said: list[tuple[Callable[[], object], list[SealedChunk]]] = []  # commits of that, and what they allow
+        # Commits of that, and what each speaks of.
+        self._said: list[tuple[Callable[[], object], list[tuple[SealedChunk, str]]]] = []
         self._policy = policy or RetryPolicy()
         self._sleep_s = sleep_s
 
@@ -169,22 +170,29 @@ class ChunkUploader:
         return bool(self._unsaid)
 
     def say_done(self) -> None:
-        """What is uploaded is in the log as such, and marked."""
+        """What is uploaded is in the log as such, and marked. What a failed commit was to say is said next time."""
         self._say(())
-        said, self._said = self._said, []
-        for committed, chunks in said:
-            committed()
-            self.env.failpoint("manifest.upload.logged")
-            for sealed in chunks:
-                mark_uploaded(self.env, sealed.path, sync=False)
+        try:
+            while self._said:
+                committed, done = self._said[0]
+                committed()
+                self.env.failpoint("manifest.upload.logged")
+                for sealed, _ in done:
+                    mark_uploaded(self.env, sealed.path, sync=False)
+                del self._said[0]
+        except BaseException:
+            self._unsaid = [pair for _, done in self._said for pair in done] + self._unsaid
+            self._said = []
+            raise
 
     def _say(self, begin: Sequence[SealedChunk]) -> None:
         """That uploads are done, and that these begin."""
-        done, self._unsaid = self._unsaid, []
+        done = self._unsaid
         records: list[tuple[Payload, int]] = [(UploadDone(self._key(s), e), s.header.chunk_index) for s, e in done]
         records += [(UploadStarted(self._key(s)), s.header.chunk_index) for s in begin]
         if records:
-            self._said.append((self._soon(_about(records)), [sealed for sealed, _ in done]))
+            self._said.append((self._soon(_about(records)), done))
+            self._unsaid = []
 
     def _key(self, sealed: SealedChunk) -> str:
         return chunk_key(self.stream_id, sealed.header.chunk_index)

@@ -250,7 +250,8 @@ def local_copy(directory: Path, parsed: keys.RemoteKey | None) -> bytes | None:
         match parsed:
             case keys.ManifestChunkKey(_, index):
                 chunk = ChunkFile(index, directory / chunk_name(index))
-                return as_uploaded(chunk.read()) if sealed_chunk(chunk).header.sealed else None
+                header = sealed_chunk(chunk).header
+                return as_uploaded(chunk.read()[: header.committed_len]) if header.sealed else None
             case keys.ManifestSnapshotKey(_, snapshot_id):
                 path = directory / snapshot_name(snapshot_id)
                 data = path.read_bytes()

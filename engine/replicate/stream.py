@@ -280,6 +280,7 @@ class StreamUploads:
         if not self._backlog and self._rescan:
             self._rescan = False
             try:
+                self._uploader.say_done()  # or what is there, and not in the rows yet, would be queued again
                 self._refill()
             except BaseException:
                 self._rescan = True
@@ -329,10 +330,13 @@ class StreamUploads:
         """The next sealed chunks that are not on the remote; those that are get their flag if a crash withheld it."""
         is_uploaded = log_state(self._catalog, self.stream_id).is_uploaded(self.stream_id)
         self.local_bytes = chunk_bytes(self.directory)
-        for chunk, header in chunk_headers(self.directory):
-            is_cut = chunk.path.stat().st_size == header.committed_len
-            if not header.sealed or not (is_cut or header.chunk_index <= self._told_last):
-                continue  # still written, or being sealed this moment: its event follows when that is durable
+        found = chunk_headers(self.directory)
+        for chunk, header in found:
+            # Others follow it, it was told, or it is cut: else it may be being sealed this moment. Power loss may leave
+            # one in the middle that is not cut.
+            is_durable = chunk is not found[-1][0] or header.chunk_index <= self._told_last
+            if not header.sealed or not (is_durable or chunk.path.stat().st_size == header.committed_len):
+                return  # its event follows; nothing goes before it
             if is_uploaded(header.chunk_index):
                 if not header.uploaded:
                     mark_uploaded(self.env, chunk.path)
