@@ -16,12 +16,12 @@ T = TypeVar("T")
 
 
 async def result_of(future: Future[T]) -> T:
-    """The future's result, without blocking the loop. Cancelling stops the waiting, not what was submitted."""
-    if not future.done():
-        token = trio.lowlevel.current_trio_token()
-        done = trio.Event()
-        future.add_done_callback(lambda _: _wake(token, done))
-        await done.wait()
+    """The future's result, without blocking the loop. Cancelling stops the waiting, not what was submitted. What its
+    thread gave the loop to do before is done before this returns, also where the future is done already."""
+    token = trio.lowlevel.current_trio_token()
+    done = trio.Event()
+    future.add_done_callback(lambda _: _wake(token, done))
+    await done.wait()
     return future.result()
 
 

@@ -176,16 +176,18 @@ class GroupThread(Generic[T]):
         self._left(s)
         if not s.future.set_running_or_notify_cancel():
             return  # its caller gave up before its turn came
-        try:
-            if s.item is not None:
-                for _ in self._target.before(s.item):
-                    self._commit(group)
-                    group.clear()
-            answer = self._target.append(s.item) if s.item is not None else _nothing
-        except Exception as e:  # noqa: BLE001 (the caller's future carries it; the others go on)
-            s.future.set_exception(e)
-        else:
-            group.append((s, answer))
+        before = self._target.before(s.item) if s.item is not None else iter(())
+        while True:
+            try:
+                if next(before, _nothing) is _nothing:
+                    answer = self._target.append(s.item) if s.item is not None else _nothing
+                    break
+            except Exception as e:  # noqa: BLE001 (the caller's future carries it; the others go on)
+                s.future.set_exception(e)
+                return
+            so_far, group[:] = group[:], []
+            self._commit(so_far)
+        group.append((s, answer))
 
     def _wait_s(self) -> float | None:
         """Until the next sync or housekeeping is due; None when only new work can wake us."""

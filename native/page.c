@@ -15,8 +15,9 @@ uint64_t aof2_page_end(uint8_t *page, uint32_t slot) {
 uint64_t aof2_page_take(uint8_t *page, uint32_t slot) {
   intent_page *p = page_at(page);
   if (slot >= STREAMS_MAX) return 0;
-  page_lock(p, PAGE_LOCK_MAX_S); /* a channel that was killed with it drops nothing any more */
+  bool locked = page_lock(p, PAGE_LOCK_MAX_MS);
   uint64_t end = atomic_load(&p->streams[slot].end);
+  if (!locked) return end;
   atomic_store(&p->streams[slot].taken, end);
   page_unlock(p);
   return end;
@@ -25,7 +26,7 @@ uint64_t aof2_page_take(uint8_t *page, uint32_t slot) {
 int64_t aof2_page_append(uint8_t *page, uint32_t slot, int fd, const uint8_t *record, size_t len) {
   intent_page *p = page_at(page);
   if (slot >= STREAMS_MAX) return -EINVAL;
-  page_lock(p, PAGE_LOCK_MAX_S);
+  if (!page_lock(p, PAGE_APPEND_MAX_MS)) return -EBUSY;
   int64_t end = page_append(p, slot, fd, record, len) ? (int64_t)atomic_load(&p->streams[slot].end) : -errno;
   page_unlock(p);
   return end;

@@ -5,8 +5,9 @@
  * daemon's "read end, say taken" and the channel's "is it taken? else record the close and drop the node". Without it the daemon could
  * take a birth, and answer an open by its node, while the channel drops that.
  *
- * Who holds the lock waits for nothing but the page cache. The channel ends with the daemon, so it may wait for it for ever; the daemon
- * does not outlive a channel for long, and waits PAGE_LOCK_MAX_S for one that was killed with the lock.
+ * Who holds the lock waits for nothing but the page cache, which may be slow. The channel ends with the daemon, so it may wait for it
+ * for ever. The daemon does without where it cannot have it in time (the channel was killed with it, or the disk stands still): it
+ * appends nothing then, and takes what is there without saying so, which leaves dropping nodes to the channel.
  */
 #ifndef AOF2_SHAREDPAGE_H
 #define AOF2_SHAREDPAGE_H
@@ -20,7 +21,8 @@
 #include <unistd.h>
 
 #define STREAMS_MAX 16
-#define PAGE_LOCK_MAX_S 1
+#define PAGE_LOCK_MAX_MS 1000 /* the daemon: to take records, */
+#define PAGE_APPEND_MAX_MS 20 /* and to append one, on its only loop */
 
 typedef struct {
   _Atomic uint32_t armed; /* 1: the daemon wants an event for the next record */
@@ -31,17 +33,17 @@ typedef struct {
   } streams[STREAMS_MAX];
 } intent_page;
 
-/* False: not within max_s seconds (0: for ever). */
-static inline bool page_lock(intent_page *page, int max_s) {
+/* False: not within so many milliseconds (0: for ever). */
+static inline bool page_lock(intent_page *page, int max_ms) {
   struct timespec began = {0}, now;
   for (unsigned spins = 0;; spins++) {
     uint32_t expected = 0;
     if (atomic_compare_exchange_strong(&page->lock, &expected, 1)) return true;
     sched_yield();
-    if (!max_s || spins % 64) continue;
+    if (!max_ms || spins % 64) continue;
     clock_gettime(CLOCK_MONOTONIC, &now);
     if (!began.tv_sec) began = now;
-    if (now.tv_sec - began.tv_sec > max_s) return false;
+    if ((now.tv_sec - began.tv_sec) * 1000 + (now.tv_nsec - began.tv_nsec) / 1000000 > max_ms) return false;
   }
 }
 

@@ -10,6 +10,7 @@ Owner: the trio thread. A crash leaves intent logs.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections import Counter
 from functools import partial
@@ -29,6 +30,8 @@ from aof2.engine.kinds.kernel import Kernel, KernelGoneError, NestAction
 
 if TYPE_CHECKING:
     from aof2.engine.files.table import Files
+
+log = logging.getLogger(__name__)
 
 INOS_GRANTED: Final = 1 << 16
 NEST_AFTER: Final = 4  # creates in one directory that came here
@@ -137,12 +140,13 @@ class Births:
         try:
             if not await self._channel.nest(ino, NestAction.OPEN, gid):
                 return
+            await self._intents.fold()  # what was born there before: a nest has every name of its directory
             if not await trio.to_thread.run_sync(self._send_names, ino):
                 await self._channel.nest(ino, NestAction.END)
                 return
             await self._channel.nest(ino, NestAction.SERVE)
-        except KernelGoneError:
-            return  # the mount is going
+        except (Aof2Error, OSError, KernelGoneError):
+            return  # the mount is going, or the rows do not have all names: it is opened but serves nothing
 
     def _send_names(self, ino: int) -> bool:
         """All names of the directory to the channel; False when they are too many."""
@@ -217,6 +221,8 @@ class Births:
     async def _release_one(self, close: Intent) -> None:
         try:
             await self._files.born_released(close.fh, dropped=bool(close.flags & DROPPED))
+        except (Aof2Error, OSError, KernelGoneError) as e:
+            log.warning("a close is left to the next start", extra={"ino": close.ino, "error": str(e)})
         finally:
             self._releasing -= 1
             if not self._releasing:

@@ -225,8 +225,13 @@ class FilesKind(Catalogued):
         await self.intents.fold()
 
     def adopt(self, folded: list[tuple[Intent, InodeRow | None]]) -> None:
-        self.births.adopt(folded)
-        self.unlinks.adopt(folded)
+        try:
+            self.births.adopt(folded)
+        finally:
+            self.unlinks.adopt(folded)
+
+    def must_stay(self, ino: int) -> bool:
+        return self.files.known.must_stay(ino)
 
     async def adopted(self) -> None:
         await self.births.settled()

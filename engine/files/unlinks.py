@@ -68,10 +68,10 @@ class Unlinks:
                 continue
             self._names.pop((intent.parent, intent.name), None)
             self._inos.discard(intent.ino)
+            if self._touched.get(intent.parent) == intent.time_ns:
+                del self._touched[intent.parent]
             if row is not None:
                 self._files.removal.removed(row)
-        if not self._names:
-            self._touched.clear()
 
     # -- what is gone, for those who look before the fold ------------------------------------------------------
 

@@ -52,10 +52,24 @@ def begin(b: Batch, *, number: int) -> None:
     b.put(t.COUNTERS, POSITION, position_of(number, 0))
 
 
-def fold(b: Batch, intents: Sequence[Intent], *, number: int, chunk_bytes: int) -> list[InodeRow | None]:
-    """The inode of each as it is then; None where nothing was done."""
+def fold(
+    b: Batch,
+    intents: Sequence[Intent],
+    *,
+    number: int,
+    chunk_bytes: int,
+    is_open: namespace.IsOpen = namespace.never,
+) -> list[InodeRow | None]:
+    """The inode of each as it is then; None where nothing was done. What `is_open` stays, nameless."""
     touched: dict[int, int] = {}
-    rows = [_fold_one(b, intent, touched, chunk_bytes) for intent in intents]
+    rows: list[InodeRow | None] = []
+    for intent in intents:
+        if intent.kind is IntentKind.BORN:
+            rows.append(_born(b, intent, touched, chunk_bytes))
+        elif intent.kind is IntentKind.UNLINKED:
+            rows.append(_unlinked(b, intent, is_open))
+        else:
+            rows.append(None)
     for parent, time_ns in touched.items():
         _touch(b, parent, time_ns)
     last = max((intent.ino & _INO_MASK for intent in intents if intent.kind is IntentKind.BORN), default=0)
@@ -64,14 +78,6 @@ def fold(b: Batch, intents: Sequence[Intent], *, number: int, chunk_bytes: int) 
     if intents:
         b.put(t.COUNTERS, POSITION, position_of(number, intents[-1].end))
     return rows
-
-
-def _fold_one(b: Batch, intent: Intent, touched: dict[int, int], chunk_bytes: int) -> InodeRow | None:
-    if intent.kind is IntentKind.BORN:
-        return _born(b, intent, touched, chunk_bytes)
-    if intent.kind is IntentKind.UNLINKED:
-        return _unlinked(b, intent, touched)
-    return None
 
 
 def _born(b: Batch, intent: Intent, touched: dict[int, int], chunk_bytes: int) -> InodeRow | None:
@@ -102,13 +108,13 @@ def _born(b: Batch, intent: Intent, touched: dict[int, int], chunk_bytes: int) -
     return row
 
 
-def _unlinked(b: Batch, intent: Intent, touched: dict[int, int]) -> InodeRow | None:
+def _unlinked(b: Batch, intent: Intent, is_open: namespace.IsOpen) -> InodeRow | None:
     entry = b.get(t.DENTRIES, (intent.parent, intent.name))
     if entry is None or entry.ino != intent.ino:
         return None
-    touched[intent.parent] = max(intent.time_ns, touched.get(intent.parent, 0))
-    b.now_ns = intent.time_ns
-    return namespace.unlink(b, intent.parent, intent.name)
+    above = b.get(t.INODES, intent.parent)
+    b.now_ns = max(intent.time_ns, above.mtime_ns if above is not None else 0)  # as was told meanwhile
+    return namespace.unlink(b, intent.parent, intent.name, is_open=is_open)
 
 
 def _touch(b: Batch, parent: int, time_ns: int) -> None:

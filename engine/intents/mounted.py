@@ -25,7 +25,7 @@ import trio
 
 from aof2.engine.aio import result_of
 from aof2.engine.catalog.batch import Batch
-from aof2.engine.errors import Aof2Error
+from aof2.engine.errors import Aof2Error, ReadOnlyError
 from aof2.engine.intents.format import Intent, IntentKind, pack
 from aof2.engine.intents.log import FOLDER, Folded, IntentLog
 from aof2.engine.local.reserve import is_no_room
@@ -50,6 +50,9 @@ class Adopts(Protocol):
 
     def adopt(self, folded: list[tuple[Intent, InodeRow | None]]) -> None:
         """They are in the rows now."""
+
+    def must_stay(self, ino: int) -> bool:
+        """Whether an inode that loses its last name stays, because it is open. On the catalog thread, in the batch."""
 
     async def adopted(self) -> None:
         """What `adopt` began is done when this returns."""
@@ -90,7 +93,8 @@ class Intents:
         self._page = SharedPage(self.page_fd)
         self._volume.env.make_dirs(self._volume.state_dir / FOLDER)
         for slot, stream_id in enumerate(islice(stream_ids, STREAMS_MAX)):
-            one = IntentLog(self._volume, stream_id, slot, self._page, self._tell)
+            is_open = self._adopts.must_stay
+            one = IntentLog(self._volume, stream_id, slot, self._page, is_open=is_open, on_folded=self._tell)
             await one.open()
             self._logs[stream_id] = one
 
@@ -171,7 +175,8 @@ class Intents:
                     await result_of(self._volume.writer.submit(one.stream_id, _nothing))
         except (Aof2Error, OSError) as e:
             self._say(e)
-            raise
+            if not isinstance(e, ReadOnlyError):  # whose rows are as good as they will be: recovery folds the rest
+                raise
         await self._adopts.adopted()
 
     def _say(self, e: Aof2Error | OSError) -> None:

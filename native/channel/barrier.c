@@ -20,8 +20,9 @@
 
 typedef struct {
   uint64_t nodeid;
+  uint32_t seq;
   int keep;
-  void (*done)(uint64_t nodeid, bool past);
+  void (*done)(uint32_t seq, bool past);
 } barrier;
 
 static atomic_int threads;
@@ -46,7 +47,7 @@ static void *barrier_thread(void *arg) {
   barrier b = *(barrier *)arg;
   free(arg);
   give_up_descriptors(b.keep);
-  b.done(b.nodeid, pass(b.nodeid));
+  b.done(b.seq, pass(b.nodeid));
   atomic_fetch_sub(&threads, 1);
   return NULL;
 }
@@ -62,9 +63,9 @@ static bool start_thread(barrier *b) {
   return ok;
 }
 
-bool barrier_begin(uint64_t nodeid, int keep, void (*done)(uint64_t nodeid, bool past)) {
+bool barrier_begin(uint64_t nodeid, uint32_t seq, int keep, void (*done)(uint32_t seq, bool past)) {
   barrier *b = malloc(sizeof *b);
-  if (b) *b = (barrier){nodeid, keep, done};
+  if (b) *b = (barrier){nodeid, seq, keep, done};
   bool ok = atomic_fetch_add(&threads, 1) < THREADS_MAX && b && start_thread(b);
   if (ok) return true;
   atomic_fetch_sub(&threads, 1);

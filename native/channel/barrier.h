@@ -16,7 +16,7 @@
 
 #define BARRIER_XATTR "user.aof2.barrier" /* REMOVEXATTR of it is answered by the channel: there is none */
 
-/* `done` is called on the thread: whether writes that had begun are over. It has no descriptor but `keep`. False: too many barriers are
+/* `done` is called on the thread with the caller's number: whether writes that had begun are over. It has no descriptor but `keep`. False: too many barriers are
  * under way. Never waits. */
-bool barrier_begin(uint64_t nodeid, int keep, void (*done)(uint64_t nodeid, bool past));
+bool barrier_begin(uint64_t nodeid, uint32_t seq, int keep, void (*done)(uint32_t seq, bool past));
 #endif

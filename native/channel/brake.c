@@ -180,7 +180,7 @@ static void take_event(const fan_event *e, uint64_t nodeid) {
   measure(w, true, now);
   set_silent(w, false);
   w->spoke = true;
-  if (brake.held_count == HELD_MAX) return fan_answer(e, 0);
+  if (brake.held_count == HELD_MAX) return fan_answer(e, is_claimed(w, e->offset, e->length) ? EIO : 0);
   brake.waiting[brake.held_count++] = (held){.e = *e, .nodeid = nodeid, .number = ++brake.next_number};
   grant_claims(nodeid); /* the inode's lock is this write's: those before it are over */
   let_go(now);

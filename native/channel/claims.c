@@ -52,12 +52,13 @@ void grant_claims(uint64_t nodeid) {
   }
 }
 
-/* The barrier's thread, which has no socket: the brake's tells. Claims that were granted meanwhile stay so. */
-static void is_past(uint64_t nodeid, bool past) {
+/* The barrier's thread, which has no socket: the brake's tells. Of younger claims it says nothing. */
+static void is_past(uint32_t seq, bool past) {
   pthread_mutex_lock(&brake.lock);
-  for (uint32_t i = 0; !past && i < CLAIMS_MAX; i++)
-    if (pending_claims[i].state == WAITS && pending_claims[i].nodeid == nodeid) pending_claims[i].state = REFUSED;
-  grant_claims(nodeid);
+  for (uint32_t i = 0; i < CLAIMS_MAX; i++) {
+    pending_claim *c = &pending_claims[i];
+    if (c->state == WAITS && c->seq == seq) c->state = past && stands(c) ? GRANTED : REFUSED;
+  }
   pthread_mutex_unlock(&brake.lock);
   wake_thread();
 }
@@ -96,7 +97,7 @@ void brake_claim(const control_message *m) {
   pthread_mutex_unlock(&brake.lock);
   if (!begun) event_send(EV_CLAIMED, PROTO_AGAIN, m->seq, NULL, 0);
   else if (sure) wake_thread();
-  else if (!barrier_begin(m->nodeid, brake.woken, is_past)) is_past(m->nodeid, false);
+  else if (!barrier_begin(m->nodeid, m->seq, brake.woken, is_past)) is_past(m->seq, false);
 }
 
 static bool overlaps(const pending_claim *c, const control_message *m) {

@@ -16,7 +16,7 @@ from aof2.engine.remote.errors import RemoteUnavailableError
 from aof2.engine.tiering import flights
 from aof2.engine.volume import Volume
 
-from .helpers import KIB, run_volume, small_settings
+from .helpers import KIB, put_object, read_object, run_volume, small_settings
 from .test_tiers import content
 
 CHUNK = 256 * KIB
@@ -43,14 +43,14 @@ def deliver(late: list[Callable[[], object]]) -> None:
 def test_a_fetch_that_is_over_has_told_all_that_landed(tmp_path: Path, late: list[Callable[[], object]]) -> None:
     async def body(v: Volume) -> None:
         data = content(1, CHUNK)
-        key = await v.put("default", b"a", data)
+        key = await put_object(v, "default", b"a", data)
         await v.checkpoint("default")
         await v.evict([key])
-        assert await v.read(key, 0, CHUNK) == data
+        assert await read_object(v, key, 0, CHUNK) == data
         assert v.quota.usage.used_bytes == on_disk(CHUNK)
         fetched = v.hydrator.fetched_bytes
         deliver(late)
-        assert await v.read(key, 0, CHUNK) == data
+        assert await read_object(v, key, 0, CHUNK) == data
         assert (v.quota.usage.used_bytes, v.hydrator.fetched_bytes) == (on_disk(CHUNK), fetched)
 
     run_volume(small_settings(tmp_path, compression="none"), body)
@@ -61,7 +61,7 @@ def test_what_landed_before_a_fetch_failed_is_not_cleared_away(
 ) -> None:
     async def body(v: Volume) -> None:
         data = content(2, CHUNK)
-        key = await v.put("default", b"a", data)
+        key = await put_object(v, "default", b"a", data)
         await v.checkpoint("default")
         await v.evict([key])
         fetcher = v.hydrator.fetcher
@@ -74,9 +74,9 @@ def test_what_landed_before_a_fetch_failed_is_not_cleared_away(
         with monkeypatch.context() as patch:
             patch.setattr(fetcher, "receive", half)
             with pytest.raises(RemoteUnavailableError):
-                await v.read(key, 0, CHUNK)
+                await read_object(v, key, 0, CHUNK)
         assert v.quota.usage.used_bytes == CHUNK // 2
         deliver(late)
-        assert await v.read(key, 0, CHUNK) == data
+        assert await read_object(v, key, 0, CHUNK) == data
 
     run_volume(small_settings(tmp_path, compression="none"), body)

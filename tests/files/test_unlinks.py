@@ -155,3 +155,22 @@ def test_what_cannot_be_folded_is_left_to_recovery(tmp_path: Path, caplog: pytes
         assert names(files) == []
 
     run_files(small_settings(tmp_path), after)
+
+
+def test_what_is_opened_before_the_fold_stays_until_it_is_closed(tmp_path: Path) -> None:
+    """An open that had looked the name up a moment ago: its bytes go with its close."""
+
+    async def body(files: Files, kind: FilesKind) -> None:
+        ino = await make(files, b"a", b"bytes")
+        await files.sealer.seal_now()
+        assert kind.unlinks.take(top(files.volume), b"a") is not None
+        fh = await files.open(ino, os.O_RDONLY)
+        await kind.fold()
+        with files.volume.catalog.view() as view:
+            assert namespace.nameless(view, 1) == [ino]
+        await files.release(fh)
+        assert _row(files, ino) is None
+        await files.volume.evictor.doomed.settle()
+        assert not files.volume.hot.path("default", ino, 1).exists()
+
+    run_unlinks(tmp_path, body)

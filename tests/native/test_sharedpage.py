@@ -59,7 +59,18 @@ def test_a_channel_that_was_killed_with_the_lock_is_not_waited_for(shared: tuple
     struct.pack_into("<IQQ", raw, LOCK_AT, 1, 0, 144)
     struct.pack_into("<Q", raw, STREAMS_AT, 144)
     assert page.take(0) == 144
-    assert page.take(0) == 144  # and the lock is free again
+    assert struct.unpack_from("<IQQQ", raw, LOCK_AT) == (1, 0, 144, 0)  # it may live: lock and `taken` are as they were
+
+
+def test_nothing_is_appended_without_the_lock(shared: tuple[SharedPage, mmap.mmap], tmp_path: Path) -> None:
+    """The channel may be in the middle of a record, at the same place."""
+    page, raw = shared
+    struct.pack_into("<I", raw, LOCK_AT, 1)
+    fd = os.open(tmp_path / "log", os.O_RDWR | os.O_CREAT)
+    with pytest.raises(OSError, match="busy"):
+        page.append(0, fd, b"x" * 72)
+    assert os.fstat(fd).st_size == 0 and page.end(0) == 0
+    os.close(fd)
 
 
 def test_both_sides_append_in_one_order(shared: tuple[SharedPage, mmap.mmap], tmp_path: Path) -> None:
