@@ -37,7 +37,9 @@ async def end(mounted: Mounted, _: Args, __: Tell) -> None:
         if inos := mounted.kinds.open_inos():
             used = f"{_named(mounted, inos)} open in another mount namespace"
             raise ControlError(f"{at}: unmounted here, but {used}; its daemon goes on until that is closed")
-        mounted.end()
+        mounted.kinds.stop_ahead()  # what the channel made ahead is gone when this has had effect
+        await mounted.channel.settled()
+    mounted.end()
 
 
 def _places(device: tuple[int, int]) -> list[str]:

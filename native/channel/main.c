@@ -52,8 +52,7 @@ void channel_gone(uint32_t reason) {
 void daemon_gone(const char *what) {
   int running = RUNNING;
   if (!atomic_compare_exchange_strong(&ending, &running, ORPHANED)) {
-    if (running == UNMOUNTED) _exit(0); /* it hung up after EV_GONE */
-    for (;;) pause(); /* the connection is being aborted: exiting now would cut that short */
+    for (;;) pause(); /* the connection is being aborted, or what was made ahead removed: exiting now would cut that short */
   }
   note("the daemon is gone (%s): the mount answers ENOTCONN until it is unmounted", what);
   brake_abandon();
