@@ -114,6 +114,15 @@ async def _open_mount(mountpoint: Path, options: Options) -> AsyncIterator[Chann
 
 async def _run(mounted: MountedVolume, operations: Operations, ready: Callable[[], None]) -> None:
     upcalls = Upcalls(operations)
+    try:
+        await _serve(mounted, upcalls, ready)
+    except* ChannelError:
+        # A task that asked the channel something while the mount went. What `end` had to do is done by then.
+        if not mounted.channel.gone:
+            raise
+
+
+async def _serve(mounted: MountedVolume, upcalls: Upcalls, ready: Callable[[], None]) -> None:
     async with trio.open_nursery() as background:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_serve_kernel)

@@ -80,6 +80,9 @@ class FakeChannel:
     def invalidate_entry(self, parent: int, name: bytes) -> None:
         self.invalidated.append((parent, name))
 
+    async def settled(self) -> None:
+        await trio.lowlevel.checkpoint()
+
 
 class FakeMounted:
     def __init__(self, volume: Volume) -> None:
