@@ -15,6 +15,7 @@ import json
 import mmap
 import os
 import random
+import stat
 import sys
 from pathlib import Path
 
@@ -76,7 +77,8 @@ class Writer:
         for folder, dirs, files in os.walk(self.top):
             for name in dirs if kind == "d" else files:
                 path = os.path.join(folder, name)
-                if kind == "d" or not os.path.islink(path):
+                # Not islink(): of a mount that just died it says False, and what the kernel remembers still opens.
+                if kind == "d" or not stat.S_ISLNK(os.lstat(path).st_mode):
                     found.append(os.path.relpath(path, self.top))
         return sorted(found)
 

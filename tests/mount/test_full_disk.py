@@ -23,7 +23,7 @@ GRAVE = ("ERROR", "CRITICAL", "RAW")
 
 @contextlib.contextmanager
 def on_small_disk(
-    tmp_path: Path, mode: str, *, inodes: int = 0, hot_bytes: str = "256MiB"
+    tmp_path: Path, mode: str, *, inodes: int = 0, hot_bytes: str = "256MiB", timeout_s: float = 240
 ) -> Iterator[tuple[MountedVolume, LoopDisk]]:
     """A mount whose state is on such a disk, and its remote elsewhere."""
     with (
@@ -31,7 +31,7 @@ def on_small_disk(
         mounted_volume(
             disk.path / "v",
             options=MODES[mode],
-            timeout_s=240,
+            timeout_s=timeout_s,
             remote={"url": f"file://{tmp_path / 'remote'}"},
             cache={"hot_bytes": hot_bytes},
         ) as volume,

@@ -29,6 +29,7 @@ from tests.support.mount import mounted_volume
 from tests.support.seaweed import running_seaweed
 
 CACHE_BYTES = 64 << 20  # the smallest there is
+FULL_MAX_S = 3600.0  # 10,000 files are evicted and read again
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -281,7 +282,7 @@ def full(rounds: int) -> None:
 
 def _fill_and_check(mode: str, inodes: int) -> None:
     root = Path(tempfile.mkdtemp(prefix="aof2-torture-"))
-    with full_disk.on_small_disk(root, mode, inodes=inodes) as (volume, disk):
+    with full_disk.on_small_disk(root, mode, inodes=inodes, timeout_s=FULL_MAX_S) as (volume, disk):
         if inodes:
             files = full_disk.fill_with_files(volume)
         else:
