@@ -32,7 +32,6 @@ import lmdb
 import trio
 
 from aof2.engine.aio import open_nursery
-from aof2.engine.catalog.lmdb_errors import translated
 from aof2.engine.errors import Aof2Error
 from aof2.engine.inspect.rows import is_live
 from aof2.engine.observe.logs import configure_logging
@@ -42,7 +41,7 @@ from aof2.fs.control.client import ControlClient, NotMountedError, see_to_the_en
 from aof2.fs.control.protocol import ControlError, ProtocolError, decode
 from aof2.fs.mountpoint import FSTYPE, Answer, MountError, ask, detach, make_mountpoint, mounted_at, unmount
 from aof2.fs.options import Options
-from aof2.fs.wording import explain_os_error, one_line
+from aof2.fs.wording import explain, one_line
 
 log = logging.getLogger(__name__)
 
@@ -246,13 +245,9 @@ def run(settings: Settings, options: Options, serve: Serve | None, ready: Callab
     except (Aof2Error, ChannelError) as e:
         log.error("ended", extra={"error": str(e)})  # noqa: TRY400 (expected, and said in one line)
         return str(e)
-    except OSError as e:
+    except (OSError, lmdb.Error) as e:
         log.exception("ended")
-        return explain_os_error(e)
-    except lmdb.Error as e:
-        log.exception("ended")
-        ours = translated(e, settings.volume.state_dir)
-        return explain_os_error(ours) if isinstance(ours, OSError) else str(ours)
+        return explain(e, settings.volume.state_dir)
     except Exception as e:
         log.exception("ended by a bug")
         return f"internal error: {type(e).__name__}: {e}; see {settings.volume.state_dir / LOG_NAME}"

@@ -7,6 +7,11 @@ from __future__ import annotations
 
 import errno
 import os
+from pathlib import Path
+
+import lmdb
+
+from aof2.engine.catalog.lmdb_errors import translated
 
 _OS_ADVICE = {
     errno.ENOENT: "check the path",
@@ -26,7 +31,12 @@ def one_line(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def explain_os_error(error: OSError) -> str:
+def explain(error: Exception, catalog: Path = Path("catalog")) -> str:
+    """What a user can cause or mend: our errors are a line themselves, the system's get advice."""
+    if isinstance(error, lmdb.Error):
+        error = translated(error, catalog)
+    if not isinstance(error, OSError):
+        return str(error)
     where = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
     what = (error.strerror or str(error) or type(error).__name__).lower()
     advice = _OS_ADVICE.get(error.errno or 0)

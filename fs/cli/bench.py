@@ -12,10 +12,12 @@ from aof2.fs.bench.formats import run
 from aof2.fs.bench.measure import Measurement
 from aof2.fs.cli import output
 from aof2.fs.cli.errors import EXIT_FAILED, CliError, complain
+from aof2.fs.cli.progress import counted
 
 MIB = 1 << 20
 
 COLUMNS = ("what", "value", "baseline", "ratio", "target", "verdict", "processor")
+STYLES = {True: "green", False: "bold red", None: ""}
 
 
 @click.group()
@@ -27,22 +29,20 @@ def bench() -> None:
 @click.option("--quick", is_flag=True, help="Smaller sizes and fewer rounds: seconds, and less to rely on.")
 @click.option("--check", is_flag=True, help="Exit with 1 when a target is missed.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a measurement.")
-@click.pass_context
-def formats(ctx: click.Context, quick: bool, check: bool, as_json: bool) -> None:
+def formats(quick: bool, check: bool, as_json: bool) -> None:
     """Checksums, segment scans, manifest append, replay and group commit.
 
     Only ratios have targets, each measured in one run against its baseline, in turns. Rates are what this machine does
     today. Files go to a folder under $TMPDIR and are removed.
     """
-    _measure(ctx, run, quick=quick, check=check, as_json=as_json)
+    _measure(run, quick=quick, check=check, as_json=as_json)
 
 
 @bench.command(epilog="Example: aof2 bench engine --json")
 @click.option("--quick", is_flag=True, help="Smaller sizes and fewer rounds: seconds, and less to rely on.")
 @click.option("--check", is_flag=True, help="Exit with 1 when a target is missed.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a measurement.")
-@click.pass_context
-def engine(ctx: click.Context, quick: bool, check: bool, as_json: bool) -> None:
+def engine(quick: bool, check: bool, as_json: bool) -> None:
     """Upload, hydration, resident reads, catalog operations, reopening and memory.
 
     Starts an S3 server (SeaweedFS) of its own on loopback for the run, and compares with bare boto3 on it. Files go to
@@ -50,7 +50,7 @@ def engine(ctx: click.Context, quick: bool, check: bool, as_json: bool) -> None:
     """
     from aof2.fs.bench import tiers
 
-    _measure(ctx, tiers.run, quick=quick, check=check, as_json=as_json)
+    _measure(tiers.run, quick=quick, check=check, as_json=as_json)
 
 
 @bench.command(epilog="Example: aof2 bench mount --size 256MiB --files 2000 --peers rclone")
@@ -63,9 +63,7 @@ def engine(ctx: click.Context, quick: bool, check: bool, as_json: bool) -> None:
 @click.option("--quick", is_flag=True, help="Smaller sizes and fewer rounds, and less to rely on.")
 @click.option("--check", is_flag=True, help="Exit with 1 when a target is missed.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a measurement.")
-@click.pass_context
 def mount(
-    ctx: click.Context,
     size: str | None,
     files: int | None,
     rounds: int | None,
@@ -99,11 +97,11 @@ def mount(
         with_aof2=not without_aof2,
     )
     try:
-        with output.progress("rows") as report_progress:
+        with counted("rows") as report_progress:
             results = run(plan, say=complain, on_progress=report_progress)
     except StepError as e:
         raise CliError(str(e)) from None
-    _report(ctx, results, check=check, as_json=as_json)
+    _report(results, check=check, as_json=as_json)
 
 
 def _size(text: str) -> int:
@@ -125,35 +123,17 @@ def _names(option: str, text: str, allowed: Collection[str]) -> list[str]:
     return [name for name in allowed if name in asked]
 
 
-def _measure(
-    ctx: click.Context, work: Callable[..., list[Measurement]], *, quick: bool, check: bool, as_json: bool
-) -> None:
-    with output.progress("measurements") as report_progress:
+def _measure(work: Callable[..., list[Measurement]], *, quick: bool, check: bool, as_json: bool) -> None:
+    with counted("measurements") as report_progress:
         results = work(quick=quick, on_progress=report_progress)
-    _report(ctx, results, check=check, as_json=as_json)
+    _report(results, check=check, as_json=as_json)
 
 
-def _report(ctx: click.Context, results: list[Measurement], *, check: bool, as_json: bool) -> None:
-    if as_json:
-        for result in results:
-            output.print_json(result)
-    else:
-        _print(results)
-    if check and any(result.ok is False for result in results):
-        ctx.exit(EXIT_FAILED)
-
-
-def _print(results: list[Measurement]) -> None:
-    rows = [_cells(result) for result in results]
-    if not output.on_terminal():
-        output.print_tsv(COLUMNS)
-        for row in rows:
-            output.print_tsv(row)
-        return
+def _report(results: list[Measurement], *, check: bool, as_json: bool) -> None:
     folding = {"what": 18, "baseline": 16}
-    columns = [output.Column(title, fold_min=folding.get(title, 0)) for title in COLUMNS]
-    styles = {True: "green", False: "bold red", None: ""}
-    output.print_table(columns, [output.Styled(r, styles[m.ok]) for r, m in zip(rows, results, strict=True)])
+    output.print_found(results, COLUMNS, _cells, as_json=as_json, folding=folding, style=lambda m: STYLES[m.ok])
+    if check and any(result.ok is False for result in results):
+        raise click.exceptions.Exit(EXIT_FAILED)
 
 
 def _cells(m: Measurement) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ import click
 from aof2.engine.settings import Settings
 from aof2.fs.cli import output
 from aof2.fs.cli.client import ask
-from aof2.fs.cli.conf import conf_option, load_conf
+from aof2.fs.cli.conf import load_conf, volume_options
 from aof2.fs.cli.errors import complain
 from aof2.fs.cli.records import iso_time
 
@@ -30,8 +30,7 @@ OPS = {"UpsertChunk": "chunk", "DeleteChunk": "chunk deleted", "SetWatermark": "
 )
 @click.option("--cursors", "list_cursors", is_flag=True, help="Show the cursors there are.")
 @click.option("--forget", is_flag=True, help="Drop the cursor: the feed is no longer kept for it.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
-@conf_option
+@volume_options("One JSON object a line.")
 def changes(
     tenant: str | None,
     cursor: str,

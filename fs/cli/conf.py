@@ -1,4 +1,5 @@
-"""`--conf FILE`, for every verb that works on a volume: which file, and what is wrong with it, in one place."""
+"""`--json` and `--conf FILE`, for every verb that works on a volume: which file, and what is wrong with it, in one
+place."""
 
 from __future__ import annotations
 
@@ -13,13 +14,15 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def conf_option(command: F) -> F:
-    """Adds `--conf FILE`; the verb gets it as `conf`."""
-    return click.option(
+def volume_options(json_help: str) -> Callable[[F], F]:
+    """Adds `--json` and `--conf FILE`; the verb gets them as `as_json` and `conf`."""
+    as_json = click.option("--json", "as_json", is_flag=True, help=json_help)
+    conf = click.option(
         "--conf",
         metavar="FILE",
         help="The volume's mount.conf. Default: $AOF2_CONF, ./mount.conf, /etc/aof2/mount.conf.",
-    )(command)
+    )
+    return lambda command: as_json(conf(command))
 
 
 def load_conf(conf: str | None) -> Settings:

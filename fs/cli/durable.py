@@ -6,17 +6,14 @@ import click
 
 from aof2.fs.cli import output
 from aof2.fs.cli.client import ask, in_mount, served
-from aof2.fs.cli.conf import conf_option, load_conf
+from aof2.fs.cli.conf import load_conf, volume_options
 from aof2.fs.wording import human_size
-
-JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 
 
 @click.command(epilog="Example: aof2 checkpoint default --wait")
 @click.argument("tenant", metavar="[TENANT]", required=False)
 @click.option("--wait", is_flag=True, help="Come back when all of it is in the remote.")
-@JSON
-@conf_option
+@volume_options("One JSON object.")
 def checkpoint(tenant: str | None, wait: bool, as_json: bool, conf: str | None) -> None:
     """Send what is not in the remote yet on its way: of TENANT, or of all.
 
@@ -30,8 +27,7 @@ def checkpoint(tenant: str | None, wait: bool, as_json: bool, conf: str | None) 
 
 @click.command(epilog="Example: aof2 wait /aof2/default/big.parquet")
 @click.argument("paths", metavar="PATH…", nargs=-1, required=True)
-@JSON
-@conf_option
+@volume_options("One JSON object.")
 def wait(paths: tuple[str, ...], as_json: bool, conf: str | None) -> None:
     """Wait until files are in the remote, all of them and all of their bytes.
 
@@ -45,8 +41,7 @@ def wait(paths: tuple[str, ...], as_json: bool, conf: str | None) -> None:
 
 @click.command(epilog="Example: aof2 undelete /aof2/default/report.parquet")
 @click.argument("path", metavar="PATH")
-@JSON
-@conf_option
+@volume_options("One JSON object.")
 def undelete(path: str, as_json: bool, conf: str | None) -> None:
     """Bring back the file that had this name and was deleted last.
 

@@ -10,14 +10,12 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import click
 import lmdb
 
-from aof2.engine.catalog.lmdb_errors import translated
 from aof2.engine.errors import Aof2Error
-from aof2.fs.wording import explain_os_error, one_line
+from aof2.fs.wording import explain, one_line
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
@@ -49,19 +47,10 @@ def reported() -> Iterator[None]:
         _leave_pipe()
     except KeyboardInterrupt:
         raise SystemExit(EXIT_INTERRUPTED) from None
-    except Aof2Error as e:
-        _fail(str(e))
-    except OSError as e:
-        _fail(explain_os_error(e))
-    except lmdb.Error as e:
-        ours = translated(e, Path("catalog"))
-        _fail(explain_os_error(ours) if isinstance(ours, OSError) else str(ours))
-
-
-def _fail(message: str) -> None:
-    _flush_or_leave()
-    complain(message)
-    raise SystemExit(EXIT_FAILED)
+    except (Aof2Error, OSError, lmdb.Error) as e:
+        _flush_or_leave()
+        complain(explain(e))
+        raise SystemExit(EXIT_FAILED) from None
 
 
 def _flush_or_leave() -> None:
@@ -71,7 +60,7 @@ def _flush_or_leave() -> None:
         _leave_pipe()
     except OSError as e:
         _drop_output()
-        complain(f"standard output: {explain_os_error(e)}")
+        complain(f"standard output: {explain(e)}")
         raise SystemExit(EXIT_FAILED) from None
 
 

@@ -11,21 +11,19 @@ from aof2.engine.inspect.jobs import SHORT, JobStatus, every_job, find_job, job_
 from aof2.engine.inspect.rows import open_rows
 from aof2.fs.cli import output
 from aof2.fs.cli.client import ask
-from aof2.fs.cli.conf import conf_option, load_conf
+from aof2.fs.cli.conf import load_conf, volume_options
 from aof2.fs.cli.errors import EXIT_FAILED, complain
 from aof2.fs.cli.records import iso_time
 from aof2.fs.control.client import NotMountedError
 from aof2.fs.wording import human_size
 
 COLUMNS = ("job", "type", "state", "progress", "attempts", "updated (UTC)", "reason")
-JSON = click.option("--json", "as_json", is_flag=True, help="JSON: of a list, one object a line.")
 JOB = click.argument("job", metavar="JOB")
 WAIT = click.option("--wait", is_flag=True, help="Come back when it is over; exit code 1 when it failed.")
 
 
 @click.group(invoke_without_command=True, epilog="Example: aof2 jobs list --json")
-@JSON
-@conf_option
+@volume_options("JSON: of a list, one object a line.")
 @click.pass_context
 def jobs(ctx: click.Context, as_json: bool, conf: str | None) -> None:
     """The work that is queued, runs, or is over: uploads, verifications, downloads, prunes, truncations.
@@ -45,24 +43,20 @@ def jobs(ctx: click.Context, as_json: bool, conf: str | None) -> None:
     type=click.Choice(["queued", "running", "done", "failed", "cancelled"]),
     help="Only those; may be repeated.",
 )
-@JSON
-@conf_option
+@volume_options("JSON: of a list, one object a line.")
 def list_(states: tuple[str, ...], as_json: bool, conf: str | None) -> None:
     """Every job: its type, state, how far it is, and why it failed. Also works while nothing is mounted."""
     _list(states, as_json, conf)
 
 
 def _list(states: tuple[str, ...], as_json: bool, conf: str | None) -> None:
-    _table([job for job in _every(conf) if not states or job.state in states], as_json)
-
-
-def _every(conf: str | None) -> list[JobStatus]:
     settings = load_conf(conf)
     try:
-        return msgspec.convert(ask(settings, "jobs", action="list"), list[JobStatus])
+        found = msgspec.convert(ask(settings, "jobs", action="list"), list[JobStatus])
     except NotMountedError:
         with open_rows(settings.volume.state_dir) as rows, rows.view() as view:
-            return list(every_job(view))
+            found = list(every_job(view))
+    _table([job for job in found if not states or job.state in states], as_json)
 
 
 def _table(found: list[JobStatus], as_json: bool) -> None:
@@ -79,8 +73,7 @@ def _far(job: JobStatus) -> str:
 
 @jobs.command(epilog="Example: aof2 jobs show default/12")
 @JOB
-@JSON
-@conf_option
+@volume_options("JSON: of a list, one object a line.")
 def show(job: str, as_json: bool, conf: str | None) -> None:
     """One job, with all that is known of it: what it found, when it is tried again, the reason of its failure.
 
@@ -96,10 +89,6 @@ def show(job: str, as_json: bool, conf: str | None) -> None:
     if as_json:
         output.print_json(one)
         return
-    _print(one)
-
-
-def _print(one: JobStatus) -> None:
     facts = [
         ("job", one.job),
         ("type", one.type),
@@ -123,27 +112,23 @@ def _text(value: object) -> str:
 @click.argument("job", metavar="[JOB]", required=False)
 @click.option("--all", "every", is_flag=True, help="Every job that failed or waits for its next attempt.")
 @WAIT
-@JSON
-@conf_option
-@click.pass_context
-def retry(ctx: click.Context, job: str | None, every: bool, wait: bool, as_json: bool, conf: str | None) -> None:
+@volume_options("JSON: of a list, one object a line.")
+def retry(job: str | None, every: bool, wait: bool, as_json: bool, conf: str | None) -> None:
     """Try a failed job again, or one that waits for its next attempt: now."""
     if bool(job) == every:
         raise click.UsageError("name a JOB, or --all of them")
-    _ended(ctx, ask(load_conf(conf), "jobs", action="retry", job=job or "", wait=wait), as_json, wait)
+    _ended(ask(load_conf(conf), "jobs", action="retry", job=job or "", wait=wait), as_json, wait)
 
 
 @jobs.command(epilog="Example: aof2 jobs cancel default/12")
 @JOB
-@JSON
-@conf_option
-@click.pass_context
-def cancel(ctx: click.Context, job: str, as_json: bool, conf: str | None) -> None:
+@volume_options("JSON: of a list, one object a line.")
+def cancel(job: str, as_json: bool, conf: str | None) -> None:
     """Stop a job: at once, or between two of its steps while it runs.
 
     Files whose upload is cancelled stay here, dirty, and are planned again with the next file that is closed.
     """
-    _ended(ctx, ask(load_conf(conf), "jobs", action="cancel", job=job), as_json, False)
+    _ended(ask(load_conf(conf), "jobs", action="cancel", job=job), as_json, False)
 
 
 @jobs.command(epilog="Example: aof2 jobs start verify default --wait")
@@ -151,18 +136,8 @@ def cancel(ctx: click.Context, job: str, as_json: bool, conf: str | None) -> Non
 @click.argument("tenant", metavar="[TENANT]", required=False)
 @click.option("--checkpoint", metavar="ID", type=click.IntRange(min=1), help="Of verify and download: only this one.")
 @WAIT
-@JSON
-@conf_option
-@click.pass_context
-def start(
-    ctx: click.Context,
-    type_: str,
-    tenant: str | None,
-    checkpoint: int | None,
-    wait: bool,
-    as_json: bool,
-    conf: str | None,
-) -> None:
+@volume_options("JSON: of a list, one object a line.")
+def start(type_: str, tenant: str | None, checkpoint: int | None, wait: bool, as_json: bool, conf: str | None) -> None:
     """Queue a job of one tenant, or of each.
 
     \b
@@ -173,20 +148,20 @@ def start(
     truncate    cut append streams
     """
     args: dict[str, Any] = {"type": type_, "tenant": tenant, "checkpoint_id": checkpoint or 0, "wait": wait}
-    _ended(ctx, ask(load_conf(conf), "jobs", action="start", **args), as_json, wait)
+    _ended(ask(load_conf(conf), "jobs", action="start", **args), as_json, wait)
 
 
-def _ended(ctx: click.Context, answer: Any, as_json: bool, waited: bool) -> None:
+def _ended(answer: Any, as_json: bool, waited: bool) -> None:
     found = msgspec.convert(answer, list[JobStatus])
     if found or as_json:
         _table(found, as_json)
     else:
         output.print_line("nothing to do")
-    if waited and any(job.state == "failed" for job in found):
-        for job in found:
-            if job.state == "failed" and as_json:
-                complain(f"{job.job}: {job.reason}")
-        ctx.exit(EXIT_FAILED)
+    failed = [job for job in found if job.state == "failed"] if waited else []
+    for job in failed if as_json else ():
+        complain(f"{job.job}: {job.reason}")
+    if failed:
+        raise click.exceptions.Exit(EXIT_FAILED)
 
 
 # -- gc --------------------------------------------------------------------------------------------------------------
@@ -197,34 +172,23 @@ GC_COLUMNS = ("tenant", "generations", "remote objects", "bytes", "later", "late
 @click.command(epilog="Example: aof2 gc --dry-run")
 @click.argument("tenant", metavar="[TENANT]", required=False)
 @click.option("--dry-run", is_flag=True, help="Change nothing: say how much would go.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a tenant and line.")
-@conf_option
+@volume_options("One JSON object a tenant and line.")
 def gc(tenant: str | None, dry_run: bool, as_json: bool, conf: str | None) -> None:
     """Let go of what retention no longer keeps: old generations, deleted files, remote objects that nothing needs.
 
     This happens by itself, too. What lost its last reference less than retention.purge_after ago goes later; those are
     counted apart. Uploads that ended midway are cleared away as well.
     """
-    answer = ask(load_conf(conf), "gc", tenant=tenant, dry_run=dry_run)
+    answer = [{**one, "dry_run": dry_run} for one in ask(load_conf(conf), "gc", tenant=tenant, dry_run=dry_run)]
+    output.print_found(answer, GC_COLUMNS, _gc_cells, as_json=as_json)
     if as_json:
-        for one in answer:
-            output.print_json({**one, "dry_run": dry_run})
         return
-    rows = [
-        (
-            one["tenant"],
-            str(one["generations"]),
-            str(one["blobs"]),
-            human_size(one["bytes"]),
-            str(one["later_blobs"]),
-            human_size(one["later_bytes"]),
-        )
-        for one in answer
-    ]
-    output.print_rows(GC_COLUMNS, rows, {})
-    in_use = sum(one["in_use"] for one in answer)
-    if in_use:
+    if in_use := sum(one["in_use"] for one in answer):
         complain(f"note: {in_use} generation(s) are in use and stay until the next time")
-    aborted = sum(one["uploads_aborted"] for one in answer)
-    if aborted:
+    if aborted := sum(one["uploads_aborted"] for one in answer):
         complain(f"note: {aborted} upload(s) that ended midway were cleared away")
+
+
+def _gc_cells(one: dict[str, Any]) -> tuple[str, ...]:
+    now = (one["tenant"], str(one["generations"]), str(one["blobs"]), human_size(one["bytes"]))
+    return (*now, str(one["later_blobs"]), human_size(one["later_bytes"]))

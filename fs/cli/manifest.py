@@ -18,8 +18,9 @@ from aof2.engine.inspect.records import COLUMNS
 from aof2.engine.manifest.check import CheckReport, check
 from aof2.engine.manifest.examine import Kind
 from aof2.fs.cli import output
-from aof2.fs.cli.conf import conf_option, load_conf
+from aof2.fs.cli.conf import load_conf, volume_options
 from aof2.fs.cli.errors import EXIT_FAILED, CliError, complain
+from aof2.fs.cli.progress import counted
 from aof2.fs.cli.records import (
     ADVICE,
     RecordRows,
@@ -30,7 +31,7 @@ from aof2.fs.cli.records import (
     parse_types,
     print_table,
 )
-from aof2.fs.wording import explain_os_error
+from aof2.fs.wording import explain
 
 if TYPE_CHECKING:
     from aof2.engine.catalog.store import Catalog
@@ -62,11 +63,8 @@ def manifest() -> None:
 )
 @click.option("--type", "types", metavar="NAME", multiple=True, help="Only records of this type; may be repeated.")
 @click.option("--limit", metavar="N", type=click.IntRange(min=1), help="Stop after N rows.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
-@conf_option
-@click.pass_context
+@volume_options("One JSON object a line.")
 def inspect(
-    ctx: click.Context,
     name: str,
     from_chunk: int,
     types: tuple[str, ...],
@@ -95,16 +93,14 @@ def inspect(
             *cells, payload = as_object(record, rows).values()
             output.print_tsv((*cells, json_text(payload)))
     if rows.damaged:
-        ctx.exit(EXIT_FAILED)
+        raise click.exceptions.Exit(EXIT_FAILED)
 
 
 @manifest.command(epilog="Example: aof2 manifest verify default && echo clean")
 @click.argument("name", metavar="[TENANT|DIR]", required=False)
 @click.option("--remote", "deep", is_flag=True, help="Read a tenant's log in the remote, too, not only the listing.")
-@click.option("--json", "as_json", is_flag=True, help="The whole report as one JSON object.")
-@conf_option
-@click.pass_context
-def verify(ctx: click.Context, name: str | None, deep: bool, as_json: bool, conf: str | None) -> None:
+@volume_options("The whole report as one JSON object.")
+def verify(name: str | None, deep: bool, as_json: bool, conf: str | None) -> None:
     """Check a log: every checksum, the order of chunks and records, snapshots, retention, and that replay works.
 
     A tenant's log is compared with the remote, too: what it says was uploaded must be there, and be the same. Without
@@ -118,12 +114,11 @@ def verify(ctx: click.Context, name: str | None, deep: bool, as_json: bool, conf
     else:
         clean = _verify_tenant(_find_stream(name, conf), as_json, deep)
     if not clean:
-        ctx.exit(EXIT_FAILED)
+        raise click.exceptions.Exit(EXIT_FAILED)
 
 
 @manifest.command(epilog="Example: aof2 manifest disable")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-@conf_option
+@volume_options("One JSON object.")
 def disable(as_json: bool, conf: str | None) -> None:
     """Turn the log of the mounted volume off: it becomes read-only, and the log stands still.
 
@@ -134,8 +129,7 @@ def disable(as_json: bool, conf: str | None) -> None:
 
 
 @manifest.command(epilog="Example: aof2 manifest enable")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-@conf_option
+@volume_options("One JSON object.")
 def enable(as_json: bool, conf: str | None) -> None:
     """Turn the log of the mounted volume on again: changes are taken."""
     _toggle(True, as_json, conf)
@@ -151,7 +145,7 @@ def _toggle(enabled: bool, as_json: bool, conf: str | None) -> None:
 
 
 def _verify_folder(folder: Path, as_json: bool) -> bool:
-    with output.progress("chunks") as report_progress:
+    with counted("chunks") as report_progress:
         report = check(folder, on_progress=report_progress)
     if as_json:
         output.print_json(report)
@@ -278,12 +272,8 @@ def _compare(stream: _VolumeStream, rows: OpenRows, *, glance: bool = False, dee
             store.close()
     except TransientError as e:
         raise _NotComparedError(f"the remote is away: {e}") from None
-    except ValueError as e:
-        raise _NotComparedError(str(e)) from None
-    except OSError as e:
-        raise _NotComparedError(explain_os_error(e)) from None
-    except Aof2Error as e:
-        raise _NotComparedError(str(e)) from None
+    except (Aof2Error, OSError, ValueError) as e:
+        raise _NotComparedError(explain(e)) from None
 
 
 def _note_differences(stream: _VolumeStream) -> frozenset[int]:
@@ -368,12 +358,6 @@ class StreamVerified(msgspec.Struct, kw_only=True):
     notes: list[str] = []
 
 
-class VolumeVerified(msgspec.Struct, kw_only=True):
-    clean: bool
-    state_dir: str
-    streams: list[StreamVerified]
-
-
 def _verify_tenant(stream: _VolumeStream, as_json: bool, deep: bool) -> bool:
     from aof2.engine.inspect.rows import open_rows
 
@@ -404,14 +388,9 @@ def _verify_volume(settings: Settings, as_json: bool, deep: bool) -> bool:
         ]
     clean = all(one.clean for one in found)
     if as_json:
-        output.print_json(VolumeVerified(clean=clean, state_dir=str(state_dir), streams=found))
-    elif output.on_terminal():
-        columns = [output.Column(title) for title in STREAM_COLUMNS]
-        output.print_table(columns, [output.Styled(_stream_cells(one), "" if one.clean else "red") for one in found])
+        output.print_json({"clean": clean, "state_dir": str(state_dir), "streams": found})
     else:
-        output.print_tsv(STREAM_COLUMNS)
-        for one in found:
-            output.print_tsv(_stream_cells(one))
+        output.print_found(found, STREAM_COLUMNS, _stream_cells, style=lambda one: "" if one.clean else "red")
     for one in found:
         _tell_stream(one)
     return clean
@@ -450,7 +429,7 @@ def _verify_stream(stream: _VolumeStream, rows: OpenRows, deep: bool) -> StreamV
             remote="not compared",
             damage=[gone],
         )
-    with output.progress(f"chunks of {label}") as report_progress:
+    with counted(f"chunks of {label}") as report_progress:
         report = check(stream.folder, on_progress=report_progress)
     found = StreamVerified(
         stream_id=stream.stream_id, tenant=stream.tenant, clean=report.clean, log=report, remote="compared"

@@ -12,11 +12,11 @@ from aof2.engine.settings import Settings
 from aof2.engine.settings.loader import find_conf, load_settings
 from aof2.fs import mountpoint as mp
 from aof2.fs.cli import output
-from aof2.fs.cli.client import shown_progress
-from aof2.fs.cli.conf import conf_option
+from aof2.fs.cli.conf import volume_options
 from aof2.fs.cli.errors import CliError, complain
 from aof2.fs.cli.left import left_behind
-from aof2.fs.control.client import ControlClient, NotMountedError, control_client, see_to_the_end
+from aof2.fs.cli.progress import PLAIN_PROGRESS_S, shown_progress
+from aof2.fs.control.client import ControlClient, NotMountedError, see_to_the_end
 from aof2.fs.launch import LOG_NAME, LaunchError, daemonise, foreground, last_message, prepare, serving, settled
 from aof2.fs.options import Options, parse_options
 from aof2.fs.privileges import check_folders, check_privileges
@@ -40,8 +40,7 @@ def mount_settings(conf: str | None, options: Options, mountpoint: str | None) -
 )
 @click.option("--fake", is_flag=True, hidden=True)  # mount -f: everything but the mount
 @click.option("--quiet", is_flag=True, hidden=True)  # mount(8) says nothing unless -v
-@click.option("--json", "as_json", is_flag=True, help="One JSON object once it is mounted.")
-@conf_option
+@volume_options("One JSON object once it is mounted.")
 def mount(
     mountpoint: str | None,
     in_foreground: bool,
@@ -115,8 +114,7 @@ def _say_mounted(settings: Settings) -> None:
 @click.command(epilog="Example: aof2 umount /aof2")
 @click.argument("mountpoint", metavar="[MOUNTPOINT]", required=False)
 @click.option("--no-wait", is_flag=True, help="Do not wait for uploads; they go on at the next mount.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object once it is unmounted.")
-@conf_option
+@volume_options("One JSON object once it is unmounted.")
 def umount(mountpoint: str | None, no_wait: bool, as_json: bool, conf: str | None) -> None:
     """Upload what is not in the remote yet, unmount, and wait until the daemon has ended.
 
@@ -134,7 +132,7 @@ def umount(mountpoint: str | None, no_wait: bool, as_json: bool, conf: str | Non
         at = elsewhere
     uploaded = {"files": 0, "bytes": 0}
     try:
-        with control_client(settings) as client:
+        with ControlClient(settings) as client:
             uploaded = _unmount_served(settings, client, wait=not no_wait)
         said = f"unmounted {at}"
     except NotMountedError as e:
@@ -160,7 +158,7 @@ def _wait_ended(settings: Settings, client: ControlClient) -> None:
     """Until the daemon has ended; says now and then what it does meanwhile."""
     log = settings.volume.state_dir / LOG_NAME
     until_s = time.monotonic() + END_MAX_S + settings.remote.timeout_s
-    while not client.wait_ended(output.PLAIN_PROGRESS_S):
+    while not client.wait_ended(PLAIN_PROGRESS_S):
         doing = last_message(log)
         if time.monotonic() > until_s:
             at = settings.volume.mountpoint

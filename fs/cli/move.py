@@ -5,28 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import click
-import msgspec
 
 from aof2.fs.cli import output
 from aof2.fs.cli.client import ask, in_mount, served
-from aof2.fs.cli.conf import conf_option, load_conf
+from aof2.fs.cli.conf import load_conf, volume_options
 from aof2.fs.cli.errors import EXIT_FAILED, complain
 from aof2.fs.wording import human_size
 
 PATHS = click.argument("paths", metavar="PATH…", nargs=-1, required=True)
-JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-
-
-class _Skipped(msgspec.Struct):
-    path: str
-    why: str
-
-
-class _Moved(msgspec.Struct):
-    files: int
-    bytes: int
-    skipped_files: int
-    skipped: list[_Skipped]
 
 
 def _do(verb: str, paths: tuple[str, ...], conf: str | None) -> Any:
@@ -34,28 +20,23 @@ def _do(verb: str, paths: tuple[str, ...], conf: str | None) -> Any:
     return ask(settings, verb, paths=in_mount(settings, paths))
 
 
-def _finish(ctx: click.Context, answer: Any, as_json: bool, said: str, *, fails: bool) -> None:
+def _finish(answer: Any, as_json: bool, said: str, *, fails: bool) -> None:
     """Prints what was done and what was skipped; exit code 1 where something was that should not have been."""
-    moved = msgspec.convert(answer, _Moved)
-    if as_json:
-        output.print_json(answer)
-    else:
-        output.print_line(said.format(files=moved.files, bytes=human_size(moved.bytes)))
-        for one in moved.skipped:
-            complain(f"skipped {one.path}: {one.why}")
-        if moved.skipped_files > len(moved.skipped):
-            complain(f"skipped {moved.skipped_files - len(moved.skipped)} more")
-    if fails and moved.skipped_files:
-        ctx.exit(EXIT_FAILED)
+    output.print_done(answer, said.format(files=answer["files"], bytes=human_size(answer["bytes"])), as_json=as_json)
+    if not as_json:
+        for one in answer["skipped"]:
+            complain(f"skipped {one['path']}: {one['why']}")
+        if more := answer["skipped_files"] - len(answer["skipped"]):
+            complain(f"skipped {more} more")
+    if fails and answer["skipped_files"]:
+        raise click.exceptions.Exit(EXIT_FAILED)
 
 
 @click.command(epilog="Example: aof2 warm /aof2/default/2024 --check")
 @PATHS
 @click.option("--check", is_flag=True, help="Fetch nothing: say how much is here. Exit code 1: not all of it.")
-@JSON
-@conf_option
-@click.pass_context
-def warm(ctx: click.Context, paths: tuple[str, ...], check: bool, as_json: bool, conf: str | None) -> None:
+@volume_options("One JSON object.")
+def warm(paths: tuple[str, ...], check: bool, as_json: bool, conf: str | None) -> None:
     """Bring files to this disk, so that reading them does not wait for the remote.
 
     PATHs are in the mount, or TENANT/…; a directory is everything below it. What cannot be fetched is named, and the
@@ -63,7 +44,7 @@ def warm(ctx: click.Context, paths: tuple[str, ...], check: bool, as_json: bool,
     """
     if not check:
         answer = _do("warm", paths, conf)
-        _finish(ctx, answer, as_json, "{files} file(s) are here, {bytes} fetched", fails=True)
+        _finish(answer, as_json, "{files} file(s) are here, {bytes} fetched", fails=True)
         return
     answer = _do("resident", paths, conf)
     if as_json:
@@ -76,41 +57,35 @@ def warm(ctx: click.Context, paths: tuple[str, ...], check: bool, as_json: bool,
             ]
         )
     if answer["local_bytes"] != answer["bytes"]:
-        ctx.exit(EXIT_FAILED)
+        raise click.exceptions.Exit(EXIT_FAILED)
 
 
 @click.command(epilog="Example: aof2 evict /aof2/default/2019")
 @PATHS
-@JSON
-@conf_option
-@click.pass_context
-def evict(ctx: click.Context, paths: tuple[str, ...], as_json: bool, conf: str | None) -> None:
+@volume_options("One JSON object.")
+def evict(paths: tuple[str, ...], as_json: bool, conf: str | None) -> None:
     """Drop every local copy: memory, hot, warm and the kernel's pages. The remote keeps the files.
 
     What is not in the remote yet is uploaded first. Files that are open or pinned are skipped and named, and the exit
     code is 1.
     """
-    _finish(ctx, _do("evict", paths, conf), as_json, "{files} file(s) evicted, {bytes} freed", fails=True)
+    _finish(_do("evict", paths, conf), as_json, "{files} file(s) evicted, {bytes} freed", fails=True)
 
 
 @click.command(epilog="Example: aof2 pin /aof2/default/models")
 @PATHS
-@JSON
-@conf_option
-@click.pass_context
-def pin(ctx: click.Context, paths: tuple[str, ...], as_json: bool, conf: str | None) -> None:
+@volume_options("One JSON object.")
+def pin(paths: tuple[str, ...], as_json: bool, conf: str | None) -> None:
     """Keep files on this disk: they are brought here and never evicted, also after a restart.
 
     Of a directory, the files that are below it now. A pin stays with the file when it is renamed or rewritten.
     """
-    _finish(ctx, _do("pin", paths, conf), as_json, "{files} file(s) pinned, {bytes} fetched", fails=True)
+    _finish(_do("pin", paths, conf), as_json, "{files} file(s) pinned, {bytes} fetched", fails=True)
 
 
 @click.command(epilog="Example: aof2 unpin /aof2/default/models")
 @PATHS
-@JSON
-@conf_option
-@click.pass_context
-def unpin(ctx: click.Context, paths: tuple[str, ...], as_json: bool, conf: str | None) -> None:
+@volume_options("One JSON object.")
+def unpin(paths: tuple[str, ...], as_json: bool, conf: str | None) -> None:
     """Let pinned files be evicted again, when room is needed or when they are told to."""
-    _finish(ctx, _do("unpin", paths, conf), as_json, "{files} file(s) unpinned", fails=False)
+    _finish(_do("unpin", paths, conf), as_json, "{files} file(s) unpinned", fails=False)

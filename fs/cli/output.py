@@ -1,4 +1,4 @@
-"""How facts are printed: JSON for scripts, tab-separated lines into pipes, tables and bars on a terminal.
+"""How facts are printed: JSON for scripts, tab-separated lines into pipes, tables on a terminal.
 
 Everything streams: no function here keeps more than a page of rows. Rich is loaded for a terminal only, and leaves
 colours out when NO_COLOR is set.
@@ -6,15 +6,12 @@ colours out when NO_COLOR is set.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import sys
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
-import click
 import msgspec
 
 from aof2.fs.wording import one_line
@@ -22,7 +19,6 @@ from aof2.fs.wording import one_line
 T = TypeVar("T")
 
 PAGE_ROWS = 200
-PLAIN_PROGRESS_S = 5.0
 
 
 class Column(NamedTuple):
@@ -87,32 +83,27 @@ def print_table(columns: Sequence[Column], rows: Iterable[Styled]) -> None:
         first = False
 
 
-def print_rows(columns: Sequence[str], rows: Iterable[Sequence[str]], folding: Mapping[str, int]) -> None:
-    """A table on a terminal, tab-separated lines with a heading elsewhere. `folding`: columns that may fold, and how
-    narrow."""
-    if not on_terminal():
-        print_tsv(columns)
-        for row in rows:
-            print_tsv(row)
-        return
-    titles = [Column(title, fold_min=folding.get(title, 0)) for title in columns]
-    print_table(titles, [Styled(row) for row in rows])
-
-
 def print_found(
     found: Sequence[T],
     columns: Sequence[str],
     cells: Callable[[T], Sequence[str]],
     *,
-    as_json: bool,
+    as_json: bool = False,
     folding: Mapping[str, int] | None = None,
+    style: Callable[[T], str] = lambda _: "",
 ) -> None:
-    """A JSON object a line for scripts, else rows as `print_rows` has them."""
+    """A JSON object a line for scripts, a table on a terminal, tab-separated lines with a heading elsewhere.
+    `folding`: columns that may fold, and how narrow."""
     if as_json:
         for one in found:
             print_json(one)
+    elif on_terminal():
+        titles = [Column(title, fold_min=(folding or {}).get(title, 0)) for title in columns]
+        print_table(titles, [Styled(cells(one), style(one)) for one in found])
     else:
-        print_rows(columns, [cells(one) for one in found], folding or {})
+        print_tsv(columns)
+        for one in found:
+            print_tsv(cells(one))
 
 
 def print_done(done: object, line: str, *, as_json: bool) -> None:
@@ -132,34 +123,3 @@ def print_facts(facts: Sequence[tuple[str, str]]) -> None:
     width = max(len(name) for name, _ in facts)
     for name, value in facts:
         print_line(f"{name:<{width}}  {one_line(value)}")
-
-
-@contextlib.contextmanager
-def progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A function to call with (done, total): a bar where stderr is a terminal, else a line every few seconds."""
-    if not sys.stderr.isatty():
-        yield _plain_progress(what)
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    bar = Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
-        console=console, transient=True,
-    )  # fmt: skip
-    with bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
-
-
-def _plain_progress(what: str) -> Callable[[int, int], None]:
-    due = time.monotonic() + PLAIN_PROGRESS_S
-
-    def report(done: int, total: int) -> None:
-        nonlocal due
-        if time.monotonic() >= due:
-            due = time.monotonic() + PLAIN_PROGRESS_S
-            click.echo(f"{what}: {done} of {total}", err=True)
-
-    return report

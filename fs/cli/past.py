@@ -11,7 +11,7 @@ from aof2.engine.inspect.paths import resolve
 from aof2.engine.inspect.rows import open_rows
 from aof2.fs.cli import output
 from aof2.fs.cli.client import ask, in_mount, served
-from aof2.fs.cli.conf import conf_option, load_conf
+from aof2.fs.cli.conf import load_conf, volume_options
 from aof2.fs.cli.errors import CliError
 from aof2.fs.cli.records import iso_time
 from aof2.fs.control.client import NotMountedError
@@ -21,8 +21,7 @@ COLUMNS = ("generation", "state", "current", "bytes", "sealed (UTC)", "sha256")
 
 @click.command(epilog="Example: aof2 generations /aof2/default/report.parquet")
 @click.argument("path", metavar="PATH")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a generation and line, newest first.")
-@conf_option
+@volume_options("One JSON object a generation and line, newest first.")
 def generations(path: str, as_json: bool, conf: str | None) -> None:
     """What can be had of a file: what it is now, and the published generations that retention.checkpoints keeps.
 
@@ -55,8 +54,7 @@ def _find(path: str, conf: str | None) -> list[Generation]:
 @click.argument("path", metavar="PATH")
 @click.option("--generation", metavar="N", type=click.IntRange(min=1), required=True, help="As aof2 generations says.")
 @click.option("--to", metavar="NEWPATH", default="", help="A new file of the same tenant; PATH stays as it is.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-@conf_option
+@volume_options("One JSON object.")
 def revert(path: str, generation: int, to: str, as_json: bool, conf: str | None) -> None:
     """Bring back what a file was: as its new generation, or beside it.
 

@@ -21,7 +21,7 @@ from aof2.engine.settings import Settings
 from aof2.engine.settings.remote import RemoteSettings, parse_url
 from aof2.engine.units import format_size
 from aof2.fs.cli import output
-from aof2.fs.cli.conf import conf_option, load_conf
+from aof2.fs.cli.conf import load_conf, volume_options
 from aof2.fs.cli.errors import EXIT_FAILED, CliError, complain
 from aof2.fs.cli.records import iso_time
 
@@ -35,10 +35,8 @@ WHY_TEXT = {
 
 @click.command(epilog="Example: aof2 restore --from s3://bucket/prefix --conf /etc/aof2/mount.conf")
 @click.option("--from", "url", metavar="URL", required=True, help="The remote: s3://bucket/prefix or file:///dir.")
-@click.option("--json", "as_json", is_flag=True, help="The whole report as one JSON object.")
-@conf_option
-@click.pass_context
-def restore(ctx: click.Context, url: str, as_json: bool, conf: str | None) -> None:
+@volume_options("The whole report as one JSON object.")
+def restore(url: str, as_json: bool, conf: str | None) -> None:
     """Build the conf's state_dir from a remote, on a machine that has nothing else.
 
     state_dir must be empty or not there; the remote is only read. Endpoint, region, timeout and retries are the conf's.
@@ -66,7 +64,7 @@ def restore(ctx: click.Context, url: str, as_json: bool, conf: str | None) -> No
     if not _same_place(settings.remote.url, url):
         complain(f"note: remote.url in the conf is {settings.remote.url}; to go on with this volume, set it to {url}")
     if not report.whole:
-        ctx.exit(EXIT_FAILED)
+        raise click.exceptions.Exit(EXIT_FAILED)
 
 
 def _remote(settings: Settings, url: str) -> RemoteSettings:

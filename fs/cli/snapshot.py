@@ -11,13 +11,12 @@ from aof2.engine.inspect.rows import open_rows
 from aof2.engine.inspect.snapshots import SnapshotStatus, every_snapshot
 from aof2.fs.cli import output
 from aof2.fs.cli.client import ask
-from aof2.fs.cli.conf import conf_option, load_conf
+from aof2.fs.cli.conf import load_conf, volume_options
 from aof2.fs.cli.records import iso_time
 from aof2.fs.control.client import NotMountedError
 from aof2.fs.wording import human_size
 
 COLUMNS = ("snapshot", "name", "taken (UTC)", "files", "bytes", "complete")
-JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
 
 
 @click.group()
@@ -33,8 +32,7 @@ def snapshot() -> None:
 @snapshot.command(epilog="Example: aof2 snapshot create default --name before-the-upgrade")
 @click.argument("tenant", metavar="[TENANT]", required=False)
 @click.option("--name", metavar="TEXT", default="", help="To know it by.")
-@JSON
-@conf_option
+@volume_options("One JSON object a line.")
 def create(tenant: str | None, name: str, as_json: bool, conf: str | None) -> None:
     """Take a snapshot of TENANT, or of each: of all that is closed, which is uploaded first.
 
@@ -44,8 +42,7 @@ def create(tenant: str | None, name: str, as_json: bool, conf: str | None) -> No
 
 
 @snapshot.command("list", epilog="Example: aof2 snapshot list --json")
-@JSON
-@conf_option
+@volume_options("One JSON object a line.")
 def list_(as_json: bool, conf: str | None) -> None:
     """The snapshots there are. Also works while nothing is mounted."""
     settings = load_conf(conf)
@@ -58,8 +55,7 @@ def list_(as_json: bool, conf: str | None) -> None:
 
 @snapshot.command(epilog="Example: aof2 snapshot delete default/3")
 @click.argument("snapshot_", metavar="SNAPSHOT")
-@JSON
-@conf_option
+@volume_options("One JSON object a line.")
 def delete(snapshot_: str, as_json: bool, conf: str | None) -> None:
     """Let go of a snapshot, TENANT/NUMBER: what only it kept goes with the next gc."""
     _print(ask(load_conf(conf), "snapshot", action="delete", snapshot=snapshot_), as_json)

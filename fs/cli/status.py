@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -12,24 +12,27 @@ import msgspec
 
 from aof2.engine.env import Env
 from aof2.engine.errors import Aof2Error
-from aof2.engine.inspect.paths import NoSuchPathError, Place, resolve
+from aof2.engine.inspect.paths import NoSuchPathError, resolve
 from aof2.engine.inspect.rows import MANIFEST_DIR, OpenRows, is_live, open_rows
 from aof2.engine.inspect.status import (
+    ChunkStatus,
     ObjectStatus,
+    TenantStatus,
     TreeStatus,
     VolumeStatus,
     object_status,
     tree_status,
     volume_status,
 )
-from aof2.engine.inspect.why import History, Step, history
+from aof2.engine.inspect.why import Step, history
 from aof2.engine.manifest.reader import Chunk
 from aof2.engine.settings import Settings
 from aof2.engine.units import format_size
 from aof2.fs.cli import output
 from aof2.fs.cli.client import ask, in_mount, placed, served
-from aof2.fs.cli.conf import conf_option, load_conf
+from aof2.fs.cli.conf import load_conf, volume_options
 from aof2.fs.cli.errors import complain
+from aof2.fs.cli.progress import counted
 from aof2.fs.cli.records import iso_time, style
 from aof2.fs.cli.top import damaged_logs, replication_line, summary
 from aof2.fs.control.client import NotMountedError
@@ -42,8 +45,7 @@ WHY_COLUMNS = ("time (UTC)", "event", "from", "to", "bytes", "chunk", "generatio
 
 @click.command(epilog="Example: aof2 status /aof2/default/report.parquet --json")
 @click.argument("path", metavar="[PATH]", required=False)
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-@conf_option
+@volume_options("One JSON object.")
 def status(path: str | None, as_json: bool, conf: str | None) -> None:
     """What the volume, a directory or a file is like now.
 
@@ -118,17 +120,12 @@ def _print_volume(v: VolumeStatus, daemon: dict[str, Any]) -> None:
             *(summary(daemon["mount"]) if "mount" in daemon else ()),
         ]
     )
-    rows = [
-        (
-            one.tenant,
-            one.kind,
-            str(one.objects),
-            *(format_size(n) for n in (one.bytes, one.hot_bytes, one.warm_bytes, one.remote_bytes, one.dirty_bytes)),
-            str(one.needs_repair),
-        )
-        for one in v.tenants
-    ]
-    _print_rows(TENANT_COLUMNS, rows, {})
+    output.print_found(v.tenants, TENANT_COLUMNS, _tenant_cells)
+
+
+def _tenant_cells(one: TenantStatus) -> tuple[str, ...]:
+    sizes = (one.bytes, one.hot_bytes, one.warm_bytes, one.remote_bytes, one.dirty_bytes)
+    return (one.tenant, one.kind, str(one.objects), *map(format_size, sizes), str(one.needs_repair))
 
 
 def _print_tree(one: TreeStatus) -> None:
@@ -162,19 +159,18 @@ def _print_object(one: ObjectStatus) -> None:
             ("remote", format_size(one.remote_bytes)),
         ]
     )
-    rows = [
-        (str(c.chunk_id), str(c.index), str(c.bytes), str(c.hot_bytes), str(c.warm_bytes), c.sha256, c.key or "-")
-        for c in one.chunks
-    ]
-    if rows:
-        _print_rows(CHUNK_COLUMNS, rows, {"sha256": 16, "key": 24})
+    if one.chunks:
+        output.print_found(one.chunks, CHUNK_COLUMNS, _chunk_cells, folding={"sha256": 16, "key": 24})
+
+
+def _chunk_cells(c: ChunkStatus) -> tuple[str, ...]:
+    return (str(c.chunk_id), str(c.index), str(c.bytes), str(c.hot_bytes), str(c.warm_bytes), c.sha256, c.key or "-")
 
 
 @click.command(epilog="Example: aof2 why /aof2/default/report.parquet")
 @click.argument("path", metavar="PATH")
 @click.option("--local", is_flag=True, help="Only what the log on this disk says; ask the remote nothing.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-@conf_option
+@volume_options("One JSON object.")
 def why(path: str, local: bool, as_json: bool, conf: str | None) -> None:
     """The tier history of a file, from the manifest log: when it moved, from where, how many bytes, under which key.
 
@@ -185,23 +181,20 @@ def why(path: str, local: bool, as_json: bool, conf: str | None) -> None:
     inside = in_mount(settings, [path])[0]
     with open_rows(settings.volume.state_dir) as rows, rows.view() as view:
         _warn(rows)
-        place = resolve(view, settings.volume.mountpoint, inside)
-        file = _file(place, path)
-        with output.progress("log chunks of the remote") as tell:
+        file = resolve(view, settings.volume.mountpoint, inside)
+        if file is None or not file.is_file:
+            raise NoSuchPathError(f"{path}: not a file; name one")
+        with counted("log chunks of the remote") as tell:
             earlier = None if local else partial(_earlier_chunks, settings, file.tenant_id, tell)
             found = history(view, settings.volume.state_dir / MANIFEST_DIR, file, earlier)
     if as_json:
         output.print_json(found)
         return
-    _print_rows(WHY_COLUMNS, [_why_cells(step) for step in found.steps], {"key": 24}, [s.event for s in found.steps])
+    output.print_found(found.steps, WHY_COLUMNS, _why_cells, folding={"key": 24}, style=lambda s: style(s.event))
     for damage in found.damage:
         complain(f"note: {damage}")
     if found.earlier_records:
-        complain(f"note: {_earlier(found)}")
-
-
-def _earlier(found: History) -> str:
-    return f"{found.path}: the first {found.earlier_records} record(s) of the log were not looked at"
+        complain(f"note: {found.path}: the first {found.earlier_records} record(s) of the log were not looked at")
 
 
 def _earlier_chunks(
@@ -229,12 +222,6 @@ def _earlier_chunks(
         complain(f"note: the log in the remote was read no further: {e}")
 
 
-def _file(place: Place | None, path: str) -> Place:
-    if place is None or not place.is_file:
-        raise NoSuchPathError(f"{path}: not a file; name one")
-    return place
-
-
 def _why_cells(s: Step) -> tuple[str, ...]:
     return (
         iso_time(s.timestamp_ms),
@@ -247,19 +234,6 @@ def _why_cells(s: Step) -> tuple[str, ...]:
         s.reason or "-",
         s.key or "-",
     )
-
-
-def _print_rows(
-    columns: Sequence[str], rows: Sequence[Sequence[str]], folding: dict[str, int], events: list[str] | None = None
-) -> None:
-    if not output.on_terminal():
-        output.print_tsv(columns)
-        for row in rows:
-            output.print_tsv(row)
-        return
-    titles = [output.Column(title, fold_min=folding.get(title, 0)) for title in columns]
-    styles = [style(event) for event in events] if events else [""] * len(rows)
-    output.print_table(titles, [output.Styled(row, how) for row, how in zip(rows, styles, strict=True)])
 
 
 def _yes(value: bool) -> str:

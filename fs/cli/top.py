@@ -15,7 +15,7 @@ from aof2.engine.replicate.position import StreamReplication
 from aof2.engine.settings import Settings
 from aof2.fs.cli import output
 from aof2.fs.cli.client import ask
-from aof2.fs.cli.conf import conf_option, load_conf
+from aof2.fs.cli.conf import load_conf, volume_options
 from aof2.fs.cli.records import iso_time
 from aof2.fs.control.views import MountStatus
 from aof2.fs.wording import human_size
@@ -37,8 +37,7 @@ class Frame(msgspec.Struct, frozen=True):
 @click.command(epilog="Example: aof2 top --once")
 @click.option("--once", is_flag=True, help="One frame, then end.")
 @click.option("--every", metavar="SECONDS", type=click.FloatRange(0.2, 3600), default=1.0, help="Default: 1.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a frame.")
-@conf_option
+@volume_options("One JSON object a frame.")
 def top(once: bool, every: float, as_json: bool, conf: str | None) -> None:
     """What the mounted volume is doing, live: tiers, rates, open and dirty files, jobs, the remote.
 

@@ -13,9 +13,10 @@ from aof2.engine.verify.run import default_jobs
 from aof2.engine.verify.run import verify as run_verify
 from aof2.fs.cli import output
 from aof2.fs.cli.client import in_mount, placed
-from aof2.fs.cli.conf import conf_option, load_conf
+from aof2.fs.cli.conf import load_conf, volume_options
 from aof2.fs.cli.errors import complain
-from aof2.fs.wording import explain_os_error
+from aof2.fs.cli.progress import counted
+from aof2.fs.wording import explain
 
 
 class FsckCommand(click.Command):
@@ -34,17 +35,9 @@ class FsckCommand(click.Command):
 @click.option("--remote", is_flag=True, help="Read every blob in the remote, not only the listing.")
 @click.option("--repair", is_flag=True, help="Mend what is provably safe to mend. The volume must not be mounted.")
 @click.option("--jobs", metavar="N", type=click.IntRange(1, 256), help="Threads. Default: the processors, at most 4.")
-@click.option("--json", "as_json", is_flag=True, help="The whole report as one JSON object.")
-@conf_option
-@click.pass_context
+@volume_options("The whole report as one JSON object.")
 def verify(
-    ctx: click.Context,
-    paths: tuple[str, ...],
-    remote: bool,
-    repair: bool,
-    jobs: int | None,
-    as_json: bool,
-    conf: str | None,
+    paths: tuple[str, ...], remote: bool, repair: bool, jobs: int | None, as_json: bool, conf: str | None
 ) -> None:
     """Check a volume: log, local copies and remote against each other, by content.
 
@@ -55,7 +48,7 @@ def verify(
         settings = load_conf(conf)
         if paths:
             settings = placed(settings)
-        with output.progress("verify") as report_progress:
+        with counted("verify") as report_progress:
             report = run_verify(
                 settings,
                 deep_remote=remote,
@@ -64,19 +57,16 @@ def verify(
                 paths=in_mount(settings, paths),
                 on_progress=report_progress,
             )
-    except Aof2Error as e:
-        complain(str(e))
-        ctx.exit(Exit.FAILED)
-    except OSError as e:
-        complain(explain_os_error(e))
-        ctx.exit(Exit.FAILED)
+    except (Aof2Error, OSError) as e:
+        complain(explain(e))
+        raise click.exceptions.Exit(Exit.FAILED) from None
     if as_json:
         output.print_json(report)
     else:
         output.print_facts(_facts(report))
         for found in report.findings:
             complain(_line(found))
-    ctx.exit(report.exit_code)
+    raise click.exceptions.Exit(report.exit_code)
 
 
 def _line(found: Finding) -> str:

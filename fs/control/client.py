@@ -43,38 +43,28 @@ class WentAwayError(ControlError):
     """The daemon ended before it answered."""
 
 
-def control_client(settings: Settings) -> ControlClient:
-    """A connection to the volume's daemon. NotMountedError when there is none."""
-    return ControlClient(settings)
-
-
 def see_to_the_end(settings: Settings) -> None:
     """After an unmount: the daemon ends, by itself or, where copies of the mount in other mount namespaces keep the
     kernel from telling it, because it is asked to. ControlError says why it goes on."""
-    with contextlib.suppress(NotMountedError, WentAwayError), control_client(settings) as client:
+    with contextlib.suppress(NotMountedError, WentAwayError), ControlClient(settings) as client:
         client.call("end")
 
 
 class ControlClient:
-    """One connection, one request. `with` it."""
+    """One connection to the volume's daemon, one request. `with` it. NotMountedError when there is no daemon."""
 
     def __init__(self, settings: Settings) -> None:
         self._path = socket_path(settings)
-        self._socket = self._connect()
         self._pidfd = -1
-
-    def _connect(self) -> socket.socket:
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.settimeout(SILENCE_MAX_S)
         try:
-            sock.settimeout(SILENCE_MAX_S)
-            connect(sock, str(self._path))
-        except PermissionError:
-            sock.close()
-            raise NotMountedError(f"{self._path}: another user's; run as the one who mounted, or as root") from None
-        except OSError:
-            sock.close()
+            connect(self._socket, str(self._path))
+        except OSError as e:
+            self._socket.close()
+            if isinstance(e, PermissionError):
+                raise NotMountedError(f"{self._path}: another user's; run as the one who mounted, or as root") from None
             raise NotMountedError("not mounted; run aof2 mount") from None
-        return sock
 
     def __enter__(self) -> ControlClient:
         return self

@@ -22,8 +22,7 @@ from aof2.fs.channel_wire import ChannelError
 from aof2.fs.control.closing import Closing
 from aof2.fs.control.durable import Tell
 from aof2.fs.control.mounted import Mounted
-from aof2.fs.control.protocol import ControlError
-from aof2.fs.control.requests import Args
+from aof2.fs.control.protocol import Args, ControlError
 
 
 async def end(mounted: Mounted, _: Args, __: Tell) -> None:

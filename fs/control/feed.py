@@ -24,8 +24,7 @@ from aof2.engine.errors import LimitError, ReadOnlyError
 from aof2.engine.volume import Volume
 from aof2.fs.control.durable import Tell
 from aof2.fs.control.mounted import Mounted
-from aof2.fs.control.protocol import ControlError
-from aof2.fs.control.requests import Args
+from aof2.fs.control.protocol import Args, ControlError
 from aof2.fs.control.work import tenants_named
 
 NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")

@@ -25,9 +25,8 @@ from aof2.fs.control import durable, walk
 from aof2.fs.control.closing import Closing
 from aof2.fs.control.durable import Tell
 from aof2.fs.control.mounted import Mounted
-from aof2.fs.control.protocol import ControlError, Progress
-from aof2.fs.control.requests import Paths
-from aof2.fs.wording import explain_os_error, human_size
+from aof2.fs.control.protocol import ControlError, Paths, Progress
+from aof2.fs.wording import explain, human_size
 
 WARM_PARALLEL: Final = 4
 SKIPPED_MAX: Final = 1000  # named one by one; the rest is counted
@@ -148,10 +147,8 @@ class _Warming:
                     left = await self._one(place)
                 except ObjectGoneError:
                     continue  # unlinked or rewritten meanwhile
-                except Aof2Error as e:
-                    self.moved.skip(walk.shown(self._mounted, place), str(e))
-                except OSError as e:
-                    self.moved.skip(walk.shown(self._mounted, place), explain_os_error(e))
+                except (Aof2Error, OSError) as e:
+                    self.moved.skip(walk.shown(self._mounted, place), explain(e))
                 else:
                     self.moved.files += 1
                     if left:

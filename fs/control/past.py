@@ -22,8 +22,7 @@ from aof2.fs.control import durable, walk
 from aof2.fs.control.closing import Closing
 from aof2.fs.control.durable import Tell
 from aof2.fs.control.mounted import Mounted
-from aof2.fs.control.protocol import ControlError
-from aof2.fs.control.requests import Args
+from aof2.fs.control.protocol import Args, ControlError
 
 
 class Generations(Args, kw_only=True):

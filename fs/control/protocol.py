@@ -39,6 +39,16 @@ class ControlError(Aof2Error):
         super().__init__(message)
 
 
+class Args(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """What every request has. The arguments of a verb are a struct beside its handler; anything else is refused."""
+
+    verb: str
+
+
+class Paths(Args, kw_only=True):
+    paths: list[str]
+
+
 class Progress(msgspec.Struct, frozen=True):
     """How far the work is. `unit`: "bytes", "files", "blobs" or "records"."""
 

@@ -35,7 +35,7 @@ from aof2.fs.control.protocol import (
     encode,
 )
 from aof2.fs.control.verbs import dispatch
-from aof2.fs.wording import explain_os_error
+from aof2.fs.wording import explain
 
 log = logging.getLogger(__name__)
 
@@ -100,10 +100,8 @@ class ControlServer:
             return {"result": await dispatch(self._mounted, request, talk.progress)}
         except ControlError as e:
             return {"error": str(e), "exit": e.code}
-        except Aof2Error as e:
-            return {"error": str(e), "exit": 1}
-        except OSError as e:
-            return {"error": explain_os_error(e), "exit": 1}
+        except (Aof2Error, OSError) as e:
+            return {"error": explain(e), "exit": 1}
         except Exception as e:
             log.exception("control: a verb failed", extra={"verb": str(request.get("verb"))})
             return {"error": f"internal error: {type(e).__name__}: {e}; see daemon.log", "exit": 1}

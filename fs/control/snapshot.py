@@ -25,8 +25,7 @@ from aof2.engine.volume import Volume
 from aof2.fs.control import durable
 from aof2.fs.control.durable import Tell
 from aof2.fs.control.mounted import Mounted
-from aof2.fs.control.protocol import ControlError
-from aof2.fs.control.requests import Args
+from aof2.fs.control.protocol import Args, ControlError
 from aof2.fs.control.work import tenants_named
 
 log = logging.getLogger(__name__)

@@ -24,8 +24,7 @@ from aof2.fs.control import durable
 from aof2.fs.control.closing import Closing
 from aof2.fs.control.durable import Tell
 from aof2.fs.control.mounted import Mounted
-from aof2.fs.control.protocol import ControlError
-from aof2.fs.control.requests import Args
+from aof2.fs.control.protocol import Args, ControlError
 
 REASON: Final = "the manifest log was turned off; aof2 manifest enable turns it on again"
 LOG_MAX_S: Final = 60.0

@@ -23,8 +23,7 @@ from aof2.fs.control import durable, ending, feed, move, past, snapshot, toggle,
 from aof2.fs.control.closing import Closing
 from aof2.fs.control.durable import Tell, Uploaded
 from aof2.fs.control.mounted import Mounted
-from aof2.fs.control.protocol import ControlError
-from aof2.fs.control.requests import Args, Paths
+from aof2.fs.control.protocol import Args, ControlError, Paths
 
 SEAL_NO_WAIT_MAX_S: Final = 10.0
 

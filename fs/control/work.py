@@ -18,8 +18,7 @@ from aof2.engine.objects import ObjectGoneError
 from aof2.engine.volume import Volume
 from aof2.fs.control.durable import Tell
 from aof2.fs.control.mounted import Mounted
-from aof2.fs.control.protocol import ControlError, Progress
-from aof2.fs.control.requests import Args
+from aof2.fs.control.protocol import Args, ControlError, Progress
 
 LOOK_AT_LEAST_S: Final = 1.0
 

@@ -18,7 +18,7 @@ from aof2.engine.kinds.opens import Opens
 from aof2.engine.local.handles import Key
 from aof2.engine.settings import Settings
 from aof2.engine.volume import PARTS, Volume, open_volume
-from aof2.fs.control.client import control_client
+from aof2.fs.control.client import ControlClient
 from aof2.fs.control.protocol import Progress
 from aof2.fs.control.server import ControlServer
 from aof2.fs.options import Options
@@ -102,7 +102,7 @@ class FakeMounted:
         """What a command would get."""
 
         def talk() -> Any:
-            with control_client(self.volume.settings) as client:
+            with ControlClient(self.volume.settings) as client:
                 return client.call(verb, on_progress, **args)
 
         return await trio.to_thread.run_sync(talk)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from aof2.fs.cli import client
+from aof2.fs.cli import progress
 from aof2.fs.cli.mount import as_mount_helper
 from aof2.fs.control.protocol import Progress
 from aof2.fs.wording import human_size
@@ -23,8 +23,8 @@ def test_sizes(size: int, text: str) -> None:
 
 def test_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr(client.time, "monotonic", lambda: now[0])
-    with client.shown_progress() as show:
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    with progress.shown_progress() as show:
         show(Progress("upload", 1, 100))  # too early
         now[0] += 10
         show(Progress("upload", 25 << 20, 100 << 20))
@@ -36,10 +36,10 @@ def test_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str], mo
 def test_bars_on_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
-    with client.shown_progress():
+    with progress.shown_progress():
         pass
     assert capsys.readouterr().err == ""
-    with client.shown_progress() as show:
+    with progress.shown_progress() as show:
         show(Progress("upload", 25 << 20, 100 << 20))
     assert "25 MiB of 100 MiB" in capsys.readouterr().err
 

@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from aof2.fs.control import server, verbs
-from aof2.fs.control.client import NotMountedError, control_client
+from aof2.fs.control.client import ControlClient, NotMountedError
 from aof2.fs.control.durable import Tell
 from aof2.fs.control.protocol import REQUEST_BYTES_MAX, ControlError, Progress
 from tests.control.helpers import FakeMounted, run_mounted
@@ -197,4 +197,4 @@ def test_a_socket_nobody_listens_on(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as sock:
         sock.bind(str(settings.volume.state_dir / "control.sock"))
     with pytest.raises(NotMountedError):
-        control_client(settings)
+        ControlClient(settings)

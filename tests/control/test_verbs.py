@@ -24,7 +24,7 @@ from aof2.engine.remote.resilience import BreakerState
 from aof2.engine.settings import Settings
 from aof2.engine.volume import Volume
 from aof2.fs.control import durable
-from aof2.fs.control.client import NotMountedError, control_client
+from aof2.fs.control.client import ControlClient, NotMountedError
 from aof2.fs.control.protocol import ControlError, Progress
 from tests.control.helpers import FakeMounted, run_mounted
 from tests.engine.helpers import (
@@ -69,7 +69,7 @@ def state(mounted: FakeMounted, name: bytes) -> ObjectState:
 
 def test_nobody_there(tmp_path: Path) -> None:
     with pytest.raises(NotMountedError, match="not mounted; run aof2 mount"):
-        control_client(small_settings(tmp_path))
+        ControlClient(small_settings(tmp_path))
 
 
 def test_ping_and_status(tmp_path: Path) -> None:
