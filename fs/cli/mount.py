@@ -8,13 +8,19 @@ from pathlib import Path
 
 import click
 
+from aof2.engine.catalog.store import View
+from aof2.engine.env import Env
+from aof2.engine.errors import Aof2Error
+from aof2.engine.inspect.left import left_here
+from aof2.engine.inspect.rows import MANIFEST_DIR, NoVolumeError, open_rows, tenant_names
+from aof2.engine.replicate.tail import positions_of
 from aof2.engine.settings import Settings
 from aof2.engine.settings.loader import find_conf, load_settings
+from aof2.engine.units import format_size
 from aof2.fs import mountpoint as mp
 from aof2.fs.cli import output
 from aof2.fs.cli.conf import volume_options
 from aof2.fs.cli.errors import CliError, complain
-from aof2.fs.cli.left import left_behind
 from aof2.fs.cli.progress import PLAIN_PROGRESS_S, shown_progress
 from aof2.fs.control.client import ControlClient, NotMountedError, see_to_the_end
 from aof2.fs.launch import LOG_NAME, LaunchError, daemonise, foreground, last_message, prepare, serving, settled
@@ -168,11 +174,48 @@ def _wait_ended(settings: Settings, client: ControlClient) -> None:
 
 def _say_left(settings: Settings, said: str, *, wait: bool) -> None:
     """Whatever happened: it went well only when nothing is left. Not to wait for uploads was the user's own wish."""
-    left, unsealed = left_behind(settings)
+    left, unsealed = _left_behind(settings)
     if left and (wait or unsealed):
         raise CliError(f"{said}, but {left}")
     if left:
         complain(f"note: {left}")
+
+
+def _left_behind(settings: Settings) -> tuple[str, bool]:
+    """What is left and where it stays, "" when nothing is; and whether some of it is not even sealed. Read from
+    state_dir once the daemon has ended, whatever ended it: files that only this machine has, and the part of the log
+    that the remote does not have."""
+    state_dir = settings.volume.state_dir
+    try:
+        with open_rows(state_dir) as rows, rows.view() as view:
+            files, unsealed = _left_files(view, settings)
+            log = _left_log(view, settings)
+    except NoVolumeError:
+        return "", False
+    except (Aof2Error, OSError) as e:
+        return f"what is left in {state_dir} cannot be told: {e}", True
+    if not files and not log:
+        return "", False
+    what = "; and ".join(filter(None, (files, log)))
+    return f"{what}. They stay in {state_dir} and are uploaded after the next mount", unsealed
+
+
+def _left_files(view: View, settings: Settings) -> tuple[str, bool]:
+    left = left_here(view, settings.volume.state_dir)
+    if not left:
+        return "", False
+    unsealed = f" ({left.unsealed} of them not sealed)" if left.unsealed else ""
+    what = f"{left.files} file(s){unsealed}, {format_size(left.bytes)}, are not in the remote: {left.names()}"
+    return what, bool(left.unsealed)
+
+
+def _left_log(view: View, settings: Settings) -> str:
+    lags = positions_of(Env(), view, settings.volume.state_dir / MANIFEST_DIR).lags(tenant_names(view))
+    records = sum(one.lag_records for one in lags)
+    if not records:
+        return ""
+    names = ", ".join(one.tenant or "the volume's own" for one in lags if one.lag_records)
+    return f"{records} record(s) of the log ({names}) are not in the remote"
 
 
 def _unmount_dead(settings: Settings, error: NotMountedError) -> str:

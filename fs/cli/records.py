@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import msgspec
 
 from aof2.engine.inspect.records import payload_of, raw_payload, record_object
 from aof2.engine.manifest.examine import Finding, Kind, examine, survey
@@ -103,6 +102,9 @@ class RecordRows:
         self.damaged = True
         complain_of(finding)
 
+    def as_object(self, record: Record) -> dict[str, Any]:
+        return record_object(record, self.payload(record))
+
     def payload(self, record: Record) -> dict[str, Any]:
         """The decoded fields by name; what cannot be decoded as hex."""
         try:
@@ -110,14 +112,6 @@ class RecordRows:
         except ManifestIntegrityError as e:
             self.damage(Finding(kind=Kind.CHUNK, message=f"{self._directory}: {e}"))
             return raw_payload(record)
-
-
-def as_object(record: Record, rows: RecordRows) -> dict[str, Any]:
-    return record_object(record, rows.payload(record))
-
-
-def json_text(value: object) -> str:
-    return msgspec.json.encode(value).decode()
 
 
 def print_table(rows: RecordRows) -> None:

@@ -5,7 +5,7 @@ Owner: the trio thread. A crash leaves what the engine leaves: whole movements, 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
@@ -60,10 +60,6 @@ class Resident(msgspec.Struct, kw_only=True):
     bytes: int = 0
     local_files: int = 0
     local_bytes: int = 0
-
-    @property
-    def complete(self) -> bool:
-        return self.local_bytes == self.bytes
 
 
 # -- warm ----------------------------------------------------------------------------------------------------------
@@ -263,8 +259,7 @@ async def pin(mounted: Mounted, args: Paths, tell: Tell) -> Moved:
                     size += row.data_bytes if row is not None else 0
                 by_tenant.setdefault(place.tenant_id, []).append(place.inode.ino)
     _check_fits(mounted, size)
-    for tenant_id, inos in by_tenant.items():
-        await _in_batches(mounted, tenant_id, inos, pinning=True)
+    await _in_batches(mounted, by_tenant, pins.pin)
     return await warm(mounted, args, tell)
 
 
@@ -286,16 +281,13 @@ async def unpin(mounted: Mounted, args: Paths, _: Tell) -> Moved:
         await trio.lowlevel.checkpoint()
         for place in page:
             by_tenant.setdefault(place.tenant_id, []).append(place.inode.ino)
-    moved = Moved()
+    return Moved(files=await _in_batches(mounted, by_tenant, pins.unpin))
+
+
+async def _in_batches(mounted: Mounted, by_tenant: dict[int, list[int]], change: Callable[..., int]) -> int:
+    changed = 0
     for tenant_id, inos in by_tenant.items():
-        moved.files += await _in_batches(mounted, tenant_id, inos, pinning=False)
-    return moved
-
-
-async def _in_batches(mounted: Mounted, tenant_id: int, inos: Collection[int], *, pinning: bool) -> int:
-    changed, todo = 0, list(inos)
-    change = pins.pin if pinning else pins.unpin
-    for first in range(0, len(todo), walk.PAGE):
-        work = partial(change, inos=todo[first : first + walk.PAGE])
-        changed += await result_of(mounted.volume.writer.submit(tenant_id, work, sync=True))
+        for first in range(0, len(inos), walk.PAGE):
+            work = partial(change, inos=inos[first : first + walk.PAGE])
+            changed += await result_of(mounted.volume.writer.submit(tenant_id, work, sync=True))
     return changed

@@ -6,8 +6,8 @@ Owner: the trio thread; a task a request. What a crash leaves is in `engine/snap
 from __future__ import annotations
 
 import logging
+import shutil
 from functools import partial
-from pathlib import Path
 
 import trio
 
@@ -82,18 +82,12 @@ async def _take(volume: Volume, tenant_id: int, tenant: str, name: str) -> Snaps
         source = FileSource(folder / "meta.json")
         await trio.to_thread.run_sync(partial(volume.remote.put_blob, key, source, tree.length, sha256=tree.sha256))
     finally:
-        await trio.to_thread.run_sync(_remove, folder)
+        await trio.to_thread.run_sync(partial(shutil.rmtree, folder, ignore_errors=True))
     done = partial(
         snapshots.complete, snapshot_id=row.snapshot_id, key=key, files=tree.files, size_bytes=tree.size_bytes
     )
     row = await result_of(volume.writer.submit(tenant_id, done, sync=True))
     return snapshot_status(row, tenant)
-
-
-def _remove(folder: Path) -> None:
-    (folder / "meta.json").unlink(missing_ok=True)
-    if folder.exists():
-        folder.rmdir()
 
 
 async def _delete(volume: Volume, name: str) -> SnapshotStatus:

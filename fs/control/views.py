@@ -17,16 +17,9 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from aof2.engine import pins
-from aof2.engine.inspect.paths import Place, resolve
+from aof2.engine.inspect.paths import resolve
 from aof2.engine.inspect.records import payload_of, raw_payload, record_object
-from aof2.engine.inspect.status import (
-    ObjectStatus,
-    TreeStatus,
-    VolumeStatus,
-    object_status,
-    tree_status,
-    volume_status,
-)
+from aof2.engine.inspect.status import VolumeStatus, object_status, tree_status, volume_status
 from aof2.engine.manifest.examine import examine, survey
 from aof2.engine.manifest.format import ManifestIntegrityError
 from aof2.engine.volume import Volume
@@ -74,43 +67,21 @@ class MountStatus(msgspec.Struct, frozen=True, kw_only=True):
     unknown_events: int = 0
 
 
-class VolumeFacts(msgspec.Struct, frozen=True, kw_only=True):
-    volume: VolumeStatus
-    mount: MountStatus
-
-
-class TreeFacts(msgspec.Struct, frozen=True, kw_only=True):
-    tree: TreeStatus
-
-
-class ObjectFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """A file: as its rows say, whether it is open, whether it is pinned."""
-
-    object: ObjectStatus
-    open: bool
-    pinned: bool
-
-
-def facts(mounted: Mounted, path: str | None = None, light: bool = False) -> VolumeFacts | TreeFacts | ObjectFacts:
-    """The volume, a directory or a file. NoSuchPathError when there is nothing of that name."""
+def facts(mounted: Mounted, path: str | None = None, light: bool = False) -> dict[str, Any]:
+    """The `volume`, a `tree` or an `object`, as the rows say; beside it what only a daemon knows. NoSuchPathError when
+    there is nothing of that name."""
     volume = mounted.volume
     with volume.catalog.view() as view:
         place = resolve(view, mounted.mountpoint, path) if path is not None else None
+        if place is not None and not place.is_file:
+            return {"tree": tree_status(view, volume.settings, place, volume.replication)}
         if place is not None:
-            return _of_path(mounted, view, place)
-    return VolumeFacts(volume=_count(volume, light=light), mount=mount_status(mounted))
-
-
-def _of_path(mounted: Mounted, view: Any, place: Place) -> TreeFacts | ObjectFacts:
-    settings, replication = mounted.volume.settings, mounted.volume.replication
-    if not place.is_file:
-        return TreeFacts(tree=tree_status(view, settings, place, replication))
-    ino = place.inode.ino
-    return ObjectFacts(
-        object=object_status(view, settings, place, replication),
-        open=mounted.kinds.is_open(ino),
-        pinned=pins.is_pinned(view, place.tenant_id, ino),
-    )
+            return {
+                "object": object_status(view, volume.settings, place, volume.replication),
+                "open": mounted.kinds.is_open(place.inode.ino),
+                "pinned": pins.is_pinned(view, place.tenant_id, place.inode.ino),
+            }
+    return {"volume": _count(volume, light=light), "mount": mount_status(mounted)}
 
 
 _counted: WeakKeyDictionary[Volume, tuple[float, VolumeStatus]] = WeakKeyDictionary()  # good until, what
@@ -178,19 +149,8 @@ def mount_status(mounted: Mounted) -> MountStatus:
 
 def status_json(mounted: Mounted) -> bytes:
     """`.aof2/status.json`: what `aof2 status --json` prints, at most a little old."""
-    return as_json(facts(mounted, light=True))
-
-
-def as_json(found: VolumeFacts | TreeFacts | ObjectFacts) -> bytes:
-    return msgspec.json.encode(flat(msgspec.to_builtins(found))) + b"\n"
-
-
-def flat(found: dict[str, Any]) -> dict[str, Any]:
-    """What `--json` prints: the rows' facts at the top, beside them what only a daemon knows."""
-    for name in ("volume", "tree", "object"):
-        if name in found:
-            return {**found[name], **{k: v for k, v in found.items() if k != name}}
-    return found
+    found = facts(mounted, light=True)
+    return msgspec.json.encode({**msgspec.structs.asdict(found["volume"]), "mount": found["mount"]}) + b"\n"
 
 
 def metrics_text(mounted: Mounted) -> bytes:
@@ -208,6 +168,3 @@ def manifest_jsonl(mounted: Mounted, tenant: str) -> Iterator[bytes]:
             except ManifestIntegrityError:  # `aof2 manifest verify` says more
                 payload = raw_payload(record)
             yield msgspec.json.encode(record_object(record, payload)) + b"\n"
-
-
-__all__ = ["facts", "manifest_jsonl", "metrics_text", "mount_status", "status_json"]

@@ -66,13 +66,13 @@ async def jobs(mounted: Mounted, args: Jobs, tell: Tell) -> list[JobStatus]:
         case "retry" if not args.job:
             return await _retry_all(volume, args, tell)
         case "retry" | "cancel":
-            return [await _change(volume, args, tell)]
+            return await _change(volume, args, tell)
         case "start":
             return await _start(volume, args, tell)
     raise ControlError(f"jobs: there is no {args.action!r}", 2)
 
 
-async def _change(volume: Volume, args: Jobs, tell: Tell) -> JobStatus:
+async def _change(volume: Volume, args: Jobs, tell: Tell) -> list[JobStatus]:
     with volume.catalog.view() as view:
         tenant_id, row, tenant = find_job(view, args.job)
     if args.action == "cancel":
@@ -81,10 +81,7 @@ async def _change(volume: Volume, args: Jobs, tell: Tell) -> JobStatus:
         await volume.jobs.runner.cancel(tenant_id, row.job_id)
     elif not await volume.jobs.runner.retry(tenant_id, row.job_id):
         raise ControlError(f"{args.job}: it is {row.state.name.lower()}; there is nothing to retry")
-    if args.wait:
-        return job_status(await finished(volume, tenant_id, row.job_id, tenant, tell), tenant)
-    now = volume.jobs.runner.job(tenant_id, row.job_id)
-    return job_status(now or row, tenant)
+    return await _told(volume, [(tenant_id, tenant, row.job_id)], args, tell) or [job_status(row, tenant)]
 
 
 async def _retry_all(volume: Volume, args: Jobs, tell: Tell) -> list[JobStatus]:
@@ -167,7 +164,8 @@ async def gc(mounted: Mounted, args: Gc, tell: Tell) -> list[Collected]:
     for tenant_id, tenant in tenants_named(volume, args.tenant).items():
         look = partial(prune.forecast, volume.catalog, tenant_id, volume.env.now_ms(), volume.jobs.retention)
         if args.dry_run:
-            out.append(_expected(tenant, await trio.to_thread.run_sync(look)))
+            found = await trio.to_thread.run_sync(look)
+            out.append(Collected(tenant=tenant, **msgspec.structs.asdict(found)))
             continue
         row = await finished(volume, tenant_id, await volume.jobs.prune(tenant_id), tenant, tell)
         if row.state != JobState.DONE:
@@ -187,14 +185,3 @@ async def gc(mounted: Mounted, args: Gc, tell: Tell) -> list[Collected]:
             )
         )
     return out
-
-
-def _expected(tenant: str, found: prune.Forecast) -> Collected:
-    return Collected(
-        tenant=tenant,
-        generations=found.generations,
-        blobs=found.blobs,
-        bytes=found.bytes,
-        later_blobs=found.later_blobs,
-        later_bytes=found.later_bytes,
-    )
