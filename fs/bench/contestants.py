@@ -9,6 +9,7 @@ Owner: the calling thread. `stop` always works, also after a failed start, and a
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -19,21 +20,40 @@ from aof2.fs.bench.seaweed import Seaweed
 START_S = 60.0
 
 
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What to run and how much of it."""
+
+    size: int = 1 << 30
+    files: int = 10_000
+    rounds: int = 3
+    ranges: int = 64
+    random_s: float = 3.0
+    create_budget_s: float = 60.0
+    later_s: float = 5.0
+    deadline_s: float = 300.0
+    peers: Sequence[str] = ()
+    with_aof2: bool = True
+    only: Sequence[str] = ()
+
+
 class Setup(msgspec.Struct, frozen=True):
     """What all contestants of a run share."""
 
     root: Path
     server: Seaweed
     processes: Processes
-    cache_bytes: int
-    deadline_s: float
+    plan: Plan
+
+    @property
+    def cache_bytes(self) -> int:
+        return max(4 * self.plan.size, 1 << 30)
 
 
 class Contestant:
     """One filesystem under test."""
 
     name = ""
-    bucket = True  # whether its files are in a bucket of its name
+    bucket = True  # whether its files are in a bucket with the name of its folder
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
@@ -57,8 +77,8 @@ class Contestant:
         """Nothing of that file is on this machine any more but in the server."""
 
     def fetched_bytes(self) -> int | None:
-        """What came from the remote so far, where that can be told."""
-        return None
+        """What came from the remote so far, by the server's count, which has no reason to flatter."""
+        return self.setup.server.sent_bytes(self.folder.name)
 
     def marked(self, environ: dict[str, str]) -> dict[str, str]:
         """The environment of its daemons: their processor time is counted as this contestant's."""
@@ -117,7 +137,7 @@ class Mounted(Contestant):
     def drop(self, path: Path) -> None:
         """A mount with an empty cache; the kernel's pages went with the old one."""
         self.stop()
-        self.setup.processes.run(["rm", "-rf", self.cache], deadline_s=self.setup.deadline_s)
+        self.setup.processes.run(["rm", "-rf", self.cache], deadline_s=self.setup.plan.deadline_s)
         self.start()
 
     def log_tail(self) -> str:

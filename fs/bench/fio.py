@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from aof2.fs.bench.process import Processes, StepError
+from aof2.fs.bench.process import StepError
 
 SEQUENTIAL_PASSES = 4
 
@@ -34,10 +34,6 @@ def read_job(path: Path, *, threads: int, size: int, random_s: float | None, dro
     if random_s is None:
         return [*job, "--rw=read", "--bs=1M", f"--loops={max(1, SEQUENTIAL_PASSES // threads)}"]
     return [*job, "--rw=randread", "--bs=4k", "--norandommap", "--time_based", f"--runtime={round(1000 * random_s)}ms"]
-
-
-def run_fio(processes: Processes, job: list[str], deadline_s: float) -> Rates:
-    return parse_fio(processes.run(job, deadline_s=deadline_s))
 
 
 def parse_fio(text: str) -> Rates:

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import random
 import statistics
-import tempfile
 import threading
 import time
 import zlib
 from array import array
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from struct import Struct
 from typing import Final
@@ -30,7 +30,7 @@ from aof2.engine.manifest.batch import RecordBatch
 from aof2.engine.manifest.index import ManifestIndex
 from aof2.engine.manifest.reader import Stream
 from aof2.engine.manifest.writer import LogSettings, ManifestLogWriter
-from aof2.fs.bench.measure import Measurement, best, compared, timed
+from aof2.fs.bench.measure import Measurement, best, compared, run_parts, timed
 from aof2.native import reference
 
 SEED: Final = 2
@@ -65,24 +65,12 @@ QUICK: Final = Sizes(
 )
 
 
-def run(*, quick: bool = False, on_progress: Callable[[int, int], None] | None = None) -> list[Measurement]:
+def run(*, quick: bool, on_progress: Callable[[int, int], None]) -> list[Measurement]:
     """All measurements in order."""
     sizes = QUICK if quick else Sizes()
-    with tempfile.TemporaryDirectory(prefix="aof2-bench-") as name:
-        folder = Path(name)
-        steps: list[Callable[[], list[Measurement]]] = [
-            lambda: checksums(sizes),
-            lambda: segment_scan(sizes),
-            lambda: manifest_append(sizes, folder / "append"),
-            lambda: manifest_replay(sizes, folder / "replay"),
-            lambda: group_commit(sizes, folder / "group"),
-        ]
-        results: list[Measurement] = []
-        for done, step in enumerate(steps, 1):
-            results += step()
-            if on_progress:
-                on_progress(done, len(steps))
-    return results
+    memory_only = (lambda _: checksums(sizes), lambda _: segment_scan(sizes))
+    on_disk = (partial(part, sizes) for part in (manifest_append, manifest_replay, group_commit))
+    return run_parts([*memory_only, *on_disk], on_progress)
 
 
 def _random_bytes(length: int) -> bytes:

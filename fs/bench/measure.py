@@ -3,13 +3,16 @@
 A busy machine slows whatever runs at that moment. Taking turns gives both sides the same chance of a quiet one, and the
 best round is the one least disturbed; absolute figures still change with the machine, so only ratios have targets.
 
-Owner: the calling thread. Memory only; a crash leaves nothing.
+Owner: the calling thread. A crash leaves the folder of a run (`aof2-bench-…` under $TMPDIR), nothing else.
 """
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import msgspec
 
@@ -55,15 +58,18 @@ def best(sides: Sequence[Timed], rounds: int) -> list[float]:
 def compared(
     what: str,
     unit: str,
-    rate: float,
+    rate: float | None,
     baseline: str,
     baseline_rate: float,
     *,
     at_least: float | None = None,
     expected: str = "",
+    note: str = "",
 ) -> Measurement:
-    """A rate against another, with a target for their ratio or what is `expected` of the rate."""
-    ratio = rate / baseline_rate
+    """A rate against another, with a target for their ratio or what is `expected` of the rate. Where there is no rate,
+    `note` says why, and the target is missed."""
+    ratio = None if rate is None else rate / baseline_rate
+    missed = False if note else None
     return Measurement(
         what=what,
         unit=unit,
@@ -73,5 +79,21 @@ def compared(
         ratio=ratio,
         target=at_least,
         target_text=expected if at_least is None else f"at least {at_least:g}",
-        ok=None if at_least is None else ratio >= at_least,
+        ok=None if at_least is None else ratio >= at_least if ratio is not None else missed,
+        note=note,
     )
+
+
+def run_parts(
+    parts: Sequence[Callable[[Path], list[Measurement]]], on_progress: Callable[[int, int], None]
+) -> list[Measurement]:
+    """The measurements of all parts, in order, each with a folder of its own, which is removed."""
+    results: list[Measurement] = []
+    with tempfile.TemporaryDirectory(prefix="aof2-bench-") as name:
+        for done, part in enumerate(parts):
+            on_progress(done, len(parts))
+            folder = Path(name) / str(done)
+            folder.mkdir()
+            results += part(folder)
+            shutil.rmtree(folder, ignore_errors=True)
+    return results

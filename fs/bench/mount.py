@@ -20,13 +20,13 @@ from typing import Final
 import msgspec
 
 from aof2.fs.bench import rows
-from aof2.fs.bench.contestants import Bare, Contestant, Disk, Setup
+from aof2.fs.bench.contestants import Bare, Contestant, Disk, Plan, Setup
 from aof2.fs.bench.install import FIO, OF_PEER, ensure
 from aof2.fs.bench.measure import Measurement
 from aof2.fs.bench.peers import Geesefs, PassthroughHp, Rclone, S3fs, Weed
 from aof2.fs.bench.process import Processes, StepError, remove_folder
 from aof2.fs.bench.race import Race
-from aof2.fs.bench.server import running_server
+from aof2.fs.bench.seaweed import running_seaweed
 from aof2.fs.bench.subject import Aof2, RangedAof2
 
 PEERS: Final[dict[str, type[Contestant]]] = {"rclone": Rclone, "s3fs": S3fs, "weed": Weed}
@@ -38,24 +38,10 @@ Progress = Callable[[int, int], None]
 Say = Callable[[str], None]
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What to run and how much of it."""
-
-    size: int = 1 << 30
-    files: int = 10_000
-    rounds: int = 3
-    ranges: int = 64
-    random_s: float = 3.0
-    create_budget_s: float = 60.0
-    later_s: float = 5.0
-    deadline_s: float = 300.0
-    peers: Sequence[str] = tuple(PEERS)
-    with_aof2: bool = True
-    only: Sequence[str] = tuple(rows.ROWS)
-
-
-FULL: Final = Plan()
-QUICK: Final = Plan(size=64 << 20, files=500, rounds=1, random_s=0.5, create_budget_s=10.0, later_s=2.0)
+FULL: Final = Plan(peers=tuple(PEERS), only=tuple(rows.ROWS))
+QUICK: Final = msgspec.structs.replace(
+    FULL, size=64 << 20, files=500, rounds=1, random_s=0.5, create_budget_s=10.0, later_s=2.0
+)
 
 
 def run(plan: Plan, *, say: Say, on_progress: Progress | None = None) -> list[Measurement]:
@@ -70,12 +56,9 @@ def run(plan: Plan, *, say: Say, on_progress: Progress | None = None) -> list[Me
         _check_room(folder, plan, len(peers) + 4)
         buckets = [*peers, "aof2", "aof2-nopassthrough", Bare.name, *(maker.name for maker in MAKERS if maker.bucket)]
         (folder / "server").mkdir()
-        server = stack.enter_context(running_server(folder / "server", buckets))
-        cache_bytes = max(4 * plan.size, 1 << 30)
-        setup = Setup(folder, server, processes, cache_bytes, plan.deadline_s)
-        f = _field(plan, setup, peers)
-        contestants = f.race.contestants
-        for contestant in contestants:
+        server = stack.enter_context(running_seaweed(folder / "server", buckets))
+        f = _field(plan, Setup(folder, server, processes, plan), peers)
+        for contestant in f.race.contestants:
             stack.callback(_stop, contestant)
         f.race.each(lambda c: c.start())
         rows.prepare(f)
@@ -110,21 +93,8 @@ def _field(plan: Plan, setup: Setup, peers: Sequence[str]) -> rows.Field:
     others = [PEERS[name](setup) for name in peers]
     makers = [maker(setup) for maker in MAKERS if "files" in plan.only and plan.peers and shutil.which(maker.name)]
     contestants = [disk, bare, *(c for c in (aof2, ranged) if c), *others, *makers]
-    return rows.Field(
-        race=Race(setup.processes, contestants, rounds=plan.rounds, deadline_s=plan.deadline_s),
-        disk=disk,
-        bare=bare,
-        aof2=aof2,
-        ranged=ranged,
-        peers=others,
-        makers=makers,
-        size=plan.size,
-        files=plan.files,
-        ranges=plan.ranges,
-        random_s=plan.random_s,
-        create_budget_s=plan.create_budget_s,
-        later_s=plan.later_s,
-    )
+    race = Race(setup.processes, contestants, rounds=plan.rounds, deadline_s=plan.deadline_s)
+    return rows.Field(plan, race, disk, bare, aof2, ranged, others, makers)
 
 
 def filesystem_of(folder: Path) -> str:

@@ -11,7 +11,6 @@ from aof2.fs.bench.contestants import Mounted, Setup
 from aof2.fs.bench.install import OF_PEER, find
 from aof2.fs.bench.process import wait_until
 from aof2.fs.bench.seaweed import free_ports, weed_binary
-from aof2.fs.bench.server import sent_bytes
 
 MIB = 1 << 20
 RC_S = 10.0
@@ -43,16 +42,13 @@ class Rclone(Mounted):
         return {**super().environ(), **remote}
 
     def settle(self, path: Path) -> None:
-        wait_until(lambda: not self._uploads(), self.setup.deadline_s, "rclone has uploaded everything", 0.2)
+        wait_until(lambda: not self._uploads(), self.setup.plan.deadline_s, "rclone has uploaded everything", 0.2)
 
     def _uploads(self) -> int:
         request = urllib.request.Request(f"http://{self.control}/vfs/stats", b"", method="POST")
         with urllib.request.urlopen(request, timeout=RC_S) as answer:  # noqa: S310
             disk = json.load(answer)["diskCache"]
         return int(disk["uploadsInProgress"]) + int(disk["uploadsQueued"])
-
-    def fetched_bytes(self) -> int:
-        return sent_bytes(self.setup.server, self.name)
 
 
 class S3fs(Mounted):
@@ -66,9 +62,6 @@ class S3fs(Mounted):
             f"tmpdir={self.folder}", "max_stat_cache_size=1000000", "endpoint=us-east-1",
         ]  # fmt: skip
         return ["s3fs", self.name, str(self.mountpoint), "-f", *(f"-o{option}" for option in options)]
-
-    def fetched_bytes(self) -> int:
-        return sent_bytes(self.setup.server, self.name)
 
 
 class Weed(Mounted):

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import secrets
 import shutil
 import signal
@@ -21,6 +20,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
+
+from aof2.fs.mountpoint import mounted_at, mounts
 
 MARK_NAME: Final = "AOF2_BENCH_RUN"
 OWNER_NAME: Final = "AOF2_BENCH_OWNER"
@@ -167,16 +168,12 @@ def wait_until(condition: Callable[[], bool], deadline_s: float, what: str, paus
 def mounts_under(folder: Path) -> list[Path]:
     """Mount points at or below a folder, the deepest first, from the mount table."""
     top = os.path.realpath(folder)
-    found = []
-    for line in Path("/proc/self/mountinfo").read_bytes().splitlines():
-        path = os.fsdecode(re.sub(rb"\\([0-7]{3})", lambda m: bytes([int(m[1], 8)]), line.split()[4]))
-        if path == top or path.startswith(top + "/"):
-            found.append(Path(path))
+    found = [entry.mountpoint for entry in mounts() if entry.mountpoint.is_relative_to(top)]
     return sorted(found, key=lambda p: len(p.parts), reverse=True)
 
 
 def is_mounted(mountpoint: Path) -> bool:
-    return Path(os.path.realpath(mountpoint.parent)) / mountpoint.name in mounts_under(mountpoint.parent)
+    return mounted_at(mountpoint) is not None
 
 
 def unmount(processes: Processes, mountpoint: Path, *, lazy: bool = False) -> None:

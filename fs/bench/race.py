@@ -12,7 +12,6 @@ Owner: the calling thread.
 from __future__ import annotations
 
 import json
-import os
 import statistics
 import sys
 import time
@@ -119,11 +118,6 @@ class Race:
             contestant.start()
         except (StepError, OSError) as e:
             self.out[contestant.name] = str(e)
-
-
-def sync() -> None:
-    """Nothing of an earlier turn is left to be written during the next."""
-    os.sync()
 
 
 def drop_metadata() -> bool:

@@ -7,17 +7,18 @@ everything local before each cold read. What a cold read brought is compared wit
 from __future__ import annotations
 
 import enum
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import msgspec
 
 from aof2.fs.bench import fio, subject
-from aof2.fs.bench.contestants import Bare, Contestant, Disk
+from aof2.fs.bench.contestants import Bare, Contestant, Disk, Plan
 from aof2.fs.bench.measure import Measurement
 from aof2.fs.bench.process import StepError
-from aof2.fs.bench.race import Race, drop_metadata, sync
+from aof2.fs.bench.race import Race, drop_metadata
 from aof2.fs.bench.verdict import BEST_PEER, Outcome, at_most, judge
 
 MIB: Final = 1 << 20
@@ -31,8 +32,9 @@ MAKER_TARGETS: Final = {"geesefs": 2.5, "passthrough_hp": 1.0}
 
 
 class Field(msgspec.Struct, frozen=True):
-    """A run: who takes part in which role, and how much of everything."""
+    """A run: how much of everything, and who takes part in which role."""
 
+    plan: Plan
     race: Race
     disk: Disk
     bare: Bare
@@ -40,12 +42,6 @@ class Field(msgspec.Struct, frozen=True):
     ranged: Contestant | None
     peers: list[Contestant]
     makers: list[Contestant]  # take part in making small files only
-    size: int
-    files: int
-    ranges: int
-    random_s: float
-    create_budget_s: float
-    later_s: float
 
     @property
     def everybody(self) -> list[Contestant]:
@@ -56,12 +52,14 @@ class Field(msgspec.Struct, frozen=True):
         return [*([self.aof2] if self.aof2 else []), *self.peers]
 
     @property
-    def peer_names(self) -> list[str]:
-        return [c.name for c in self.peers]
-
-    @property
     def size_text(self) -> str:
-        return f"{self.size >> 30} GiB" if self.size % (1 << 30) == 0 else f"{self.size // MIB} MiB"
+        size = self.plan.size
+        return f"{size >> 30} GiB" if size % (1 << 30) == 0 else f"{size // MIB} MiB"
+
+    def judge(
+        self, what: str, unit: str, outcome: Outcome, targets: Mapping[str, float], name: str = subject.NAME
+    ) -> list[Measurement]:
+        return judge(what, unit, outcome, subject=name, peers=[c.name for c in self.peers], targets=targets)
 
 
 def prepare(f: Field) -> None:
@@ -69,7 +67,7 @@ def prepare(f: Field) -> None:
 
     def make(c: Contestant) -> None:
         path = c.directory / DATA
-        f.race.work("write", path, f.size, DATA_SEED, 0)
+        f.race.work("write", path, f.plan.size, DATA_SEED, 0)
         c.settle(path)
 
     f.race.each(make, [*f.everybody, *([f.ranged] if f.ranged else [])])
@@ -78,18 +76,18 @@ def prepare(f: Field) -> None:
     f.race.each(
         lambda c: f.race.work("upload", server.endpoint_url, c.name, DATA, source, env=server.environ()), [f.bare]
     )
-    sync()
+    os.sync()  # nothing of an earlier turn is left to be written during the next
 
 
 def resident(f: Field) -> list[Measurement]:
     """fio on a file that is all here and, as far as its filesystem allows, in the kernel's cache."""
     rows: list[Measurement] = []
-    kinds = ((None, "sequential read", "B/s", 0.95), (f.random_s, "4 KiB random reads", "reads/s", 0.85))
+    kinds = ((None, "sequential read", "B/s", 0.95), (f.plan.random_s, "4 KiB random reads", "reads/s", 0.85))
     for random_s, kind, unit, target in kinds:
         for threads in (1, 4):
             outcome = f.race.turns(_fio(f, threads, random_s), f.everybody)
             what = f"resident {kind}, {threads} thread{'s'[: threads - 1]}"
-            rows += judge(what, unit, outcome, subject=subject.NAME, targets={f.disk.name: target})
+            rows += f.judge(what, unit, outcome, {f.disk.name: target})
     return rows
 
 
@@ -102,10 +100,9 @@ def daemon(f: Field) -> list[Measurement]:
     who = [*([f.ranged] if f.ranged else []), *f.peers]
     rows: list[Measurement] = []
     for drop, text in ((True, "answered by the daemon"), (False, "passthrough off")):
-        rows += judge(
-            f"resident sequential read, {text}", "B/s", f.race.turns(_fio(f, 1, None, drop=drop), who),
-            subject=subject.RANGED, peers=f.peer_names, targets={BEST_PEER: 1.4} if drop else {},
-        )  # fmt: skip
+        outcome = f.race.turns(_fio(f, 1, None, drop=drop), who)
+        targets = {BEST_PEER: 1.4} if drop else {}
+        rows += f.judge(f"resident sequential read, {text}", "B/s", outcome, targets, subject.RANGED)
     return rows
 
 
@@ -113,9 +110,9 @@ def _fio(f: Field, threads: int, random_s: float | None, *, drop: bool = False) 
     def attempt(c: Contestant, _: int) -> float:
         path = c.directory / DATA
         f.race.work("read", path)
-        job = fio.read_job(path, threads=threads, size=f.size, random_s=random_s, drop=drop)
+        job = fio.read_job(path, threads=threads, size=f.plan.size, random_s=random_s, drop=drop)
         with f.race.metering(c) as meter:
-            rates = fio.run_fio(f.race.processes, job, f.race.deadline_s)
+            rates = fio.parse_fio(f.race.processes.run(job, deadline_s=f.race.deadline_s))
             meter.units = rates.bytes_read / MIB if random_s is None else rates.reads
         return rates.bytes_per_s if random_s is None else rates.reads_per_s
 
@@ -129,16 +126,16 @@ def writing(f: Field) -> list[Measurement]:
 
         def attempt(c: Contestant, n: int, fsync: int = fsync) -> float:
             path = c.directory / f"new{fsync}{n}"
-            sync()
+            os.sync()
             with f.race.metering(c) as meter:
-                seconds = f.race.work("write", path, f.size, 100 + n, fsync)["seconds"]
-                meter.units = f.size / MIB
+                seconds = f.race.work("write", path, f.plan.size, 100 + n, fsync)["seconds"]
+                meter.units = f.plan.size / MIB
             f.race.processes.run(["rm", path], deadline_s=f.race.deadline_s)
-            return f.size / seconds
+            return f.plan.size / seconds
 
         targets = {} if fsync else {f.disk.name: 0.9}
         outcome = f.race.turns(attempt, f.everybody)
-        rows += judge(f"write of a new {f.size_text} file{text}", "B/s", outcome, subject=subject.NAME, targets=targets)
+        rows += f.judge(f"write of a new {f.size_text} file{text}", "B/s", outcome, targets)
     return rows
 
 
@@ -151,26 +148,23 @@ def cold(f: Field) -> list[Measurement]:
             target = c.directory / "downloaded"
             answer = f.race.work("download", server.endpoint_url, c.name, DATA, target, env=server.environ())
             target.unlink()
-            return f.size / answer["seconds"]
+            return f.plan.size / answer["seconds"]
         path = c.directory / DATA
         c.drop(path)
-        sync()
+        os.sync()
         with f.race.metering(c) as meter:
             answer = f.race.work("read", path)
-            meter.units = f.size / MIB
-        if answer["bytes"] != f.size:
-            raise StepError(f"{c.name} returned {answer['bytes']:.0f} bytes of {f.size}")
-        return f.size / answer["seconds"]
+            meter.units = f.plan.size / MIB
+        if answer["bytes"] != f.plan.size:
+            raise StepError(f"{c.name} returned {answer['bytes']:.0f} bytes of {f.plan.size}")
+        return f.plan.size / answer["seconds"]
 
     outcome = f.race.turns(attempt, [*f.over_s3, f.bare])
     wrong = _wrong_bytes(f)
     outcome = Outcome(
         {k: v for k, v in outcome.rates.items() if k not in wrong}, {**outcome.failures, **wrong}, outcome.costs_us
     )
-    return judge(
-        f"first read of {f.size_text} from S3", "B/s", outcome, subject=subject.NAME, peers=f.peer_names,
-        targets={BEST_PEER: 1, f.bare.name: 0.8},
-    )  # fmt: skip
+    return f.judge(f"first read of {f.size_text} from S3", "B/s", outcome, {BEST_PEER: 1, f.bare.name: 0.8})
 
 
 def _wrong_bytes(f: Field) -> dict[str, str]:
@@ -187,32 +181,30 @@ def _wrong_bytes(f: Field) -> dict[str, str]:
 
 def ranges(f: Field) -> list[Measurement]:
     """Few small reads of a cold file: how long, and how much was fetched for them."""
-    asked = f.ranges * RANGE_BYTES
+    asked = f.plan.ranges * RANGE_BYTES
     fetched: dict[str, list[float]] = {}
 
     def attempt(c: Contestant, n: int) -> float:
         path = c.directory / DATA
         c.drop(path)
-        sync()
+        os.sync()
         before = c.fetched_bytes()
         with f.race.metering(c) as meter:
-            answer = f.race.work("ranges", path, f.ranges, RANGE_BYTES, n)
+            answer = f.race.work("ranges", path, f.plan.ranges, RANGE_BYTES, n)
             time.sleep(QUIET_S)  # read-ahead counts, too: it goes on after the last read
-            meter.units = f.ranges
+            meter.units = f.plan.ranges
         after = c.fetched_bytes()
         if before is not None and after is not None:
             fetched.setdefault(c.name, []).append((after - before) / asked)
         if answer["bytes"] != asked:
             raise StepError(f"{c.name} returned {answer['bytes']:.0f} bytes of {asked}")
-        return f.ranges / answer["seconds"]
+        return f.plan.ranges / answer["seconds"]
 
     outcome = f.race.turns(attempt, f.over_s3)
-    what = f"{f.ranges} random 64 KiB reads of a cold {f.size_text} file"
-    speed = judge(what, "reads/s", outcome, subject=subject.NAME, peers=f.peer_names, targets={BEST_PEER: 1})
+    what = f"{f.plan.ranges} random 64 KiB reads of a cold {f.size_text} file"
+    speed = f.judge(what, "reads/s", outcome, {BEST_PEER: 1})
     factors = Outcome({name: max(values) for name, values in fetched.items()}, outcome.failures)
-    return speed + at_most(
-        f"{what}, fetched", "× asked", factors, subject=subject.NAME, limit=20, baselines=f.peer_names
-    )
+    return speed + at_most(f"{what}, fetched", "× asked", factors, subject=subject.NAME, limit=20)
 
 
 class Seen(enum.Enum):
@@ -235,9 +227,9 @@ def small_files(f: Field) -> list[Measurement]:
 
     def create(c: Contestant, n: int) -> float:
         folder = c.directory / f"many{n}"
-        sync()
+        os.sync()
         with f.race.metering(c) as meter:
-            answer = f.race.work("create", folder, f.files, f.create_budget_s)
+            answer = f.race.work("create", folder, f.plan.files, f.plan.create_budget_s)
             meter.units = answer["count"]
         if n == 0:
             made[c.name] = int(answer["count"])
@@ -252,7 +244,7 @@ def small_files(f: Field) -> list[Measurement]:
                 drop_metadata()
             elif seen is Seen.LATER:
                 f.race.work(task, *arguments)
-                time.sleep(f.later_s)
+                time.sleep(f.plan.later_s)
             with f.race.metering(c) as meter:
                 answer = f.race.work(task, *arguments)
                 meter.units = count
@@ -262,21 +254,17 @@ def small_files(f: Field) -> list[Measurement]:
 
         return attempt
 
-    rows = judge(
-        f"creating {f.files:,} files of 4 KiB", "files/s", f.race.turns(create, [*f.everybody, *f.makers]),
-        subject=subject.NAME, peers=f.peer_names, targets={BEST_PEER: 5, **MAKER_TARGETS},
-    )  # fmt: skip
+    outcome = f.race.turns(create, [*f.everybody, *f.makers])
+    rows = f.judge(f"creating {f.plan.files:,} files of 4 KiB", "files/s", outcome, {BEST_PEER: 5, **MAKER_TARGETS})
     who = [c for c in f.everybody if made.get(c.name)]
     for seen in Seen:
         if seen is Seen.DROPPED and not drop_metadata():
             continue
         for task, verb in (("stat", "stat of each"), ("listing", "listing with attributes")):
             outcome = f.race.turns(asked(task, seen), who)
-            rows += judge(
-                f"{verb}{seen.value}", "files/s", outcome, subject=subject.NAME, peers=f.peer_names,
-                targets={BEST_PEER: 2} if seen is Seen.LATER else {},
-            )  # fmt: skip
-    return [_with_counts(row, made, f.files) for row in rows]
+            targets = {BEST_PEER: 2} if seen is Seen.LATER else {}
+            rows += f.judge(f"{verb}{seen.value}", "files/s", outcome, targets)
+    return [_with_counts(row, made, f.plan.files) for row in rows]
 
 
 def _with_counts(row: Measurement, made: dict[str, int], wanted: int) -> Measurement:
@@ -300,10 +288,8 @@ def durable(f: Field) -> list[Measurement]:
             answer = f.race.work("puts", server.endpoint_url, c.name, WAITS, n, env=server.environ())
         return 1 / answer["seconds"]
 
-    who = [*([f.aof2] if f.aof2 else []), f.bare]
-    outcome = f.race.turns(attempt, who)
-    what = "4 KiB file written and waited for"
-    return judge(what, "files/s", outcome, subject=subject.NAME)
+    outcome = f.race.turns(attempt, [*([f.aof2] if f.aof2 else []), f.bare])
+    return f.judge("4 KiB file written and waited for", "files/s", outcome, {})
 
 
 ROWS: Final[dict[str, Callable[[Field], list[Measurement]]]] = {

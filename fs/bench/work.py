@@ -117,8 +117,14 @@ def download(endpoint_url: str, bucket: str, key: str, target: str) -> dict[str,
     """The least a client in Python can do: parallel ranges straight into a file."""
     client = _client(endpoint_url)
     start = time.perf_counter()
+    with open(target, "wb") as f:
+        total = fetch(client, bucket, key, f.fileno())
+    return {"seconds": time.perf_counter() - start, "bytes": total}
+
+
+def fetch(client: Any, bucket: str, key: str, fd: int) -> int:
+    """An object into a file, in parallel ranges; its bytes."""
     size = client.head_object(Bucket=bucket, Key=key)["ContentLength"]
-    fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
 
     def part(first: int) -> int:
         wanted = f"bytes={first}-{min(first + PART_BYTES, size) - 1}"
@@ -126,9 +132,7 @@ def download(endpoint_url: str, bucket: str, key: str, target: str) -> dict[str,
         return os.pwrite(fd, body, first)
 
     with ThreadPoolExecutor(PARTS_AT_ONCE) as pool:
-        total = sum(pool.map(part, range(0, size, PART_BYTES)))
-    os.close(fd)
-    return {"seconds": time.perf_counter() - start, "bytes": total}
+        return sum(pool.map(part, range(0, size, PART_BYTES)))
 
 
 def upload(endpoint_url: str, bucket: str, key: str, source: str) -> dict[str, float]:

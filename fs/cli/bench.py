@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from typing import Any, TypeVar
 
 import click
 import msgspec
@@ -15,9 +16,16 @@ from aof2.fs.cli.errors import EXIT_FAILED, CliError, complain
 from aof2.fs.cli.progress import counted
 
 MIB = 1 << 20
+F = TypeVar("F", bound=Callable[..., Any])
 
 COLUMNS = ("what", "value", "baseline", "ratio", "target", "verdict", "processor")
 STYLES = {True: "green", False: "bold red", None: ""}
+
+
+def _report_options(command: F) -> F:
+    check = click.option("--check", is_flag=True, help="Exit with 1 when a target is missed.")
+    as_json = click.option("--json", "as_json", is_flag=True, help="One JSON object a measurement.")
+    return check(as_json(command))
 
 
 @click.group()
@@ -27,8 +35,7 @@ def bench() -> None:
 
 @bench.command(epilog="Example: aof2 bench formats --quick --check")
 @click.option("--quick", is_flag=True, help="Smaller sizes and fewer rounds: seconds, and less to rely on.")
-@click.option("--check", is_flag=True, help="Exit with 1 when a target is missed.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a measurement.")
+@_report_options
 def formats(quick: bool, check: bool, as_json: bool) -> None:
     """Checksums, segment scans, manifest append, replay and group commit.
 
@@ -40,8 +47,7 @@ def formats(quick: bool, check: bool, as_json: bool) -> None:
 
 @bench.command(epilog="Example: aof2 bench engine --json")
 @click.option("--quick", is_flag=True, help="Smaller sizes and fewer rounds: seconds, and less to rely on.")
-@click.option("--check", is_flag=True, help="Exit with 1 when a target is missed.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a measurement.")
+@_report_options
 def engine(quick: bool, check: bool, as_json: bool) -> None:
     """Upload, hydration, resident reads, catalog operations, reopening and memory.
 
@@ -61,8 +67,7 @@ def engine(quick: bool, check: bool, as_json: bool) -> None:
 @click.option("--only", metavar="ROWS", help="Of resident, daemon, write, cold, ranges, files, durable. Default: all.")
 @click.option("--without-aof2", is_flag=True, help="The others alone: what there is to beat.")
 @click.option("--quick", is_flag=True, help="Smaller sizes and fewer rounds, and less to rely on.")
-@click.option("--check", is_flag=True, help="Exit with 1 when a target is missed.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a measurement.")
+@_report_options
 def mount(
     size: str | None,
     files: int | None,

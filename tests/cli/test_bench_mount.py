@@ -22,7 +22,7 @@ from aof2.fs.bench.fio import parse_fio, read_job
 from aof2.fs.bench.measure import Measurement
 from aof2.fs.bench.process import OWNER_NAME, Processes, StepError, is_mounted, mounts_under, wait_until
 from aof2.fs.bench.race import Race
-from aof2.fs.bench.server import parse_sent
+from aof2.fs.bench.seaweed import parse_sent
 from aof2.fs.bench.verdict import Outcome, at_most, judge
 from tests.cli.logs import objects, run
 
@@ -116,7 +116,7 @@ def test_a_subject_that_was_not_asked_missed_nothing() -> None:
     ],
 )
 def test_less_than_a_limit(outcome: Outcome, ok: bool | None) -> None:
-    assert at_most("w", "x", outcome, subject="aof2", limit=20, baselines=[])[0].ok is ok
+    assert at_most("w", "x", outcome, subject="aof2", limit=20)[0].ok is ok
 
 
 def test_what_the_server_sent_is_read_by_bucket() -> None:
@@ -283,7 +283,7 @@ def test_whatever_happens_nothing_stays_behind(tmp_path: Path, monkeypatch: pyte
     folder = tmp_path / "a ü"  # the mount table spells spaces its own way
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    monkeypatch.setattr(mount, "running_server", no_server)
+    monkeypatch.setattr(mount, "running_seaweed", no_server)
     monkeypatch.setattr(mount, "PEERS", {"stuck": Stuck})
     monkeypatch.setitem(install.OF_PEER, "stuck", install.Program("sh", "dash"))
     monkeypatch.setattr(rows, "prepare", lambda f: None)
