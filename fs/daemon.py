@@ -15,7 +15,8 @@ import faulthandler
 import logging
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -23,20 +24,19 @@ import pyfuse3
 import trio
 
 from aof2.engine.env import Env
+from aof2.engine.errors import Aof2Error
 from aof2.engine.inspect.left import Left, left_here
-from aof2.engine.kinds.kind import Kind
+from aof2.engine.kinds.kernel import KernelGoneError
 from aof2.engine.kinds.mounted import make_kinds
-from aof2.engine.kinds.opens import Opens
 from aof2.engine.kinds.registry import MountWish
 from aof2.engine.settings import Settings
 from aof2.engine.volume import Volume, open_volume
 from aof2.fs.channel import Channel, ChannelError, MountOptions, open_channel
-from aof2.fs.control import views
+from aof2.fs.control.protocol import socket_path
 from aof2.fs.control.server import ControlServer
-from aof2.fs.dot import Contents, DotKind
+from aof2.fs.dot import DotKind
 from aof2.fs.ops import Operations
 from aof2.fs.options import Options
-from aof2.fs.readonly import end_writing
 from aof2.fs.tree import Tree
 from aof2.fs.upcalls import Upcalls
 
@@ -45,7 +45,6 @@ log = logging.getLogger(__name__)
 # Requests being answered at a time. Each may wait for the remote; the kernel sends no more than this is large.
 REQUESTS_MAX: Final = 4096
 END_WITHOUT_CHANNEL_MAX_S: Final = 15.0
-CONTROL_NAME: Final = "control.sock"
 
 
 class MountedVolume:
@@ -62,43 +61,37 @@ class MountedVolume:
             passthrough=options.passthrough,
             as_recorded=(options.uid, options.gid, options.umask) == (None, None, None),
         )
-        self.kinds = make_kinds(volume, channel, wish, self._top)
+        self.kinds = make_kinds(volume, channel, wish, partial(DotKind, self))
         self.ending = trio.Event()
 
     def end(self) -> None:
         """As if the mount were gone. What is still open there answers ENOTCONN."""
         self.ending.set()
 
-    def _top(self, opens: Opens, tenants: Mapping[int, Kind]) -> DotKind:
-        contents = Contents(
-            status=lambda: [views.status_json(self)],
-            metrics=lambda: [views.metrics_text(self)],
-            manifest=lambda tenant: views.manifest_jsonl(self, tenant),
-        )
-        uid = os.getuid() if self.options.uid is None else self.options.uid
-        gid = os.getgid() if self.options.gid is None else self.options.gid
-        return DotKind(self.volume, opens, tenants, contents, uid=uid, gid=gid)
-
 
 async def serve(
     settings: Settings, mountpoint: Path, options: Options, ready: Callable[[], None], *, env: Env | None = None
 ) -> None:
     """Mounts, and runs until the mount is gone. Cancelled, it takes the mount away itself."""
-    async with open_volume(settings, env=env) as volume, _open_mount(mountpoint, options) as channel:
+    mounting = open_channel(mountpoint, _mount_options(options), names=True)
+    async with open_volume(settings, env=env) as volume, mounting as channel:
         mounted = MountedVolume(volume, mountpoint, options, channel)
         if options.ro:
             volume.metrics.read_only.set_callback(lambda: 1)  # through this mount nothing is written
         operations = Operations(volume, channel, Tree(mounted.kinds, options))
         pyfuse3.init(operations, channel.fuse_fd_path, {"default_permissions"})
         try:
-            await _run(mounted, operations, ready)
+            await _serve(mounted, Upcalls(operations), ready)
+        except* ChannelError:
+            # A task that asked the channel something while the mount went. What `end` had to do is done by then.
+            if not channel.gone:
+                raise
         finally:
             pyfuse3.close(unmount=False)
 
 
-@contextlib.asynccontextmanager
-async def _open_mount(mountpoint: Path, options: Options) -> AsyncIterator[Channel]:
-    wanted = MountOptions(
+def _mount_options(options: Options) -> MountOptions:
+    return MountOptions(
         fsname=options.fsname,
         allow_other=options.allow_other,
         read_only=options.ro,
@@ -108,30 +101,18 @@ async def _open_mount(mountpoint: Path, options: Options) -> AsyncIterator[Chann
         uid=os.getuid(),
         gid=os.getgid(),
     )
-    async with open_channel(mountpoint, wanted, names=True) as channel:
-        yield channel
-
-
-async def _run(mounted: MountedVolume, operations: Operations, ready: Callable[[], None]) -> None:
-    upcalls = Upcalls(operations)
-    try:
-        await _serve(mounted, upcalls, ready)
-    except* ChannelError:
-        # A task that asked the channel something while the mount went. What `end` had to do is done by then.
-        if not mounted.channel.gone:
-            raise
 
 
 async def _serve(mounted: MountedVolume, upcalls: Upcalls, ready: Callable[[], None]) -> None:
     async with trio.open_nursery() as background:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_serve_kernel)
+            nursery.start_soon(partial(pyfuse3.main, max_tasks=REQUESTS_MAX))
             nursery.start_soon(_until_gone, mounted, upcalls, nursery.cancel_scope)
             nursery.start_soon(_until_told, mounted.ending, nursery.cancel_scope)
             for kind in mounted.kinds.all:
                 await background.start(kind.run)
             _watch_fence(mounted, background)
-            await nursery.start(ControlServer(mounted.volume.state_dir / CONTROL_NAME, mounted).run)
+            await nursery.start(ControlServer(socket_path(mounted.volume.settings), mounted).run)
             ready()
         with trio.CancelScope(shield=True):
             if not mounted.channel.gone:
@@ -145,13 +126,29 @@ async def _serve(mounted: MountedVolume, upcalls: Upcalls, ready: Callable[[], N
 def _watch_fence(mounted: MountedVolume, nursery: trio.Nursery) -> None:
     """A volume that another machine took over becomes read-only, now or whenever that is noticed."""
     volume = mounted.volume
-    volume.on_fenced = lambda reason: nursery.start_soon(end_writing, volume, mounted.kinds, reason)
+    volume.on_fenced = lambda reason: nursery.start_soon(_end_writing, mounted, reason)
     if volume.fenced:
         volume.on_fenced(volume.fenced)
 
 
-async def _serve_kernel() -> None:
-    await pyfuse3.main(max_tasks=REQUESTS_MAX)
+async def _end_writing(mounted: MountedVolume, reason: str) -> None:
+    """The mount is read-only when this returns: it takes nothing more, keeps what it has, and goes on serving reads.
+
+    From the start no change is answered with success: the channel creates nothing by itself, the operations answer
+    EROFS, and the backing files of writers that are open are immutable (they get EPERM; where the filesystem cannot,
+    their bytes stay here, dirty). What was answered before is in the local log before that is closed: nothing that an
+    application was told is forgotten.
+    """
+    kinds = mounted.kinds
+    with trio.CancelScope(shield=True):
+        stopped = kinds.refuse_writes()
+        with contextlib.suppress(Aof2Error, OSError, KernelGoneError):  # said already; recovery folds the rest
+            await kinds.fold()
+        mounted.volume.target.turn_read_only(reason)
+    log.error(
+        "this mount is fenced: another machine writes the volume; what is here is kept and served, nothing is taken",
+        extra={"reason": reason, "writers_stopped": stopped, "unsealed_files": kinds.unsealed().files},
+    )
 
 
 async def _until_gone(mounted: MountedVolume, upcalls: Upcalls, scope: trio.CancelScope) -> None:

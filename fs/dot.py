@@ -14,8 +14,8 @@ import errno
 import os
 import stat
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
-from typing import Final, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Final
 
 import trio
 
@@ -24,7 +24,8 @@ from aof2.engine.catalog.rows import InodeRow
 from aof2.engine.errors import os_error
 from aof2.engine.kinds.kind import Asked, Caller, FileHandle, Kind
 from aof2.engine.kinds.opens import Opens
-from aof2.engine.volume import Volume
+from aof2.fs.control import views
+from aof2.fs.control.mounted import Mounted
 
 ROOT: Final = 1
 DOT: Final = 2
@@ -33,14 +34,6 @@ METRICS: Final = 4
 MANIFEST: Final = 5
 FIRST_LOG: Final = 1 << 20  # + tenant id
 DOT_NAME: Final = b".aof2"
-
-
-class Contents(NamedTuple):
-    """What makes the files' contents, on a worker thread."""
-
-    status: Callable[[], Iterable[bytes]]
-    metrics: Callable[[], Iterable[bytes]]
-    manifest: Callable[[str], Iterable[bytes]]
 
 
 class DotHandle:
@@ -81,23 +74,15 @@ class DotHandle:
 class DotKind(Kind):
     """The root of one mount, and `.aof2/`."""
 
-    def __init__(
-        self,
-        volume: Volume,
-        opens: Opens,
-        tenants: Mapping[int, Kind],
-        contents: Contents,
-        *,
-        uid: int,
-        gid: int,
-    ) -> None:
-        self._volume = volume
+    def __init__(self, mounted: Mounted, opens: Opens, tenants: Mapping[int, Kind]) -> None:
+        options = mounted.options
+        self._mounted = mounted
+        self._volume = mounted.volume
         self._opens = opens
         self._tenants = tenants  # by stream
-        self._contents = contents
-        self._uid = uid
-        self._gid = gid
-        self._now_ns = volume.env.now_ns()
+        self._uid = os.getuid() if options.uid is None else options.uid
+        self._gid = os.getgid() if options.gid is None else options.gid
+        self._now_ns = mounted.volume.env.now_ns()
 
     # -- names -------------------------------------------------------------------------------------------------
 
@@ -173,12 +158,13 @@ class DotKind(Kind):
     def _make(self, ino: int) -> int:
         """A descriptor of the content as it is now."""
         tenant = self._volume.tenant_names().get(ino - FIRST_LOG)
+        content: Iterable[bytes]
         if ino == STATUS:
-            content = self._contents.status()
+            content = [views.status_json(self._mounted)]
         elif ino == METRICS:
-            content = self._contents.metrics()
+            content = [self._volume.metrics.render()]  # what `/metrics` serves
         elif tenant is not None:
-            content = self._contents.manifest(tenant)
+            content = views.manifest_jsonl(self._mounted, tenant)
         else:
             raise os_error(errno.ENOENT)
         with tempfile.TemporaryFile() as f:

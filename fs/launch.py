@@ -24,9 +24,9 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Final, NoReturn, Protocol
+from typing import Final, NoReturn
 
 import lmdb
 import trio
@@ -61,20 +61,13 @@ _M_MMAP_THRESHOLD: Final = -3
 _M_ARENA_MAX: Final = -8
 READY: Final = b"\x06"  # first byte on the pipe: the mount answers; anything else is an error line
 
+# `fs.daemon.serve`: opens the volume, mounts, calls its last argument when the mount answers, runs until unmounted.
+# Cancelled, it takes the mount away and closes the volume.
+Serve = Callable[[Settings, Path, Options, Callable[[], None]], Awaitable[None]]
+
 
 class LaunchError(Aof2Error):
     """The daemon did not come up; the message is its own line."""
-
-
-class Serve(Protocol):
-    """`fs.daemon.serve`: opens the volume, mounts, calls `ready` when the mount answers, runs until unmounted.
-
-    Cancelled, it takes the mount away and closes the volume.
-    """
-
-    async def __call__(
-        self, settings: Settings, mountpoint: Path, options: Options, ready: Callable[[], None]
-    ) -> None: ...
 
 
 # -- checks --------------------------------------------------------------------------------------------------------

@@ -104,9 +104,7 @@ def make_mountpoint(path: Path) -> None:
         path.mkdir(mode=0o755, parents=True, exist_ok=True)
         with os.scandir(path) as entries:
             first = next(entries, None)
-    except FileExistsError:
-        raise MountError(f"{path}: not a directory; name one to mount on") from None
-    except NotADirectoryError:
+    except (FileExistsError, NotADirectoryError):
         raise MountError(f"{path}: not a directory; name one to mount on") from None
     except PermissionError:
         raise MountError(f"{path}: this user may not make or read it; make it first, or run as root") from None
@@ -119,24 +117,12 @@ def make_mountpoint(path: Path) -> None:
 
 def unmount(path: Path) -> None:
     """Unmounts. BusyError when it is in use; nothing has happened then."""
-    if os.geteuid() != 0:
-        _fusermount(path, "-u")
-        return
-    code = _umount2(path, _UMOUNT_NOFOLLOW)
-    if code == errno.EBUSY:
-        raise busy(path)
-    if code not in (0, errno.EINVAL, errno.ENOENT):  # EINVAL: it is not mounted any more
-        raise MountError(f"{path}: cannot be unmounted: {os.strerror(code).lower()}")
+    _unmount(path, "-u", _UMOUNT_NOFOLLOW)
 
 
 def detach(path: Path) -> None:
     """Takes it out of the tree at once, also while it is in use."""
-    if os.geteuid() != 0:
-        _fusermount(path, "-uz")
-        return
-    code = _umount2(path, _MNT_DETACH | _UMOUNT_NOFOLLOW)
-    if code not in (0, errno.EINVAL, errno.ENOENT):
-        raise MountError(f"{path}: cannot be unmounted: {os.strerror(code).lower()}")
+    _unmount(path, "-uz", _MNT_DETACH | _UMOUNT_NOFOLLOW)
 
 
 def check_idle(path: Path) -> None:
@@ -146,9 +132,16 @@ def check_idle(path: Path) -> None:
         raise busy(path)
 
 
-def _umount2(path: Path, flags: int) -> int:
+def _unmount(path: Path, option: str, flags: int) -> None:
+    if os.geteuid() != 0:
+        _fusermount(path, option)
+        return
     libc = ctypes.CDLL(None, use_errno=True)
-    return ctypes.get_errno() if libc.umount2(os.fsencode(path), flags) else 0
+    code = ctypes.get_errno() if libc.umount2(os.fsencode(path), flags) else 0
+    if code == errno.EBUSY:
+        raise busy(path)
+    if code not in (0, errno.EINVAL, errno.ENOENT):  # EINVAL: it is not mounted any more
+        raise MountError(f"{path}: cannot be unmounted: {os.strerror(code).lower()}")
 
 
 def _fusermount(path: Path, flag: str) -> None:

@@ -91,7 +91,7 @@ def check_folders(settings: Settings) -> None:
             raise MountError(f"{path}: it is {owner}'s; run as {owner}, or name a folder of your own in mount.conf")
     if lacking:
         names = ", ".join(map(str, lacking))
-        run = sudo("install", "-d", "-o", _user_name(), "-g", _group_name(), *map(str, lacking))
+        run = sudo("install", "-d", "-o", _name_of(os.geteuid()), "-g", _group_name(), *map(str, lacking))
         raise MountError(f"{names}: this user cannot make or write there; run: {run}")
 
 
@@ -124,10 +124,6 @@ def _owner_name(path: Path) -> str:
         return _name_of(path.stat().st_uid)
     except OSError:
         return "root"
-
-
-def _user_name() -> str:
-    return _name_of(os.geteuid())
 
 
 def _name_of(uid: int) -> str:

@@ -14,7 +14,7 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -112,10 +112,7 @@ class _Transfers:
     """
 
     def __init__(self, v: Volume, client: Any, bucket: str, root: Path, size: int) -> None:
-        self.up: list[float] = []
-        self.down: list[float] = []
-        self.bare_up: list[float] = []
-        self.bare_down: list[float] = []
+        self.times: dict[str, list[float]] = {"up": [], "down": [], "bare up": [], "bare down": []}
         self._v = v
         self._client = client
         self._bucket = bucket
@@ -141,18 +138,18 @@ class _Transfers:
     async def _upload(self, n: int, data: bytes) -> Key:
         await self._settle()
         key = await put_object(self._v, TENANT, b"object%d" % n, data)
-        self.up.append(await _timed(partial(self._v.checkpoint, TENANT)))
+        self.times["up"].append(await _timed(self._v.checkpoint, TENANT))
         return key
 
     async def _bare_upload(self, n: int, data: bytes) -> None:
         await self._settle()
         work = partial(_bare_upload, self._client, self._bucket, f"bare{n}", data)
-        self.bare_up.append(await _timed(partial(trio.to_thread.run_sync, work)))
+        self.times["bare up"].append(await _timed(trio.to_thread.run_sync, work))
 
     async def _hydrate(self, key: Key) -> None:
         """Into a new file: nothing of the object is here, before and after."""
         await self._settle()
-        self.down.append(await _timed(partial(_fill, self._v, key)))
+        self.times["down"].append(await _timed(_fill, self._v, key))
         await self._v.evict([key])
 
     async def _bare_download(self, n: int) -> None:
@@ -160,7 +157,7 @@ class _Transfers:
         target = self._root / "bare"
         await self._settle()
         work = partial(_bare_download, self._client, self._bucket, f"bare{n}", target)
-        self.bare_down.append(await _timed(partial(trio.to_thread.run_sync, work)))
+        self.times["bare down"].append(await _timed(trio.to_thread.run_sync, work))
         target.unlink()
 
     async def _settle(self) -> None:
@@ -180,26 +177,25 @@ def transfers(sizes: Sizes, root: Path) -> list[Measurement]:
         url = f"s3://{server.bucket}/volume"
         settings = _settings(root, hot_bytes=4 * sizes.object_bytes, url=url, endpoint_url=server.endpoint_url)
 
-        async def body(v: Volume) -> _Transfers:
+        async def body(v: Volume) -> dict[str, list[float]]:
             both = _Transfers(v, client, server.bucket, root, sizes.object_bytes)
             for n in range(sizes.rounds):
                 await both.round(n)
-            return both
+            return both.times
 
-        times: _Transfers = _in_volume(settings, body)
-    rate = sizes.object_bytes
+        rates = {name: sizes.object_bytes / min(times) for name, times in _in_volume(settings, body).items()}
     size = f"{sizes.object_bytes // MIB} MiB"
     return [
-        compared(f"hydrate {size} from S3, verified, to disk", "B/s", rate / min(times.down), "boto3, parallel ranges",
-                 rate / min(times.bare_down), at_least=0.9),
-        compared(f"upload {size} to S3, no compression", "B/s", rate / min(times.up), "boto3, multipart",
-                 rate / min(times.bare_up), at_least=0.9),
+        compared(f"hydrate {size} from S3, verified, to disk", "B/s", rates["down"], "boto3, parallel ranges",
+                 rates["bare down"], at_least=0.9),
+        compared(f"upload {size} to S3, no compression", "B/s", rates["up"], "boto3, multipart",
+                 rates["bare up"], at_least=0.9),
     ]  # fmt: skip
 
 
-async def _timed(work: Callable[[], Any]) -> float:
+async def _timed(work: Callable[..., Awaitable[object]], *args: Any) -> float:
     start = time.perf_counter()
-    await work()
+    await work(*args)
     return time.perf_counter() - start
 
 
@@ -276,7 +272,7 @@ def operations(sizes: Sizes, root: Path) -> list[Measurement]:
     async def body(v: Volume) -> float:
         tenant_id = v.tenants.named(TENANT).tenant_id
         work = partial(_create_many, v, tenant_id, sizes.operations)
-        return await _timed(partial(trio.to_thread.run_sync, work))
+        return await _timed(trio.to_thread.run_sync, work)
 
     elapsed = _in_volume(_settings(root, hot_bytes=1024 * MIB), body)
     rate = sizes.operations / elapsed
@@ -364,7 +360,6 @@ def memory(sizes: Sizes, root: Path) -> list[Measurement]:
     """Anonymous memory of the process while data many times the caches goes through: in, up, out, back."""
     object_bytes = min(256 * MIB, sizes.pass_bytes // 4)
     count = max(2, sizes.pass_bytes // object_bytes // 2)
-    peak = _PeakMemory()
 
     async def body(v: Volume) -> int:
         keys = []
@@ -376,12 +371,12 @@ def memory(sizes: Sizes, root: Path) -> list[Measurement]:
             await _read_all(v, key)
         return v.settings.cache.page_cache_bytes
 
-    with _s3(root) as server, peak:
+    with _s3(root) as server, _watched_memory() as seen:
         url = f"s3://{server.bucket}/volume"
         settings = _settings(root, hot_bytes=3 * object_bytes, url=url, endpoint_url=server.endpoint_url)
         page_cache = _in_volume(settings, body)
     limit = page_cache + 300 * MIB
-    grown = peak.bytes_max
+    grown = max(seen)
     moved = 2 * count * object_bytes
     return [
         Measurement(
@@ -412,27 +407,24 @@ async def _written(v: Volume, n: int, size: int) -> Key:
     return key
 
 
-class _PeakMemory:
-    """Watches RssAnon from a thread of its own."""
+@contextmanager
+def _watched_memory() -> Iterator[list[int]]:
+    """RssAnon again and again, from a thread of its own."""
+    seen, stop = [0], threading.Event()
 
-    def __init__(self) -> None:
-        self.bytes_max = 0
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
+    def watch() -> None:
+        while not stop.wait(0.02):
+            seen.append(_anonymous_bytes())
 
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(self, *exc: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while not self._stop.wait(0.02):
-            self.bytes_max = max(self.bytes_max, anonymous_bytes())
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(watch)
+        try:
+            yield seen
+        finally:
+            stop.set()
 
 
-def anonymous_bytes() -> int:
+def _anonymous_bytes() -> int:
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) * 1024

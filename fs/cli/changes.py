@@ -55,7 +55,7 @@ def changes(
     elif list_cursors or forget:
         _cursors(settings, tenant, cursor if forget else "", as_json)
     else:
-        _Feed(settings, tenant, cursor, peek=peek, as_json=as_json).show(follow=follow)
+        _show(settings, tenant, cursor, follow=follow, peek=peek, as_json=as_json)
 
 
 def _acknowledge(settings: Settings, tenant: str | None, cursor: str, ack: int, as_json: bool) -> None:
@@ -75,49 +75,29 @@ def _cursor_cells(one: dict[str, Any]) -> tuple[str, ...]:
     return (one["cursor"], one["tenant"], str(one["acknowledged"]), str(one["newest"]), iso_time(one["seen_ms"]))
 
 
-class _Feed:
-    """Pages of the feed onto the output."""
-
-    def __init__(self, settings: Settings, tenant: str | None, cursor: str, *, peek: bool, as_json: bool) -> None:
-        self._settings = settings
-        self._tenant = tenant
-        self._cursor = cursor
-        self._peek = peek
-        self._as_json = as_json
-        self._after: dict[str, int] = {}
-        self._headed = False
-
-    def show(self, *, follow: bool) -> None:
-        while True:
-            page = ask(
-                self._settings,
-                "changes",
-                cursor=self._cursor,
-                tenant=self._tenant,
-                after=self._after,
-                wait_s=WAIT_S if follow else 0.0,
-            )
-            if page["registered"]:
-                names = ", ".join(page["registered"])
-                complain(f"note: cursor {self._cursor} is new in {names}: what changes from now on is kept for it")
-            self._print(page["rows"])
-            self._after |= page["upto"]
-            if page["upto"] and not self._peek:
-                ask(self._settings, "acknowledge", cursor=self._cursor, sequences=page["upto"])
-            if not follow and not page["more"]:
-                return
-
-    def _print(self, rows: list[dict[str, Any]]) -> None:
-        """On the output, and out of our buffers, when this returns."""
-        for row in rows:
-            if self._as_json:
-                output.print_json(row)
-                continue
-            if not self._headed:
+def _show(settings: Settings, tenant: str | None, cursor: str, *, follow: bool, peek: bool, as_json: bool) -> None:
+    after: dict[str, int] = {}
+    headed = as_json
+    while True:
+        wait_s = WAIT_S if follow else 0.0
+        page = ask(settings, "changes", cursor=cursor, tenant=tenant, after=after, wait_s=wait_s)
+        if page["registered"]:
+            names = ", ".join(page["registered"])
+            complain(f"note: cursor {cursor} is new in {names}: what changes from now on is kept for it")
+        for row in page["rows"]:
+            if not headed:
                 output.print_tsv(COLUMNS)
-                self._headed = True
-            output.print_tsv(_cells(row))
-        sys.stdout.flush()
+                headed = True
+            if as_json:
+                output.print_json(row)
+            else:
+                output.print_tsv(_cells(row))
+        sys.stdout.flush()  # what is acknowledged is out of our buffers
+        after |= page["upto"]
+        if page["upto"] and not peek:
+            ask(settings, "acknowledge", cursor=cursor, sequences=page["upto"])
+        if not follow and not page["more"]:
+            return
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:

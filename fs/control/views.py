@@ -153,11 +153,6 @@ def status_json(mounted: Mounted) -> bytes:
     return msgspec.json.encode({**msgspec.structs.asdict(found["volume"]), "mount": found["mount"]}) + b"\n"
 
 
-def metrics_text(mounted: Mounted) -> bytes:
-    """`.aof2/metrics`: what `/metrics` serves."""
-    return mounted.volume.metrics.render()
-
-
 def manifest_jsonl(mounted: Mounted, tenant: str) -> Iterator[bytes]:
     """`.aof2/manifest/<tenant>.jsonl`: the log on this disk, a line a record. ObjectGoneError: no such tenant."""
     folder = mounted.volume.manifest_dir / str(mounted.volume.tenants.named(tenant).tenant_id)

@@ -29,7 +29,7 @@ def test_status_metrics_and_manifest(tmp_path: Path) -> None:
         status = json.loads(views.status_json(mounted))
         assert status["tenants"][0]["bytes"] == 5000
         assert status["mount"]["mountpoint"] == str(mounted.mountpoint)
-        assert b"aof2_dirty_bytes 0" in views.metrics_text(mounted)
+        assert b"aof2_dirty_bytes 0" in mounted.volume.metrics.render()
         records = [json.loads(line) for line in views.manifest_jsonl(mounted, "default")]
         assert tuple(records[0]) == KEYS
         assert [r["ordinal"] for r in records] == sorted(r["ordinal"] for r in records)
