@@ -38,7 +38,7 @@ from aof2.engine.observe.logs import configure_logging
 from aof2.engine.settings import Settings
 from aof2.fs.channel_wire import ChannelError
 from aof2.fs.control.client import ControlClient, NotMountedError, see_to_the_end
-from aof2.fs.control.protocol import ControlError, ProtocolError, decode
+from aof2.fs.control.protocol import ProtocolError, decode
 from aof2.fs.mountpoint import FSTYPE, Answer, MountError, ask, detach, make_mountpoint, mounted_at, unmount
 from aof2.fs.options import Options
 from aof2.fs.wording import explain, one_line
@@ -76,8 +76,8 @@ class LaunchError(Aof2Error):
 def prepare(settings: Settings) -> bool:
     """Sees to it that the volume can be mounted at its mountpoint; False when it already is.
 
-    A dead mount is cleared away, and a daemon that is coming up or ending is waited for. MountError, before anything is
-    opened, when the place is taken or not fit.
+    A dead mount is cleared away, and a daemon that is coming up or ending is waited for. MountError or ControlError,
+    before anything is opened, when the place is taken or not fit, or a daemon does not answer.
     """
     mountpoint, state_dir = settings.volume.mountpoint, settings.volume.state_dir
     elsewhere = settled(settings)
@@ -114,15 +114,8 @@ def settled(settings: Settings) -> Path | None:
         if not (between or ending) or time.monotonic() > deadline_s:
             return where
         if ending:
-            _see_to_the_end(settings)
+            see_to_the_end(settings)
         time.sleep(SETTLE_EVERY_S)
-
-
-def _see_to_the_end(settings: Settings) -> None:
-    try:
-        see_to_the_end(settings)
-    except ControlError as e:
-        raise MountError(str(e)) from None
 
 
 def _is_open(settings: Settings) -> bool:
@@ -131,14 +124,12 @@ def _is_open(settings: Settings) -> bool:
 
 
 def serving(settings: Settings) -> Path | None:
-    """Where a daemon of this volume says it has mounted it."""
+    """Where a daemon of this volume says it has mounted it. ControlError when it does not answer."""
     try:
         with ControlClient(settings) as client:
             return Path(client.call("ping")["mountpoint"])
     except NotMountedError:
         return None
-    except ControlError as e:
-        raise MountError(str(e)) from None
 
 
 # -- the daemon ----------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ Owner: plain data. A crash leaves nothing.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
@@ -96,13 +97,8 @@ def _parse(option: str) -> tuple[str, object]:
 
 def _number(name: str, value: str) -> int:
     base = _NUMBERS[name]
-    allowed = "an octal number up to 777" if base == 8 else "a number"
-    if not (value.isascii() and value.isdigit()):
+    most = 0o777 if base == 8 else 0xFFFFFFFE
+    if not re.fullmatch("[0-7]+" if base == 8 else "[0-9]+", value) or int(value, base) > most:
+        allowed = "an octal number up to 777" if base == 8 else "a number"
         raise OptionsError(f"-o {name}={value}: it must be {allowed}")
-    try:
-        number = int(value, base)
-    except ValueError:
-        raise OptionsError(f"-o {name}={value}: it must be {allowed}") from None
-    if number > (0o777 if base == 8 else 0xFFFFFFFE):
-        raise OptionsError(f"-o {name}={value}: it must be {allowed}")
-    return number
+    return int(value, base)

@@ -15,6 +15,7 @@ import time
 import zlib
 from array import array
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from struct import Struct
@@ -359,11 +360,8 @@ def _group_round(folder: Path) -> tuple[int, float]:
         ready.wait()
         group.submit(batch, sync=True).result()
 
-    threads = [threading.Thread(target=one, args=(i,)) for i in range(GROUP_THREADS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(GROUP_THREADS) as pool:
+        list(pool.map(one, range(GROUP_THREADS)))
     elapsed = time.perf_counter() - started[0]
     fsyncs = writer.fsyncs
     group.close()

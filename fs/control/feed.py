@@ -7,7 +7,7 @@ is shown again.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -125,19 +125,11 @@ def _page(volume: Volume, tenants: Mapping[int, str], args: Changes, registered:
             more |= len(records) == PAGE_RECORDS
             for record in records:
                 upto[tenant] = record.sequence
-                rows += ({"tenant": tenant, **row} for row in _rows(view, tenant_id, record))
+                head = {"tenant": tenant, "sequence": record.sequence, "timestamp_ms": record.timestamp_ms}
+                for op in record.ops:
+                    detail = {"op": type(op).__name__, **_detail(view, tenant_id, op)}
+                    rows.append({**head, **detail, "watermarks": record.watermarks})
     return Page(rows=rows, upto=upto, more=more, registered=registered)
-
-
-def _rows(view: View, tenant_id: int, record: feed.ManifestChangeRecord) -> Iterator[dict[str, Any]]:
-    for op in record.ops:
-        yield {
-            "sequence": record.sequence,
-            "timestamp_ms": record.timestamp_ms,
-            "op": type(op).__name__,
-            **_detail(view, tenant_id, op),
-            "watermarks": record.watermarks,
-        }
 
 
 def _detail(view: View, tenant_id: int, op: o.ManifestOp) -> dict[str, Any]:

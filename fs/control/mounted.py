@@ -33,23 +33,14 @@ class Channel(Protocol):
 class Mounted(Protocol):
     """A volume that is mounted."""
 
-    @property
-    def volume(self) -> Volume: ...
-
-    @property
-    def mountpoint(self) -> Path: ...
-
-    @property
-    def options(self) -> Options: ...
-
-    @property
-    def kinds(self) -> Kinds: ...
+    volume: Volume
+    mountpoint: Path
+    options: Options
+    kinds: Kinds
+    started_ms: int
 
     @property
     def channel(self) -> Channel: ...
-
-    @property
-    def started_ms(self) -> int: ...
 
     def end(self) -> None:
         """The daemon ends as it does when the mount is gone."""

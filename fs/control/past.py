@@ -9,9 +9,6 @@ import errno
 import os
 import stat
 from functools import partial
-from typing import NamedTuple
-
-import msgspec
 
 from aof2.engine import generations as past
 from aof2.engine import namespace
@@ -35,16 +32,8 @@ class Revert(Args, kw_only=True):
     to: str = ""
 
 
-class Reverted(msgspec.Struct, frozen=True, kw_only=True):
-    path: str
-    generation: int  # that the file has now
-    source_generation: int
-    size: int
-
-
 async def generations(mounted: Mounted, args: Generations, _: Tell) -> list[past.Generation]:
-    place = _file(mounted, args.path)
-    return _all(mounted, place)
+    return _all(mounted, _file(mounted, args.path))
 
 
 def _all(mounted: Mounted, place: Place) -> list[past.Generation]:
@@ -64,15 +53,17 @@ def _file(mounted: Mounted, path: str) -> Place:
 # -- bringing one back -----------------------------------------------------------------------------------------------
 
 
-async def revert(mounted: Mounted, args: Revert, tell: Tell) -> Reverted:
+async def revert(mounted: Mounted, args: Revert, tell: Tell) -> dict[str, object]:
+    """The file's `path` and `size`, and the `generation` that it has now."""
     place = _file(mounted, args.path)
     _check(mounted, place, args)
+    row: ObjectRow | InodeRow
     if args.to:
-        return await _beside(mounted, place, args)
-    await _settled(mounted, place, tell)
-    row = await _in_place(mounted, place, args.generation)
-    path = walk.shown(mounted, place)
-    return Reverted(path=path, generation=row.generation, source_generation=args.generation, size=row.size)
+        path, row = await _beside(mounted, place, args)
+    else:
+        await _settled(mounted, place, tell)
+        path, row = walk.shown(mounted, place), await _in_place(mounted, place, args.generation)
+    return {"path": path, "generation": row.generation, "source_generation": args.generation, "size": row.size}
 
 
 def _check(mounted: Mounted, place: Place, args: Revert) -> None:
@@ -106,30 +97,20 @@ async def _in_place(mounted: Mounted, place: Place, generation: int) -> ObjectRo
     return row
 
 
-class _Target(NamedTuple):
-    parent: InodeRow
-    name: bytes
-    shown: str
-
-
-async def _beside(mounted: Mounted, place: Place, args: Revert) -> Reverted:
-    target = _target(mounted, place, args.to)
-    work = partial(
-        past.revert_beside,
-        ino=place.inode.ino,
-        generation=args.generation,
-        parent=target.parent.ino,
-        name=target.name,
-    )
+async def _beside(mounted: Mounted, place: Place, args: Revert) -> tuple[str, InodeRow]:
+    parent, name, shown = _target(mounted, place, args.to)
+    ino, generation = place.inode.ino, args.generation
+    work = partial(past.revert_beside, ino=ino, generation=generation, parent=parent, name=name)
     try:
         made = await result_of(mounted.volume.writer.submit(place.tenant_id, work, sync=True))
     except FileExistsError:
-        raise ControlError(f"{target.shown}: there is something of that name; choose another") from None
-    mounted.channel.invalidate_entry(target.parent.ino, target.name)
-    return Reverted(path=target.shown, generation=made.generation, source_generation=args.generation, size=made.size)
+        raise ControlError(f"{shown}: there is something of that name; choose another") from None
+    mounted.channel.invalidate_entry(parent, name)
+    return shown, made
 
 
-def _target(mounted: Mounted, place: Place, to: str) -> _Target:
+def _target(mounted: Mounted, place: Place, to: str) -> tuple[int, bytes, str]:
+    """The directory, the name in it, and the path as a user would write it."""
     folder, name = os.path.split(to.rstrip("/"))
     with mounted.volume.catalog.view() as view:
         above = resolve(view, mounted.mountpoint, folder) if folder and name else None
@@ -141,6 +122,6 @@ def _target(mounted: Mounted, place: Place, to: str) -> _Target:
     if not stat.S_ISDIR(above.inode.mode):
         raise ControlError(f"{shown}: {os.strerror(errno.ENOTDIR).lower()}")
     try:
-        return _Target(above.inode, namespace.check_name(os.fsencode(name)), shown)
+        return above.inode.ino, namespace.check_name(os.fsencode(name)), shown
     except OSError as e:
         raise ControlError(f"{shown}: {(e.strerror or '').lower()}") from None

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from typing import Final
 
-import msgspec
 import trio
 
 from aof2.fs.control import durable
@@ -34,12 +33,8 @@ class Toggle(Args, kw_only=True):
     enabled: bool
 
 
-class Toggled(msgspec.Struct, frozen=True, kw_only=True):
-    enabled: bool
-    changed: bool
-
-
-async def toggle(mounted: Mounted, args: Toggle, tell: Tell) -> Toggled:
+async def toggle(mounted: Mounted, args: Toggle, tell: Tell) -> dict[str, bool]:
+    """Whether the log is `enabled` now, and whether that `changed`."""
     volume = mounted.volume
     if not volume.settings.manifest.enabled:
         raise ControlError("mounted with [manifest] enabled = false; set it to true and mount again")
@@ -47,12 +42,12 @@ async def toggle(mounted: Mounted, args: Toggle, tell: Tell) -> Toggled:
     if volume.fenced:
         raise ControlError(f"the volume is read-only: {volume.fenced}")
     if args.enabled == is_on and bool(volume.paused) != args.enabled:
-        return Toggled(enabled=is_on, changed=False)
+        return {"enabled": is_on, "changed": False}
     if args.enabled:
         volume.target.enabled = True
         volume.paused = ""
         volume.jobs.runner.wake()
-        return Toggled(enabled=True, changed=True)
+        return {"enabled": True, "changed": True}
     if volume.paused:
         raise ControlError("it is being turned off already")
     volume.paused = REASON
@@ -62,7 +57,7 @@ async def toggle(mounted: Mounted, args: Toggle, tell: Tell) -> Toggled:
     except BaseException:
         volume.paused = ""
         raise
-    return Toggled(enabled=False, changed=True)
+    return {"enabled": False, "changed": True}
 
 
 async def _come_to_rest(mounted: Mounted, tell: Tell) -> None:

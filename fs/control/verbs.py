@@ -46,12 +46,6 @@ class Undelete(Args, kw_only=True):
     path: str
 
 
-class Pong(msgspec.Struct, frozen=True, kw_only=True):
-    mountpoint: str
-    pid: int
-    started_ms: int
-
-
 async def dispatch(mounted: Mounted, request: dict[str, Any], tell: Tell) -> object:
     """Does what the request asks for. ControlError, exit 2, for what no verb takes."""
     verb = request.get("verb")
@@ -67,8 +61,8 @@ async def dispatch(mounted: Mounted, request: dict[str, Any], tell: Tell) -> obj
     return await handler(mounted, asked, tell)
 
 
-async def ping(mounted: Mounted, _: Args, __: Tell) -> Pong:
-    return Pong(mountpoint=str(mounted.mountpoint), pid=os.getpid(), started_ms=mounted.started_ms)
+async def ping(mounted: Mounted, _: Args, __: Tell) -> dict[str, object]:
+    return {"mountpoint": str(mounted.mountpoint), "pid": os.getpid(), "started_ms": mounted.started_ms}
 
 
 async def status(mounted: Mounted, args: Status, _: Tell) -> object:
@@ -144,13 +138,7 @@ async def _raise_open(mounted: Mounted, places: list[Place]) -> None:
 # -- undelete ------------------------------------------------------------------------------------------------------
 
 
-class Undeleted(msgspec.Struct, frozen=True, kw_only=True):
-    path: str
-    size: int
-    generation: int
-
-
-async def undelete(mounted: Mounted, args: Undelete, _: Tell) -> Undeleted:
+async def undelete(mounted: Mounted, args: Undelete, _: Tell) -> dict[str, object]:
     """The newest that had this name and was deleted has it again."""
     parent_path, name = os.path.split(args.path.rstrip("/"))
     if not parent_path or not name:
@@ -170,7 +158,7 @@ async def undelete(mounted: Mounted, args: Undelete, _: Tell) -> Undeleted:
     change = partial(namespace.undelete, ino=found[0].ino, parent=place.inode.ino, name=raw)
     row = await result_of(mounted.volume.writer.submit(place.tenant_id, change, sync=True))
     mounted.channel.invalidate_entry(place.inode.ino, raw)
-    return Undeleted(path=shown, size=row.size, generation=row.generation)
+    return {"path": shown, "size": row.size, "generation": row.generation}
 
 
 Handler = Callable[[Mounted, Any, Tell], Awaitable[object]]
