@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
+from aof2.engine.catalog.store import View
+from aof2.engine.inspect.rows import open_rows
 from aof2.engine.settings import Settings
 from aof2.fs.cli.errors import CliError
 from aof2.fs.cli.progress import shown_progress
@@ -19,12 +21,22 @@ from aof2.fs.control.protocol import ControlError
 from aof2.fs.mountpoint import real_mountpoint
 
 LINKS_MAX = 40
+T = TypeVar("T")
 
 
 def ask(settings: Settings, verb: str, **args: object) -> Any:
     """What the daemon answers, with a bar or lines while it works. NotMountedError, ControlError."""
     with ControlClient(settings) as client, shown_progress() as show:
         return client.call(verb, show, **args)
+
+
+def ask_or_read(settings: Settings, kind: type[T], read: Callable[[View], T], verb: str, **args: object) -> T:
+    """What the daemon answers; where none is, what `read` finds in the rows on this disk."""
+    try:
+        return msgspec.convert(ask(settings, verb, **args), kind)
+    except NotMountedError:
+        with open_rows(settings.volume.state_dir) as rows, rows.view() as view:
+            return read(view)
 
 
 def placed(settings: Settings) -> Settings:

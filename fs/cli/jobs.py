@@ -7,14 +7,13 @@ from typing import Any
 import click
 import msgspec
 
+from aof2.engine.catalog.store import View
 from aof2.engine.inspect.jobs import SHORT, JobStatus, every_job, find_job, job_status
-from aof2.engine.inspect.rows import open_rows
 from aof2.fs.cli import output
-from aof2.fs.cli.client import ask
+from aof2.fs.cli.client import ask, ask_or_read
 from aof2.fs.cli.conf import load_conf, volume_options
 from aof2.fs.cli.errors import EXIT_FAILED, complain
 from aof2.fs.cli.records import iso_time
-from aof2.fs.control.client import NotMountedError
 from aof2.fs.wording import human_size
 
 COLUMNS = ("job", "type", "state", "progress", "attempts", "updated (UTC)", "reason")
@@ -50,12 +49,7 @@ def list_(states: tuple[str, ...], as_json: bool, conf: str | None) -> None:
 
 
 def _list(states: tuple[str, ...], as_json: bool, conf: str | None) -> None:
-    settings = load_conf(conf)
-    try:
-        found = msgspec.convert(ask(settings, "jobs", action="list"), list[JobStatus])
-    except NotMountedError:
-        with open_rows(settings.volume.state_dir) as rows, rows.view() as view:
-            found = list(every_job(view))
+    found = ask_or_read(load_conf(conf), list[JobStatus], lambda view: list(every_job(view)), "jobs", action="list")
     _table([job for job in found if not states or job.state in states], as_json)
 
 
@@ -79,13 +73,12 @@ def show(job: str, as_json: bool, conf: str | None) -> None:
 
     Also works while nothing is mounted.
     """
-    settings = load_conf(conf)
-    try:
-        [one] = msgspec.convert(ask(settings, "jobs", action="show", job=job), list[JobStatus])
-    except NotMountedError:
-        with open_rows(settings.volume.state_dir) as rows, rows.view() as view:
-            _, row, tenant = find_job(view, job)
-            one = job_status(row, tenant)
+
+    def read(view: View) -> list[JobStatus]:
+        _, row, tenant = find_job(view, job)
+        return [job_status(row, tenant)]
+
+    [one] = ask_or_read(load_conf(conf), list[JobStatus], read, "jobs", action="show", job=job)
     if as_json:
         output.print_json(one)
         return

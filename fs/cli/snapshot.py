@@ -7,15 +7,14 @@ from typing import Any
 import click
 import msgspec
 
-from aof2.engine.inspect.rows import open_rows
 from aof2.engine.inspect.snapshots import SnapshotStatus, every_snapshot
 from aof2.fs.cli import output
-from aof2.fs.cli.client import ask
+from aof2.fs.cli.client import ask, ask_or_read
 from aof2.fs.cli.conf import load_conf, volume_options
 from aof2.fs.cli.records import iso_time
-from aof2.fs.control.client import NotMountedError
 from aof2.fs.wording import human_size
 
+KEPT = list[SnapshotStatus]
 COLUMNS = ("snapshot", "name", "taken (UTC)", "files", "bytes", "complete")
 
 
@@ -45,12 +44,8 @@ def create(tenant: str | None, name: str, as_json: bool, conf: str | None) -> No
 @volume_options("One JSON object a line.")
 def list_(as_json: bool, conf: str | None) -> None:
     """The snapshots there are. Also works while nothing is mounted."""
-    settings = load_conf(conf)
-    try:
-        _print(ask(settings, "snapshot", action="list"), as_json)
-    except NotMountedError:
-        with open_rows(settings.volume.state_dir) as rows, rows.view() as view:
-            _print(msgspec.to_builtins(list(every_snapshot(view))), as_json)
+    kept = ask_or_read(load_conf(conf), KEPT, lambda view: list(every_snapshot(view)), "snapshot", action="list")
+    _print(kept, as_json)
 
 
 @snapshot.command(epilog="Example: aof2 snapshot delete default/3")
@@ -62,7 +57,7 @@ def delete(snapshot_: str, as_json: bool, conf: str | None) -> None:
 
 
 def _print(answer: Any, as_json: bool) -> None:
-    found = msgspec.convert(answer, list[SnapshotStatus])
+    found = msgspec.convert(answer, KEPT)
     output.print_found(found, COLUMNS, _cells, as_json=as_json, folding={"name": 20})
 
 

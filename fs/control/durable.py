@@ -76,26 +76,21 @@ async def upload(
     log: bool = True,
     hint: str = "",
 ) -> Uploaded:
-    """What is sealed, of these files or all, is in the remote; with `log`, so is the log that says so."""
+    """What is sealed, of these files or all, is in the remote; with `log`, so is the log that says so. `hint` ends the
+    line if the remote is away."""
     wanted = {k: n for k, n in pending(volume, tenant_ids).items() if inos is None or k[1] in inos}
+    total = sum(wanted.values())
     if wanted:
         await plan(volume, tenant_ids)
-    done = await uploaded(volume, wanted, tell, hint=hint)
+        with contextlib.ExitStack() as stack:
+            soon = total <= SOON_BYTES and len(wanted) <= SOON_FILES
+            for tenant_id in {key[0] for key in wanted}:
+                keys = [key[1:] for key in wanted if key[0] == tenant_id]
+                stack.enter_context(volume.replication.awaiting(tenant_id, keys, soon=soon))
+            await _until_uploaded(volume, wanted, tell, hint)
     if log:
         await replicated(volume, volume.log_ends(tenant_ids), tell, hint=hint)
-    return done
-
-
-async def uploaded(volume: Volume, wanted: dict[Key, int], tell: Tell, *, hint: str = "") -> Uploaded:
-    """Until these objects are in the remote, gone, or written to again. `hint` ends the line if the remote is away."""
-    if not wanted:
-        return Uploaded(0, 0)
-    with contextlib.ExitStack() as stack:
-        soon = sum(wanted.values()) <= SOON_BYTES and len(wanted) <= SOON_FILES
-        for tenant_id in {key[0] for key in wanted}:
-            keys = [key[1:] for key in wanted if key[0] == tenant_id]
-            stack.enter_context(volume.replication.awaiting(tenant_id, keys, soon=soon))
-        return await _until_uploaded(volume, wanted, tell, hint)
+    return Uploaded(len(wanted), total)
 
 
 def later(tell: Tell) -> Tell:
@@ -109,17 +104,17 @@ def later(tell: Tell) -> Tell:
     return tell_later
 
 
-async def _until_uploaded(volume: Volume, wanted: dict[Key, int], tell: Tell, hint: str) -> Uploaded:
-    total, files = sum(wanted.values()), len(wanted)
+async def _until_uploaded(volume: Volume, wanted: dict[Key, int], tell: Tell, hint: str) -> None:
+    """Until these objects are in the remote, gone, or written to again."""
+    total, done = sum(wanted.values()), 0
     left = deque(wanted.items())
-    done = 0
     watch = _Watch(volume, {key[0] for key in wanted})
     while True:
         change = volume.jobs.runner.changes.next()
         done += _drop_settled(volume, left)
         if not left:
             await tell(Progress("upload", total, total))
-            return Uploaded(files, total)
+            return
         rows = _uploads(volume)
         _raise_failed(rows, left)
         await watch.ask(rows)

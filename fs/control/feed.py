@@ -56,25 +56,8 @@ class Cursors(Args, kw_only=True):
     tenant: str | None = None
 
 
-class Cursor(msgspec.Struct, frozen=True, kw_only=True):
-    cursor: str
-    tenant: str
-    acknowledged: int
-    newest: int
-    registered_ms: int
-    seen_ms: int
-
-
-class Page(msgspec.Struct, frozen=True, kw_only=True):
-    """Rows, and up to where they go, by tenant; where the cursor is new there was nothing to show before."""
-
-    rows: list[dict[str, Any]]
-    upto: dict[str, int]
-    more: bool
-    registered: list[str]
-
-
-async def changes(mounted: Mounted, args: Changes, _: Tell) -> Page:
+async def changes(mounted: Mounted, args: Changes, _: Tell) -> dict[str, Any]:
+    """`rows`, and up to where they go, by tenant; where the cursor was `registered` there was nothing before."""
     _check(args.cursor)
     volume = mounted.volume
     tenants = tenants_named(volume, args.tenant)
@@ -92,7 +75,7 @@ async def changes(mounted: Mounted, args: Changes, _: Tell) -> Page:
         while True:
             change = volume.feed_changed.next()
             page = _page(volume, tenants, args, registered)
-            if page.rows or not args.wait_s:
+            if page["rows"] or not args.wait_s:
                 return page
             await change.wait()
     return _page(volume, tenants, args, registered)
@@ -114,7 +97,7 @@ async def _ensure(volume: Volume, tenant_id: int, name: str) -> bool:
     return row is None
 
 
-def _page(volume: Volume, tenants: Mapping[int, str], args: Changes, registered: list[str]) -> Page:
+def _page(volume: Volume, tenants: Mapping[int, str], args: Changes, registered: list[str]) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     upto: dict[str, int] = {}
     more = False
@@ -129,7 +112,7 @@ def _page(volume: Volume, tenants: Mapping[int, str], args: Changes, registered:
                 for op in record.ops:
                     detail = {"op": type(op).__name__, **_detail(view, tenant_id, op)}
                     rows.append({**head, **detail, "watermarks": record.watermarks})
-    return Page(rows=rows, upto=upto, more=more, registered=registered)
+    return {"rows": rows, "upto": upto, "more": more, "registered": registered}
 
 
 def _detail(view: View, tenant_id: int, op: o.ManifestOp) -> dict[str, Any]:
@@ -171,21 +154,21 @@ async def acknowledge(mounted: Mounted, args: Acknowledge, _: Tell) -> dict[str,
     return stands
 
 
-async def cursors(mounted: Mounted, args: Cursors, _: Tell) -> list[Cursor]:
+async def cursors(mounted: Mounted, args: Cursors, _: Tell) -> list[dict[str, Any]]:
     volume = mounted.volume
     tenants = tenants_named(volume, args.tenant)
     if args.forget:
         await _forget(volume, tenants, args.forget)
     with volume.catalog.view() as view:
         return [
-            Cursor(
-                cursor=name,
-                tenant=tenant,
-                acknowledged=row.acknowledged,
-                newest=view.get(tenant_id, t.COUNTERS, "change_sequence") or 0,
-                registered_ms=row.registered_ms,
-                seen_ms=row.seen_ms,
-            )
+            {
+                "cursor": name,
+                "tenant": tenant,
+                "acknowledged": row.acknowledged,
+                "newest": view.get(tenant_id, t.COUNTERS, "change_sequence") or 0,
+                "registered_ms": row.registered_ms,
+                "seen_ms": row.seen_ms,
+            }
             for tenant_id, tenant in tenants.items()
             for name, row in view.scan(tenant_id, t.CURSORS)
         ]

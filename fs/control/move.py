@@ -32,25 +32,19 @@ WARM_PARALLEL: Final = 4
 SKIPPED_MAX: Final = 1000  # named one by one; the rest is counted
 
 
-class Skipped(msgspec.Struct, frozen=True):
-    """A file that was left as it is, and why."""
-
-    path: str
-    why: str
-
-
 class Moved(msgspec.Struct, kw_only=True):
-    """What a verb has done. `skipped` names at most SKIPPED_MAX files; `skipped_files` counts all."""
+    """What a verb has done. `skipped` names at most SKIPPED_MAX files that were left as they are, and `why`;
+    `skipped_files` counts all."""
 
     files: int = 0
     bytes: int = 0
     skipped_files: int = 0
-    skipped: list[Skipped] = []
+    skipped: list[dict[str, str]] = []
 
     def skip(self, path: str, why: str) -> None:
         self.skipped_files += 1
         if len(self.skipped) < SKIPPED_MAX:
-            self.skipped.append(Skipped(path, why))
+            self.skipped.append({"path": path, "why": why})
 
 
 class Resident(msgspec.Struct, kw_only=True):
@@ -158,7 +152,7 @@ class _Warming:
             row = walk.newest(view, place)
         if row is None or row.state == ObjectState.DIRTY:
             return 0  # all of it is here, if there is any
-        key = walk.key_of(place, row)
+        key = (place.tenant_id, row.ino, row.generation)
         async with volume.opened_object(key) as handle:
             before = handle.resident_bytes
             self._active[key] = (handle, before)

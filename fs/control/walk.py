@@ -14,11 +14,10 @@ from typing import Final
 import trio
 
 from aof2.engine.catalog import tables as t
-from aof2.engine.catalog.rows import InodeRow, ObjectRow, ObjectState
+from aof2.engine.catalog.rows import ObjectRow, ObjectState
 from aof2.engine.catalog.store import View
 from aof2.engine.inspect.paths import Place, resolve
 from aof2.engine.inspect.rows import tenant_names
-from aof2.engine.local.handles import Key
 from aof2.engine.namespace import root_ino
 from aof2.fs.control.mounted import Mounted
 from aof2.fs.control.protocol import ControlError
@@ -98,15 +97,9 @@ def _children(mounted: Mounted, at: Place, after: bytes | None) -> tuple[list[Pl
 def newest(view: View, place: Place) -> ObjectRow | None:
     """The object behind a file's present content; None for one that was never written to."""
     inode = view.get(place.tenant_id, t.INODES, place.inode.ino)
-    return object_of(view, place.tenant_id, inode) if inode is not None else None
-
-
-def object_of(view: View, tenant_id: int, inode: InodeRow) -> ObjectRow | None:
-    return view.get(tenant_id, t.OBJECTS, (inode.ino, inode.generation)) if inode.generation else None
-
-
-def key_of(place: Place, row: ObjectRow) -> Key:
-    return (place.tenant_id, row.ino, row.generation)
+    if inode is None or not inode.generation:
+        return None
+    return view.get(place.tenant_id, t.OBJECTS, (inode.ino, inode.generation))
 
 
 def is_durable(row: ObjectRow | None) -> bool:
