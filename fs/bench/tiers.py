@@ -138,6 +138,7 @@ class _Transfers:
     async def _upload(self, n: int, data: bytes) -> Key:
         await self._settle()
         key = await put_object(self._v, TENANT, b"object%d" % n, data)
+        # Uploads start when asked, or half a second later.
         self.times["up"].append(await _timed(self._v.checkpoint, TENANT))
         return key
 

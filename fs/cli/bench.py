@@ -81,7 +81,7 @@ def mount(
 ) -> None:
     """The mount against the local disk, rclone, s3fs and weed mount.
 
-    Starts an S3 server (SeaweedFS) of its own on loopback and mounts everybody on it, with the same files and the same
+    Starts an S3 server (SeaweedFS) of its own on loopback and mounts them all on it, with the same files and the same
     loops, in turns, each alone. Beside a ratio stands the processor time that the daemons took for each unit, in
     brackets the baseline's. Peers that are not installed are installed when root, else named and left out; geesefs and
     libfuse's passthrough_hp make small files, too, where they are on PATH. Files go to a folder under $TMPDIR (some

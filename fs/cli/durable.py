@@ -17,7 +17,7 @@ from aof2.fs.wording import human_size
 def checkpoint(tenant: str | None, wait: bool, as_json: bool, conf: str | None) -> None:
     """Send what is not in the remote yet on its way: of TENANT, or of all.
 
-    Files that are open for writing are not part of it. Nobody has to do this: what is closed is uploaded by itself.
+    Files that are open for writing are not part of it. It is never needed: what is closed is uploaded by itself.
     """
     done = ask(load_conf(conf), "checkpoint", tenant=tenant, wait=wait)
     amount = f"{done['files']} file(s), {human_size(done['bytes'])}"
