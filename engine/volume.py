@@ -63,7 +63,7 @@ from aof2.engine.opening import (
     open_reserve,
 )
 from aof2.engine.pagecache import PageCache
-from aof2.engine.quota import QuotaRow, StorageQuota, disk_space, limit_for_data
+from aof2.engine.quota import StorageQuota, disk_space, limit_for_data
 from aof2.engine.remote.fence import Fence
 from aof2.engine.remote.limiter import ReadLimiters
 from aof2.engine.remote.metered import GuardedStore, MeteredStore
@@ -332,19 +332,18 @@ class Volume:
 
     def restore_quota(self) -> None:
         """Used bytes as the catalog counts them: no walk of the cache."""
-        rows = []
+        used_bytes: dict[str, int] = {}
         uncounted: list[int] = []
         with self.catalog.view() as view:
             for tenant_id, row in self.tenants.rows.items():
-                used = view.get(tenant_id, t.COUNTERS, objects.HOT_BYTES) or 0
+                used_bytes[row.name] = view.get(tenant_id, t.COUNTERS, objects.HOT_BYTES) or 0
                 uncounted += [tenant_id] if view.get(tenant_id, t.COUNTERS, objects.PENDING_BYTES) is None else []
-                rows.append(QuotaRow(row.name, used))
             self.warm.restore(
                 ((tenant_id, chunk_id), stored_bytes)
                 for tenant_id in self.tenants.rows
                 for chunk_id, stored_bytes in view.scan(tenant_id, t.WARM)
             )
-        self.quota.restore(rows)
+        self.quota.restore(used_bytes)
         for tenant_id in uncounted:
             if self.settings.manifest.enabled and tenant_id in self.target.streams:
                 self.writer.call(tenant_id, objects.count_pending_anew)
