@@ -33,12 +33,12 @@ def connect(volume: Volume, metrics: StorageMetrics) -> None:
     metrics.quota_reserved_bytes.set_callback(lambda: quota.usage.reserved_bytes)
     metrics.quota_limit_bytes.set_callback(lambda: volume.settings.cache.hot_bytes)
     metrics.disk_free_bytes.set_callback(lambda: _free_bytes(volume))
-    metrics.page_cache_hits_total.set_callback(lambda: pages.stats().hits)
-    metrics.page_cache_misses_total.set_callback(lambda: pages.stats().misses)
+    metrics.page_cache_hits_total.set_callback(lambda: pages.hits)
+    metrics.page_cache_misses_total.set_callback(lambda: pages.misses)
     metrics.evictions_total[StorageTier.HOT].set_callback(lambda: evictor.evictions)
     metrics.evicted_bytes_total[StorageTier.HOT].set_callback(lambda: evictor.evicted_bytes)
     warm = volume.warm
-    metrics.evictions_total[StorageTier.PAGE_CACHE].set_callback(lambda: pages.stats().evictions)
+    metrics.evictions_total[StorageTier.PAGE_CACHE].set_callback(lambda: pages.evictions)
     metrics.evicted_bytes_total[StorageTier.PAGE_CACHE].set_callback(lambda: pages.evicted_bytes)
     metrics.evictions_total[StorageTier.WARM].set_callback(lambda: warm.dropped)
     metrics.evicted_bytes_total[StorageTier.WARM].set_callback(lambda: warm.dropped_bytes)
@@ -98,7 +98,7 @@ def _free_bytes(volume: Volume) -> float:
 
 def _tier_bytes(volume: Volume) -> Mapping[tuple[str, ...], float]:
     return {
-        (StorageTier.PAGE_CACHE.value,): volume.pages.stats().used_bytes,
+        (StorageTier.PAGE_CACHE.value,): volume.pages.used_bytes,
         (StorageTier.HOT.value,): volume.quota.usage.used_bytes,
         (StorageTier.WARM.value,): volume.warm.used_bytes,
     }
