@@ -78,8 +78,8 @@ def _retries(volume: Volume, op: str) -> float:
 def _snapshot_age_s(volume: Volume, metrics: StorageMetrics) -> float:
     """Streams that came since are noted on the way: a tenant's age begins with its stream."""
     for stream_id in volume.target.streams:
-        if not metrics.knows_stream(stream_id):
-            metrics.note_stream(stream_id, _last_snapshot_ms(volume, stream_id))
+        if stream_id not in metrics.snapshots_ms:
+            metrics.snapshots_ms.setdefault(stream_id, _last_snapshot_ms(volume, stream_id))
     return metrics.snapshot_age_s()
 
 
