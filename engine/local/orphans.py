@@ -19,8 +19,8 @@ from aof2.engine.catalog.rows import ObjectState
 from aof2.engine.catalog.store import Catalog, View
 from aof2.engine.local.handles import Key
 
-HOT_NAME: Final = re.compile(r"([0-9]{1,20})\.([0-9]{1,20})")
-WARM_NAME: Final = re.compile(r"([0-9]{1,20})\.blob")
+HOT_NAME: Final = re.compile(r"([1-9][0-9]{0,19})\.([1-9][0-9]{0,19})")
+WARM_NAME: Final = re.compile(r"([1-9][0-9]{0,19})\.blob")
 
 
 def _names(folder: Path) -> Iterator[str]:
