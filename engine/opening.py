@@ -102,12 +102,11 @@ def claim_now(env: Env, settings: Settings, remote: RemoteStore, opened: Opened)
         return None
 
 
-def close_unused(opened: Opened, remote: RemoteStore) -> None:
+def close_unused(opened: Opened) -> None:
     """Lets go of what was opened for a volume that does not come up; nothing of it was changed."""
     for stream in opened.streams.values():
         stream.log.close()
     opened.catalog.close()
-    remote.close()
 
 
 def lock_state_dir(state_dir: Path, taken: str = "another aof2 process has this volume open; stop it first") -> int:

@@ -450,21 +450,17 @@ async def open_volume(
         parts = ()  # a volume without its log writes nothing
     claims = "replicator" in parts
     ignore_lease_breaks()
-    lock_fd = lock_state_dir(settings.volume.state_dir)
-    env.reserve = open_reserve(env, settings)
-    try:
-        remote = open_remote(env, settings.remote)
-        try:
+    with contextlib.ExitStack() as locked:
+        locked.callback(os.close, lock_state_dir(settings.volume.state_dir))
+        env.reserve = open_reserve(env, settings)
+        with contextlib.ExitStack() as unused:  # what is let go of where the volume does not come up
+            remote = open_remote(env, settings.remote)
+            unused.callback(remote.close)
             opened = await trio.to_thread.run_sync(_open_catalog, env, settings, remote, claims)
-        except BaseException:
-            remote.close()
-            raise
-        try:
+            unused.callback(close_unused, opened)
             ensure_volume_stream(env, opened, settings)
             fence = await trio.to_thread.run_sync(claim_now, env, settings, remote, opened) if claims else None
-        except BaseException:
-            close_unused(opened, remote)
-            raise
+            unused.pop_all()
         volume = Volume(env, settings, opened, remote, fence)
         await trio.to_thread.run_sync(volume.find_positions)
         volume.writer.start()
@@ -488,8 +484,6 @@ async def open_volume(
         finally:
             with trio.CancelScope(shield=True):
                 await _close(volume)
-    finally:
-        os.close(lock_fd)
 
 
 def _open_catalog(env: Env, settings: Settings, remote: RemoteStore, mends: bool) -> Opened:
