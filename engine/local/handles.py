@@ -197,9 +197,6 @@ class ObjectHandle:
         chunk, bit = self.locate(block)
         self.trusted[chunk] |= 1 << bit
 
-    def trust_all(self) -> None:
-        self.trusted = list(self.masks)
-
     def add(self, blocks: Iterable[int]) -> None:
         """This process just wrote these blocks, verified, into the file."""
         for block in blocks:
@@ -290,7 +287,7 @@ class ObjectHandle:
     def accept(self, identity: Identity) -> bool:
         """Whether the file is the one the catalog knows; if so everything resident may be read."""
         if self.row.backing is not None and tuple(identity) == tuple(self.row.backing):
-            self.trust_all()
+            self.trusted = list(self.masks)
             return True
         return False
 

@@ -5,21 +5,18 @@ from aof2.engine.quota.accounts import (
     Level,
     QuotaExceededError,
     ReservationExpiredError,
-    Shortage,
     Usage,
     disk_space,
     limit_for_data,
 )
-from aof2.engine.quota.storage import EvictHint, Reservation, StorageQuota
+from aof2.engine.quota.storage import Reservation, StorageQuota
 
 __all__ = [
     "DiskSpace",
-    "EvictHint",
     "Level",
     "QuotaExceededError",
     "Reservation",
     "ReservationExpiredError",
-    "Shortage",
     "StorageQuota",
     "Usage",
     "disk_space",

@@ -23,19 +23,26 @@ from aof2.engine.verify.findings import Finding, Kind, Severity
 _Problem = tuple[Severity, int, str]
 
 
-def check_links(s: OneStream) -> Iterator[Finding]:
-    """Every name, link and inode of one tenant against each other. Missing inodes are `check_names`'s."""
+def check_names(s: OneStream) -> Iterator[Finding]:
+    """Every name, link and inode of one tenant against each other; every file's inode has its content."""
     for check in (_entries, _inodes, _links, _nameless):
         for severity, ino, problem in check(s):
             yield s.say(Kind.OBJECT, severity, f"{s.tenant}: {problem}", object=str(ino))
+    for ino, row in s.scan(t.INODES):
+        if stat.S_ISREG(row.mode) and row.generation and s.get(t.OBJECTS, (ino, row.generation)) is None:
+            message = f"{s.tenant}: inode {ino} has content {row.generation}, which is missing"
+            yield s.say(Kind.OBJECT, Severity.ERROR, message, object=f"{ino}.{row.generation}")
 
 
 def _entries(s: OneStream) -> Iterator[_Problem]:
     for (parent, name), entry in s.scan(t.DENTRIES):
         row = s.get(t.INODES, entry.ino)
-        if row is None:
-            continue
         shown = f"name {_shown(name)} in inode {parent}"
+        if row is None:
+            yield Severity.ERROR, entry.ino, f"{shown} names inode {entry.ino}, which is missing"
+            continue
+        if s.get(t.INODES, parent) is None:
+            yield Severity.ERROR, entry.ino, f"{shown} is in directory {parent}, which is missing"
         if stat.S_IFMT(entry.mode) != stat.S_IFMT(row.mode):
             yield Severity.ERROR, row.ino, f"{shown} says another type than inode {row.ino} has"
         if not row.nlink:

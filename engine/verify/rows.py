@@ -8,7 +8,6 @@ Owner: the calling thread; reads only. A crash leaves nothing.
 
 from __future__ import annotations
 
-import stat
 from collections.abc import Iterator
 
 from aof2.engine.catalog import tables as t
@@ -18,7 +17,7 @@ from aof2.engine.objects import HOT_BYTES, PENDING_BYTES, WARM_BYTES, chunk_disk
 from aof2.engine.verify.context import OneStream, name_of
 from aof2.engine.verify.findings import Finding, Kind, SetCounter, SetRefs, Severity
 from aof2.engine.verify.index import Index
-from aof2.engine.verify.names import check_links
+from aof2.engine.verify.names import check_names
 
 
 def check_rows(s: OneStream, index: Index) -> Iterator[Finding]:
@@ -27,7 +26,6 @@ def check_rows(s: OneStream, index: Index) -> Iterator[Finding]:
     if s.ctx.scope is not None:
         return
     yield from check_names(s)
-    yield from check_links(s)
     yield from check_chunks(s)
     index.add_refs(s.stream_id, _references(s))
     yield from check_refcounts(s, index)
@@ -67,24 +65,6 @@ def _object_problems(s: OneStream, row: ObjectRow) -> Iterator[tuple[str, int | 
         yield f"{row.size} bytes, its chunks have {size}", None
     if row.state == ObjectState.SEALED and s.get(t.UNPUBLISHED, (row.ino, row.generation)) is None:
         yield "sealed, but not queued for upload", None
-
-
-def check_names(s: OneStream) -> Iterator[Finding]:
-    """Every name has an inode, every file's inode its content."""
-    for (parent, name), entry in s.scan(t.DENTRIES):
-        problem = ""
-        if s.get(t.INODES, entry.ino) is None:
-            problem = f"names inode {entry.ino}, which is missing"
-        elif s.get(t.INODES, parent) is None:
-            problem = f"is in directory {parent}, which is missing"
-        if problem:
-            message = f"{s.tenant}: name {name.decode(errors='backslashreplace')!r} in inode {parent} {problem}"
-            yield s.say(Kind.OBJECT, Severity.ERROR, message, object=str(entry.ino))
-    for ino, inode in s.scan(t.INODES):
-        content = (ino, inode.generation)
-        if stat.S_ISREG(inode.mode) and inode.generation and s.get(t.OBJECTS, content) is None:
-            message = f"{s.tenant}: inode {ino} has content {inode.generation}, which is missing"
-            yield s.say(Kind.OBJECT, Severity.ERROR, message, object=f"{ino}.{inode.generation}")
 
 
 def check_chunks(s: OneStream) -> Iterator[Finding]:
