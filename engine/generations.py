@@ -119,21 +119,8 @@ def _restorable(b: Batch, ino: int, generation: int) -> ObjectRow:
 def _copy(b: Batch, old: ObjectRow, ino: int, generation: int) -> ObjectRow:
     """An object that is published from the start: the remote has its content."""
     chunks = tuple(_copy_chunk(b, old, chunk_id, ino, generation) if chunk_id else 0 for chunk_id in old.chunks)
-    row = ObjectRow(
-        ino,
-        generation,
-        ObjectState.PUBLISHED,
-        size=old.size,
-        chunk_bytes=old.chunk_bytes,
-        chunks=chunks,
-        sha256=old.sha256,
-        checkpoint_id=old.checkpoint_id,
-        created_ms=b.now_ms,
-        sealed_ms=b.now_ms,
-        published_ms=b.now_ms,
-        hole_bytes=old.hole_bytes,
-        hashed=old.hashed,
-    )
+    times = {"created_ms": b.now_ms, "sealed_ms": b.now_ms, "published_ms": b.now_ms, "tombstoned_ms": 0}
+    row = msgspec.structs.replace(old, ino=ino, generation=generation, chunks=chunks, backing=None, **times)
     b.put(t.OBJECTS, (ino, generation), row)
     return row
 
@@ -144,14 +131,8 @@ def _copy_chunk(b: Batch, old: ObjectRow, chunk_id: int, ino: int, generation: i
     if source is None or blob is None:
         raise NoSuchGenerationError(f"chunk {chunk_id} of generation {old.generation} is gone; run aof2 verify")
     b.put(t.BLOBS, source.sha256, msgspec.structs.replace(blob, refs=blob.refs + 1, unreferenced_ms=0))
-    chunk: ChunkRow = msgspec.structs.replace(
-        source,
-        chunk_id=b.next_id("chunk_id"),
-        ino=ino,
-        generation=generation,
-        superseded=False,
-        purge_at_ms=0,
-    )
+    own = {"chunk_id": b.next_id("chunk_id"), "ino": ino, "generation": generation}
+    chunk: ChunkRow = msgspec.structs.replace(source, **own, superseded=False, purge_at_ms=0)
     b.apply(o.UpsertChunk(chunk))
     pieces = b.get(t.PIECES, chunk_id)
     if pieces is not None:

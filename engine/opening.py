@@ -102,15 +102,15 @@ def claim_now(env: Env, settings: Settings, remote: RemoteStore, opened: Opened)
         return None
 
 
-def close_unused(opened: Opened, remote: RemoteStore) -> None:
+def close_unused(opened: Opened) -> None:
     """Lets go of what was opened for a volume that does not come up; nothing of it was changed."""
     for stream in opened.streams.values():
         stream.log.close()
     opened.catalog.close()
-    remote.close()
 
 
-def lock_state_dir(state_dir: Path) -> int:
+def lock_state_dir(state_dir: Path, taken: str = "another aof2 process has this volume open; stop it first") -> int:
+    """The descriptor whose end is the lock's; ReadOnlyError says what is `taken` when another process has it."""
     state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not os.access(state_dir, os.R_OK | os.W_OK | os.X_OK):
         raise ReadOnlyError(f"{state_dir}: this user cannot write there; a volume needs its state_dir writable")
@@ -121,7 +121,7 @@ def lock_state_dir(state_dir: Path) -> int:
         os.close(fd)
         if e.errno != errno.EWOULDBLOCK:
             raise
-        raise ReadOnlyError(f"{state_dir}: another aof2 process has this volume open; stop it first") from None
+        raise ReadOnlyError(f"{state_dir}: {taken}") from None
     return fd
 
 

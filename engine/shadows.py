@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -108,14 +109,17 @@ class Shadows:
         """Looks at what changed since the last time."""
         for shadow in self._shadows.values():
             if shadow.touched:
-                work = partial(self._compare_after, shadow=shadow)
-                await result_of(self._volume.writer.submit(shadow.stream.stream_id, work))
+                await self._between_groups(shadow, self._compare)
 
-    def _compare_after(self, b: Batch, shadow: _Shadow) -> None:
-        b.after_commit.append(partial(self._compare, shadow))
+    async def _between_groups(self, shadow: _Shadow, work: Callable[[_Shadow], None]) -> None:
+        """On the writer thread, after a commit: log and rows stand still."""
+
+        def after(b: Batch) -> None:
+            b.after_commit.append(partial(work, shadow))
+
+        await result_of(self._volume.writer.submit(shadow.stream.stream_id, after))
 
     def _compare(self, shadow: _Shadow) -> None:
-        """On the writer thread, between two groups."""
         touched, shadow.touched = shadow.touched, set()
         stream_id = shadow.stream.stream_id
         with self._volume.catalog.view() as view:
@@ -139,11 +143,7 @@ class Shadows:
         """The files say what the shadows say now."""
         for shadow in self._shadows.values():
             if shadow.unsaved:
-                work = partial(self._save_after, shadow=shadow)
-                await result_of(self._volume.writer.submit(shadow.stream.stream_id, work))
-
-    def _save_after(self, b: Batch, shadow: _Shadow) -> None:
-        b.after_commit.append(partial(self._save, shadow))
+                await self._between_groups(shadow, self._save)
 
     def _save(self, shadow: _Shadow) -> None:
         shadow.unsaved = False

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
@@ -20,6 +21,7 @@ from aof2.engine.errors import Aof2Error
 from aof2.engine.manifest.format import CHUNK_NAME
 from aof2.engine.manifest.snapshot import list_snapshots, snapshot_created_ms, snapshot_name
 from aof2.engine.observe.metrics import RemoteOp, StorageMetrics, StorageTier
+from aof2.engine.quota import disk_space
 from aof2.engine.replicate.position import StreamReplication
 
 if TYPE_CHECKING:
@@ -28,22 +30,24 @@ if TYPE_CHECKING:
 
 def connect(volume: Volume, metrics: StorageMetrics) -> None:
     """Every value that is kept elsewhere, under its exposed name."""
-    quota, pages, evictor = volume.quota, volume.pages, volume.evictor
+    quota, pages, evictor, warm = volume.quota, volume.pages, volume.evictor, volume.warm
     metrics.quota_used_bytes.set_callback(lambda: quota.usage.used_bytes)
     metrics.quota_reserved_bytes.set_callback(lambda: quota.usage.reserved_bytes)
     metrics.quota_limit_bytes.set_callback(lambda: volume.settings.cache.hot_bytes)
-    metrics.disk_free_bytes.set_callback(lambda: _free_bytes(volume))
-    metrics.page_cache_hits_total.set_callback(lambda: pages.stats().hits)
-    metrics.page_cache_misses_total.set_callback(lambda: pages.stats().misses)
+    metrics.disk_free_bytes.set_callback(lambda: disk_space(volume.state_dir).free_bytes)
+    metrics.page_cache_hits_total.set_callback(lambda: pages.hits)
+    metrics.page_cache_misses_total.set_callback(lambda: pages.misses)
     metrics.evictions_total[StorageTier.HOT].set_callback(lambda: evictor.evictions)
     metrics.evicted_bytes_total[StorageTier.HOT].set_callback(lambda: evictor.evicted_bytes)
-    warm = volume.warm
-    metrics.evictions_total[StorageTier.PAGE_CACHE].set_callback(lambda: pages.stats().evictions)
+    metrics.evictions_total[StorageTier.PAGE_CACHE].set_callback(lambda: pages.evictions)
     metrics.evicted_bytes_total[StorageTier.PAGE_CACHE].set_callback(lambda: pages.evicted_bytes)
     metrics.evictions_total[StorageTier.WARM].set_callback(lambda: warm.dropped)
     metrics.evicted_bytes_total[StorageTier.WARM].set_callback(lambda: warm.dropped_bytes)
-    metrics.tier_bytes.set_callback(lambda: _tier_bytes(volume))
-    metrics.tier_limit_bytes.set_callback(lambda: _tier_limits(volume))
+    metrics.tier_bytes.set_callback(lambda: _by_tier(pages.used_bytes, quota.usage.used_bytes, warm.used_bytes))
+    limits = volume.settings.cache
+    metrics.tier_limit_bytes.set_callback(
+        lambda: _by_tier(limits.page_cache_bytes, limits.hot_bytes, limits.warm_bytes)
+    )
     metrics.tenant_bytes.set_callback(lambda: _tenant_bytes(volume))
     metrics.dirty_bytes.set_callback(lambda: _dirty_bytes(volume))
     metrics.jobs.set_callback(lambda: _jobs(volume))
@@ -78,8 +82,8 @@ def _retries(volume: Volume, op: str) -> float:
 def _snapshot_age_s(volume: Volume, metrics: StorageMetrics) -> float:
     """Streams that came since are noted on the way: a tenant's age begins with its stream."""
     for stream_id in volume.target.streams:
-        if not metrics.knows_stream(stream_id):
-            metrics.note_stream(stream_id, _last_snapshot_ms(volume, stream_id))
+        if stream_id not in metrics.snapshots_ms:
+            metrics.snapshots_ms.setdefault(stream_id, _last_snapshot_ms(volume, stream_id))
     return metrics.snapshot_age_s()
 
 
@@ -91,36 +95,17 @@ def _last_snapshot_ms(volume: Volume, stream_id: int) -> int:
     return volume.env.now_ms()
 
 
-def _free_bytes(volume: Volume) -> float:
-    status = os.statvfs(volume.state_dir)
-    return status.f_bavail * status.f_frsize
-
-
-def _tier_bytes(volume: Volume) -> Mapping[tuple[str, ...], float]:
-    return {
-        (StorageTier.PAGE_CACHE.value,): volume.pages.stats().used_bytes,
-        (StorageTier.HOT.value,): volume.quota.usage.used_bytes,
-        (StorageTier.WARM.value,): volume.warm.used_bytes,
-    }
-
-
-def _tier_limits(volume: Volume) -> Mapping[tuple[str, ...], float]:
-    cache = volume.settings.cache
-    return {
-        (StorageTier.PAGE_CACHE.value,): cache.page_cache_bytes,
-        (StorageTier.HOT.value,): cache.hot_bytes,
-        (StorageTier.WARM.value,): cache.warm_bytes,
-    }
+def _by_tier(page_cache: float, hot: float, warm: float) -> Mapping[tuple[str, ...], float]:
+    return {(StorageTier.PAGE_CACHE,): page_cache, (StorageTier.HOT,): hot, (StorageTier.WARM,): warm}
 
 
 def _tenant_bytes(volume: Volume) -> Mapping[tuple[str, ...], float]:
     out: dict[tuple[str, ...], float] = {}
     with volume.catalog.view() as view:
         for tenant_id, name in volume.tenant_names().items():
-            hot = view.get(tenant_id, t.COUNTERS, objects.HOT_BYTES)
-            warm = view.get(tenant_id, t.COUNTERS, objects.WARM_BYTES)
-            out[name, StorageTier.HOT.value] = hot or 0
-            out[name, StorageTier.WARM.value] = warm or 0
+            for tier, counter in ((StorageTier.HOT, objects.HOT_BYTES), (StorageTier.WARM, objects.WARM_BYTES)):
+                held = view.get(tenant_id, t.COUNTERS, counter)
+                out[name, tier] = held or 0
     return out
 
 
@@ -130,13 +115,9 @@ def _dirty_bytes(volume: Volume) -> float:
 
 
 def _jobs(volume: Volume) -> Mapping[tuple[str, ...], float]:
-    out: dict[tuple[str, ...], float] = {}
     with volume.catalog.view() as view:
-        for tenant_id in volume.tenant_names():
-            for _, job in view.scan(tenant_id, t.JOBS):
-                state = job.state.name.lower()
-                out[(state,)] = out.get((state,), 0) + 1
-    return out
+        jobs = (job for tenant_id in volume.tenant_names() for _, job in view.scan(tenant_id, t.JOBS))
+        return Counter((job.state.name.lower(),) for job in jobs)
 
 
 def _lags(volume: Volume, value: Callable[[StreamReplication], float]) -> Mapping[tuple[str, ...], float]:

@@ -76,18 +76,19 @@ def parse_min_free(value: object) -> MinFree:
 
 def format_size(size_bytes: int) -> str:
     """The shortest exact spelling: 67108864 → `64MiB`, 1000 → `1000B`."""
-    for unit, factor in reversed(SIZE_UNITS.items()):
-        if size_bytes >= factor and size_bytes % factor == 0:
-            return f"{size_bytes // factor}{unit}"
-    return f"{size_bytes}B"
+    return _shortest(size_bytes, SIZE_UNITS)
 
 
 def format_time(time_ms: int) -> str:
     """The shortest exact spelling: 60000 → `1min`, 1500 → `1500ms`."""
-    for unit, factor in reversed(TIME_UNITS_MS.items()):
-        if time_ms >= factor and time_ms % factor == 0:
-            return f"{time_ms // factor}{unit}"
-    return f"{time_ms}ms"
+    return _shortest(time_ms, TIME_UNITS_MS)
+
+
+def _shortest(amount: int, units: dict[str, int]) -> str:
+    """In the largest unit that it is a whole number of."""
+    fitting = [unit for unit, factor in units.items() if amount >= factor and amount % factor == 0]
+    unit = fitting[-1] if fitting else next(iter(units))
+    return f"{amount // units[unit]}{unit}"
 
 
 def _split(value: object, wanted: str) -> tuple[Decimal, str]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from functools import partial
 
 import msgspec
@@ -26,11 +26,7 @@ from aof2.engine import objects, segments
 from aof2.engine.aio import open_nursery
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.recovery import Opened, open_catalog, replay_stream
-from aof2.engine.catalog.rows import (
-    INO_STREAM_SHIFT,
-    InodeRow,
-    ObjectState,
-)
+from aof2.engine.catalog.rows import INO_STREAM_SHIFT, InodeRow, ObjectState
 from aof2.engine.catalog.store import View
 from aof2.engine.catalog.writer import CatalogTarget, CatalogWriter
 from aof2.engine.env import Env
@@ -47,7 +43,7 @@ from aof2.engine.local.hot import HotCache
 from aof2.engine.local.warm import WarmStore
 from aof2.engine.logsnapshots import LogSnapshots
 from aof2.engine.manifest.writer import SealedChunk
-from aof2.engine.observe.http import MetricsServer
+from aof2.engine.observe.http import serving
 from aof2.engine.observe.metrics import StorageMetrics
 from aof2.engine.opening import (
     VOLUME_STREAM,
@@ -63,7 +59,7 @@ from aof2.engine.opening import (
     open_reserve,
 )
 from aof2.engine.pagecache import PageCache
-from aof2.engine.quota import QuotaRow, StorageQuota, disk_space, limit_for_data
+from aof2.engine.quota import StorageQuota, disk_space, limit_for_data
 from aof2.engine.remote.fence import Fence
 from aof2.engine.remote.limiter import ReadLimiters
 from aof2.engine.remote.metered import GuardedStore, MeteredStore
@@ -99,23 +95,20 @@ DRAIN_AGAIN_S = 0.01
 class _Events:
     """What the writer thread tells, on its way to the trio thread."""
 
-    def __init__(self, token: trio.lowlevel.TrioToken) -> None:
-        self._token = token
-        self.volume: Volume | None = None
+    def __init__(self, volume: Volume) -> None:
+        self._volume = volume
+        self._token = trio.lowlevel.current_trio_token()
 
     def sealed(self, stream_id: int, chunk: SealedChunk) -> None:
-        if self.volume is not None:
-            self._soon(partial(self.volume.replicator.sealed, stream_id, chunk))
+        self._soon(partial(self._volume.replicator.sealed, stream_id, chunk))
 
     def snapshot_due(self, stream_id: int) -> None:
-        if self.volume is not None:
-            self._soon(partial(self.volume.log_snapshots.due, stream_id))
+        self._soon(partial(self._volume.log_snapshots.due, stream_id))
 
     def changed(self, stream_id: int) -> None:
-        if self.volume is not None:
-            self._soon(partial(self.volume.feed_changed.fire))
+        self._soon(self._volume.feed_changed.fire)
 
-    def _soon(self, call: partial[None]) -> None:
+    def _soon(self, call: Callable[[], object]) -> None:
         with contextlib.suppress(trio.RunFinishedError):
             self._token.run_sync_soon(call)
 
@@ -128,7 +121,6 @@ class Volume:
         env: Env,
         settings: Settings,
         opened: Opened,
-        events: _Events,
         remote: RemoteStore,
         fence: Fence | None = None,
     ) -> None:
@@ -145,7 +137,7 @@ class Volume:
         self.bare_remote = remote
         self.remote: RemoteStore = GuardedStore(env, remote, self.metrics, lambda: self.replicator.fence)
         self.manifest_dir = state_dir / "manifest"
-        self.target = CatalogTarget(env, opened.catalog, opened.streams, events)
+        self.target = CatalogTarget(env, opened.catalog, opened.streams, _Events(self))
         self.target.enabled = settings.manifest.enabled
         self.replication = Replication(env, self._was_published)
         self.target.replay = lambda stream_id: replay_stream(
@@ -201,7 +193,7 @@ class Volume:
             low_water=cache.low_water,
             block_bytes=engine.block_bytes,
             warm=self.warm,
-            keeps_warm=lambda name: settings.tenants[name].compression != "none" if name in settings.tenants else False,
+            keeps_warm=lambda name: self._compression_of(name) != "none",
             restorable=self._is_restorable,
         )
         self.hydrator = Hydrator(
@@ -258,7 +250,7 @@ class Volume:
             self.hydrator,
             self.evictor,
             tenants=self.tenant_names,
-            compression_of=lambda name: settings.tenants[name].compression if name in settings.tenants else "none",
+            compression_of=self._compression_of,
             retention=Retention(
                 settings.retention.checkpoints,
                 int(settings.retention.purge_after_s * 1000),
@@ -275,8 +267,8 @@ class Volume:
             self.writer,
             self.hot,
             self.tenant_names,
-            clear=self._clear_blocks,
-            refetch=self._refetch_blocks,
+            self.hydrator,
+            self.opened_object,
             block_bytes=engine.block_bytes,
             every_s=cache.scrub_every_s,
         )
@@ -287,13 +279,15 @@ class Volume:
         self.feed_changed = Changes()
         self.metrics_port = 0
         self.fenced = ""  # why another machine is the volume's writer now
-        self.on_fenced: Callable[[str], None] | None = (
-            None  # ends writing in its own order; without one it ends at once
-        )
+        # Ends writing in its own order; without one it ends at once.
+        self.on_fenced: Callable[[str], None] | None = None
         self.replicating = False
         self._log_wanted_s = float("-inf")  # when room last asked for the log to be uploaded
         self.unborn_from: dict[int, int] = {}  # by stream: from this inode on, files may be there before their rows
         self.dirty_inos: list[int] = []  # files that were being written when the volume was last closed
+
+    def _compression_of(self, tenant: str) -> str:
+        return self.settings.tenants[tenant].compression if tenant in self.settings.tenants else "none"
 
     def _fenced(self, reason: str) -> None:
         """Another machine took the volume over: what is here stays, nothing more is taken."""
@@ -332,19 +326,18 @@ class Volume:
 
     def restore_quota(self) -> None:
         """Used bytes as the catalog counts them: no walk of the cache."""
-        rows = []
+        used_bytes: dict[str, int] = {}
         uncounted: list[int] = []
         with self.catalog.view() as view:
             for tenant_id, row in self.tenants.rows.items():
-                used = view.get(tenant_id, t.COUNTERS, objects.HOT_BYTES) or 0
+                used_bytes[row.name] = view.get(tenant_id, t.COUNTERS, objects.HOT_BYTES) or 0
                 uncounted += [tenant_id] if view.get(tenant_id, t.COUNTERS, objects.PENDING_BYTES) is None else []
-                rows.append(QuotaRow(row.name, used))
             self.warm.restore(
                 ((tenant_id, chunk_id), stored_bytes)
                 for tenant_id in self.tenants.rows
                 for chunk_id, stored_bytes in view.scan(tenant_id, t.WARM)
             )
-        self.quota.restore(rows)
+        self.quota.restore(used_bytes)
         for tenant_id in uncounted:
             if self.settings.manifest.enabled and tenant_id in self.target.streams:
                 self.writer.call(tenant_id, objects.count_pending_anew)
@@ -429,16 +422,6 @@ class Volume:
         await self.shadows.save()
         self.replicator.snapshot_taken(stream_id)
 
-    async def _clear_blocks(self, key: Key, blocks: Sequence[int]) -> None:
-        async with self.opened_object(key) as handle:
-            await self.hydrator.attach(handle)
-            await self.hydrator.give_up(handle, list(blocks))
-
-    async def _refetch_blocks(self, key: Key, blocks: Sequence[int]) -> None:
-        async with self.opened_object(key) as handle:
-            for block in blocks:
-                await self.hydrator.read(handle, block * handle.block_bytes, handle.block_len(block))
-
     async def start(self, nursery: trio.Nursery, parts: Collection[str]) -> None:
         await nursery.start(self.hydrator.run)
         await nursery.start(self.recent.run)
@@ -467,24 +450,18 @@ async def open_volume(
         parts = ()  # a volume without its log writes nothing
     claims = "replicator" in parts
     ignore_lease_breaks()
-    lock_fd = lock_state_dir(settings.volume.state_dir)
-    env.reserve = open_reserve(env, settings)
-    try:
-        events = _Events(trio.lowlevel.current_trio_token())
-        remote = open_remote(env, settings.remote)
-        try:
+    with contextlib.ExitStack() as locked:
+        locked.callback(os.close, lock_state_dir(settings.volume.state_dir))
+        env.reserve = open_reserve(env, settings)
+        with contextlib.ExitStack() as unused:  # what is let go of where the volume does not come up
+            remote = open_remote(env, settings.remote)
+            unused.callback(remote.close)
             opened = await trio.to_thread.run_sync(_open_catalog, env, settings, remote, claims)
-        except BaseException:
-            remote.close()
-            raise
-        try:
+            unused.callback(close_unused, opened)
             ensure_volume_stream(env, opened, settings)
             fence = await trio.to_thread.run_sync(claim_now, env, settings, remote, opened) if claims else None
-        except BaseException:
-            close_unused(opened, remote)
-            raise
-        volume = Volume(env, settings, opened, events, remote, fence)
-        events.volume = volume
+            unused.pop_all()
+        volume = Volume(env, settings, opened, remote, fence)
         await trio.to_thread.run_sync(volume.find_positions)
         volume.writer.start()
         try:
@@ -498,7 +475,7 @@ async def open_volume(
             volume.restore_quota()
             connect(volume, volume.metrics)
             await trio.to_thread.run_sync(sweep_scratch, settings.volume.state_dir / "checkpoint_scratch", ())
-            with serve_metrics(volume):
+            with serving(volume.metrics.render, settings.metrics.listen) as volume.metrics_port:
                 async with open_nursery() as nursery:
                     await volume.start(nursery, parts)
                     yield volume
@@ -507,8 +484,6 @@ async def open_volume(
         finally:
             with trio.CancelScope(shield=True):
                 await _close(volume)
-    finally:
-        os.close(lock_fd)
 
 
 def _open_catalog(env: Env, settings: Settings, remote: RemoteStore, mends: bool) -> Opened:
@@ -527,22 +502,6 @@ def _recover_tenants(volume: Volume) -> None:
     writable = volume.writable_tenants()
     for number, tenants in volume.tenants.by_kind().items():
         registry.by_number(number).recover(volume, {s: name for s, name in tenants.items() if s in writable})
-
-
-@contextlib.contextmanager
-def serve_metrics(volume: Volume) -> Iterator[None]:
-    """`/metrics` over HTTP while the block runs, if the settings want it."""
-    listen = volume.settings.metrics.listen
-    if not listen:
-        yield
-        return
-    server = MetricsServer(volume.metrics.render, listen)
-    server.start()
-    volume.metrics_port = server.port
-    try:
-        yield
-    finally:
-        server.close()
 
 
 async def _wind_down(volume: Volume, *, drain: bool) -> None:

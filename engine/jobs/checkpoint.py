@@ -37,7 +37,7 @@ from aof2.engine.jobs import queue
 from aof2.engine.jobs.errors import JobCancelledError, judge
 from aof2.engine.jobs.worker import JobContext
 from aof2.engine.objects import CHECKPOINT, ObjectGoneError
-from aof2.engine.observe import events
+from aof2.engine.observe.logs import log_event
 from aof2.engine.observe.metrics import StorageMetrics
 from aof2.engine.remote import keys
 from aof2.engine.tiering.publish import Publisher, Target
@@ -229,8 +229,13 @@ class CreateCheckpoint:
     async def run(self, job: JobContext) -> None:
         plan = plan_of(job.row)
         work = self._look(job, plan)
-        events.checkpoint_started(
-            log, job_id=job.name, tenant=job.tenant, plan_size_bytes=plan.size_bytes, wal_range=None
+        log_event(
+            log,
+            "checkpoint.started",
+            job_id=job.name,
+            tenant=job.tenant,
+            plan_size_bytes=plan.size_bytes,
+            wal_range=None,
         )
         through = False
         try:
@@ -243,8 +248,13 @@ class CreateCheckpoint:
         except Exception as e:
             verdict = judge(e, job.row.type)
             stage = "validate" if isinstance(e, CorruptError) else work.tally.failed_stage or "plan"
-            events.checkpoint_failed(
-                log, job_id=job.name, error=verdict.reason, stage=stage, retryable=verdict.retryable
+            log_event(
+                log,
+                "checkpoint.failed",
+                job_id=job.name,
+                error=verdict.reason,
+                stage=stage,
+                retryable=verdict.retryable,
             )
             raise
         finally:
@@ -375,8 +385,9 @@ class CreateCheckpoint:
 
     @staticmethod
     def _tell_staged(job: JobContext, tally: Tally) -> None:
-        events.checkpoint_staged(
+        log_event(
             log,
+            "checkpoint.staged",
             job_id=job.name,
             staged_chunks=tally.staged_blobs,
             staged_bytes=tally.staged_bytes,
@@ -385,8 +396,9 @@ class CreateCheckpoint:
 
     @staticmethod
     def _tell_uploaded(job: JobContext, tally: Tally) -> None:
-        events.checkpoint_uploaded(
+        log_event(
             log,
+            "checkpoint.uploaded",
             job_id=job.name,
             uploaded_blobs=tally.uploaded_blobs,
             uploaded_bytes=tally.uploaded_bytes,
@@ -399,13 +411,17 @@ class CreateCheckpoint:
 
     @staticmethod
     def _tell_cleaned_up(job: JobContext, work: _Work) -> None:
-        events.checkpoint_cleaned_up(log, job_id=job.name, quota_released_bytes=work.released_bytes or 0)
+        log_event(log, "checkpoint.cleaned_up", job_id=job.name, quota_released_bytes=work.released_bytes or 0)
 
     def _tell_published(self, job: JobContext, plan: Plan) -> None:
         with self._publisher.catalog.view() as view:
             generation = view.get(job.tenant_id, t.WATERMARKS, CHECKPOINT) or 0
-        events.checkpoint_published(
-            log, job_id=job.name, manifest_generation=generation, checkpoint_id=plan.checkpoint_id
+        log_event(
+            log,
+            "checkpoint.published",
+            job_id=job.name,
+            manifest_generation=generation,
+            checkpoint_id=plan.checkpoint_id,
         )
 
     def _measure(self, job: JobContext) -> None:

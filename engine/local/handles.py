@@ -197,15 +197,11 @@ class ObjectHandle:
         chunk, bit = self.locate(block)
         self.trusted[chunk] |= 1 << bit
 
-    def trust_all(self) -> None:
-        self.trusted = list(self.masks)
-
     def add(self, blocks: Iterable[int]) -> None:
         """This process just wrote these blocks, verified, into the file."""
         for block in blocks:
+            self.take_over(block)
             chunk, bit = self.locate(block)
-            self.masks[chunk] |= 1 << bit
-            self.trusted[chunk] |= 1 << bit
             self.added[chunk] = self.added.get(chunk, 0) | 1 << bit
 
     def take_over(self, block: int) -> None:
@@ -291,7 +287,7 @@ class ObjectHandle:
     def accept(self, identity: Identity) -> bool:
         """Whether the file is the one the catalog knows; if so everything resident may be read."""
         if self.row.backing is not None and tuple(identity) == tuple(self.row.backing):
-            self.trust_all()
+            self.trusted = list(self.masks)
             return True
         return False
 
@@ -318,19 +314,17 @@ def load_handle(view: View, hot: HotCache, key: Key, tenant: str, block_bytes: i
 
 
 class HandleTable:
-    """Handles by key, most recently used last. Unused ones are kept for a while: their masks and file are warm."""
+    """Handles by key. Unused ones are kept for a while: their masks and file are warm."""
 
     def __init__(self, idle_max: int = 1024) -> None:
         self.evicting: dict[Key, trio.Event] = {}  # being given up: who wants one waits, then starts afresh
         self._idle_max = idle_max
-        self._table: OrderedDict[Key, ObjectHandle] = OrderedDict()
+        self._table: dict[Key, ObjectHandle] = {}
         self._idle: OrderedDict[Key, ObjectHandle] = OrderedDict()  # those of them without users, longest unused first
 
-    def get(self, key: Key) -> ObjectHandle | None:
-        handle = self._table.get(key)
-        if handle is not None:
-            self._table.move_to_end(key)
-        return handle
+    def peek(self, key: Key) -> ObjectHandle | None:
+        """Without counting as a use."""
+        return self._table.get(key)
 
     def put(self, handle: ObjectHandle) -> None:
         self._table[handle.key] = handle
@@ -361,10 +355,6 @@ class HandleTable:
             yield
         finally:
             self.done(handle)
-
-    def peek(self, key: Key) -> ObjectHandle | None:
-        """Without counting as a use."""
-        return self._table.get(key)
 
     def forget(self, key: Key) -> None:
         """The object is gone or its local bytes are: closes its file; the next user starts from the catalog."""

@@ -8,6 +8,7 @@ Owner: candidates on a worker thread, removal on the trio thread. A crash leaves
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -19,15 +20,8 @@ from aof2.engine.catalog.rows import ObjectState
 from aof2.engine.catalog.store import Catalog, View
 from aof2.engine.local.handles import Key
 
-HOT_NAME: Final = re.compile(r"([0-9]{1,20})\.([0-9]{1,20})")
-WARM_NAME: Final = re.compile(r"([0-9]{1,20})\.blob")
-
-
-def _names(folder: Path) -> Iterator[str]:
-    if folder.is_dir():
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                yield entry.name
+HOT_NAME: Final = re.compile(r"([1-9][0-9]{0,19})\.([1-9][0-9]{0,19})")
+WARM_NAME: Final = re.compile(r"([1-9][0-9]{0,19})\.blob")
 
 
 def hot_is_orphan(view: View, key: Key) -> bool:
@@ -44,27 +38,30 @@ def hot_is_orphan(view: View, key: Key) -> bool:
 def hot_orphans(catalog: Catalog, root: Path, tenants: Mapping[int, str]) -> list[tuple[Key, Path]]:
     """Backing files that nothing speaks of."""
     found: list[tuple[Key, Path]] = []
-    for stream_id, tenant in tenants.items():
-        for name in _names(root / tenant):
-            match = HOT_NAME.fullmatch(name)
-            if match is None:
-                continue
-            key = (stream_id, int(match[1]), int(match[2]))
-            with catalog.view() as view:
-                if hot_is_orphan(view, key):
-                    found.append((key, root / tenant / name))
+    for stream_id, match, path in _files(root, tenants, HOT_NAME):
+        key = (stream_id, int(match[1]), int(match[2]))
+        with catalog.view() as view:
+            if hot_is_orphan(view, key):
+                found.append((key, path))
     return found
 
 
 def warm_orphans(catalog: Catalog, root: Path, tenants: Mapping[int, str]) -> list[tuple[int, int, Path]]:
     """Warm blobs that nothing speaks of: (stream id, chunk id, path)."""
     found: list[tuple[int, int, Path]] = []
-    for stream_id, tenant in tenants.items():
-        for name in _names(root / tenant):
-            match = WARM_NAME.fullmatch(name)
-            if match is None:
-                continue
-            with catalog.view() as view:
-                if view.get(stream_id, t.WARM, int(match[1])) is None:
-                    found.append((stream_id, int(match[1]), root / tenant / name))
+    for stream_id, match, path in _files(root, tenants, WARM_NAME):
+        with catalog.view() as view:
+            if view.get(stream_id, t.WARM, int(match[1])) is None:
+                found.append((stream_id, int(match[1]), path))
     return found
+
+
+def _files(
+    root: Path, tenants: Mapping[int, str], pattern: re.Pattern[str]
+) -> Iterator[tuple[int, re.Match[str], Path]]:
+    for stream_id, tenant in tenants.items():
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(root / tenant) as entries:
+            for entry in entries:
+                match = pattern.fullmatch(entry.name)
+                if match is not None:
+                    yield stream_id, match, root / tenant / entry.name

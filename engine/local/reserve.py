@@ -20,6 +20,7 @@ import contextlib
 import errno
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -119,28 +120,19 @@ class Reserve:
 
     def take(self, path: Path) -> bool:
         """A unit gets this name; False when there is none."""
-        with self._lock:
-            while self._units:
-                unit = self._units.pop()
-                try:
-                    self._files.rename(unit, path)
-                except FileNotFoundError:
-                    continue
-                self._note_given()
-                return True
-        return False
+        return self._draw(lambda unit: self._files.rename(unit, path))
 
     def give(self, *, keep: int = 0) -> bool:
         """Deletes a unit, so that its bytes and its inode are free; False when no more than `keep` are left."""
+        return self._draw(self._files.unlink, keep)
+
+    def _draw(self, use: Callable[[Path], None], keep: int = 0) -> bool:
         with self._lock:
             while len(self._units) > keep:
-                unit = self._units.pop()
-                try:
-                    self._files.unlink(unit)
-                except FileNotFoundError:
-                    continue
-                self._note_given()
-                return True
+                with contextlib.suppress(FileNotFoundError):
+                    use(self._units.pop())
+                    self._note_given()
+                    return True
         return False
 
     def loosen(self, *, inodes: int, size_bytes: int) -> None:

@@ -4,17 +4,18 @@ Invariants
 - Only /metrics answers, only to GET and HEAD; nothing a client sends changes anything.
 - A client that stalls holds a thread of its own for CLIENT_TIMEOUT_S at most, and never the engine.
 
-Owner: `start` makes a thread that `close` ends; the thread only calls `render`. Start it after daemonising: threads do
-not survive a fork. Crash: nothing is left but the port, which is free again at once.
+Owner: `serving` has a thread that ends with its block; the thread only calls `render`. Enter it after daemonising:
+threads do not survive a fork. Crash: nothing is left but the port, which is free again at once.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 import socketserver
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Final
@@ -26,57 +27,35 @@ from aof2.engine.settings.keys import split_listen
 log = logging.getLogger(__name__)
 
 CLIENT_TIMEOUT_S: Final = 10.0
-_POLL_S: Final = 0.1  # how long close() may take
+_POLL_S: Final = 0.1  # how long the end may take
 
 
 class ListenError(Aof2Error):
     """The address of `metrics.listen` cannot be had. The user picks another, or turns it off; the volume is fine."""
 
 
-class MetricsServer:
-    """Serves what `render` returns on `listen` (host:port; port 0 is any free one)."""
-
-    def __init__(self, render: Callable[[], bytes], listen: str) -> None:
-        self._render = render
-        self._listen = listen
-        self._server: _Server | None = None
-        self._thread: threading.Thread | None = None
-
-    @property
-    def port(self) -> int:
-        """The port in use, once started."""
-        return 0 if self._server is None else int(self._server.server_address[1])
-
-    def start(self) -> None:
-        """Answers when this returns. ListenError when the address is taken, or not this machine's."""
-        host, port = split_listen(self._listen)
-        try:
-            family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-            server = _Server(address, family, self._render)
-        except (OSError, UnicodeError) as e:
-            why = (getattr(e, "strerror", None) or str(e)).lower()
-            raise ListenError(
-                f'metrics.listen = "{self._listen}": {why}; choose another host:port, or "" for none'
-            ) from None
-        self._server = server
-        self._thread = threading.Thread(target=server.serve_forever, args=(_POLL_S,), name="metrics-http", daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        """The port is free when this returns. Harmless when not started."""
-        server, thread = self._server, self._thread
-        self._server = self._thread = None
-        if server is not None and thread is not None:
-            server.shutdown()
-            thread.join()
-            server.server_close()
-
-    def __enter__(self) -> MetricsServer:
-        self.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+@contextlib.contextmanager
+def serving(render: Callable[[], bytes], listen: str) -> Iterator[int]:
+    """Answers with what `render` returns while the block runs, on `listen` (host:port; port 0 is any free one; "" is
+    nowhere); the port. ListenError when the address is taken, or not this machine's."""
+    if not listen:
+        yield 0
+        return
+    host, port = split_listen(listen)
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        server = _Server(address, family, render)
+    except (OSError, UnicodeError) as e:
+        why = (getattr(e, "strerror", None) or str(e)).lower()
+        raise ListenError(f'metrics.listen = "{listen}": {why}; choose another host:port, or "" for none') from None
+    thread = threading.Thread(target=server.serve_forever, args=(_POLL_S,), name="metrics-http", daemon=True)
+    thread.start()
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
 
 
 class _Server(ThreadingHTTPServer):

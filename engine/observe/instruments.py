@@ -17,9 +17,11 @@ from __future__ import annotations
 
 import math
 import threading
+from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import ClassVar, Final, Generic, TypeVar
+from itertools import product
+from typing import Final, Generic, TypeVar
 
 from prometheus_client.metrics_core import Metric
 from prometheus_client.samples import Sample
@@ -33,11 +35,25 @@ LATENCY_BUCKETS_S: Final = (
 DURATION_BUCKETS_S: Final = (0.01, 0.05, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
 
 
-class _Value:
+class Instrument(ABC):
+    """What one family of samples comes from; `documentation` is its HELP."""
+
+    kind: str
+
+    def __init__(self, documentation: str = "") -> None:
+        self.documentation = documentation
+        self._lock = threading.Lock()
+
+    @abstractmethod
+    def samples(self, name: str, labels: dict[str, str]) -> Iterable[Sample]:
+        """Those of a scrape."""
+
+
+class _Value(Instrument):
     """One number."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
+    def __init__(self, documentation: str = "") -> None:
+        super().__init__(documentation)
         self._value: float = 0
         self._callback: Callable[[], float] | None = None
 
@@ -56,7 +72,7 @@ class _Value:
 class Counter(_Value):
     """Only goes up. Where another part counts already, a callback says how far it is."""
 
-    kind: ClassVar[str] = "counter"
+    kind = "counter"
 
     def inc(self, amount: float = 1) -> None:
         if amount < 0:
@@ -68,19 +84,19 @@ class Counter(_Value):
 class Gauge(_Value):
     """Set, or asked for by a callback at scrape time."""
 
-    kind: ClassVar[str] = "gauge"
+    kind = "gauge"
 
     def set(self, value: float) -> None:
         self._value = value
 
 
-class Histogram:
+class Histogram(Instrument):
     """How often each range of values was seen."""
 
-    kind: ClassVar[str] = "histogram"
+    kind = "histogram"
 
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self._lock = threading.Lock()
+    def __init__(self, bounds: Sequence[float], documentation: str = "") -> None:
+        super().__init__(documentation)
         self._bounds = tuple(bounds)
         self._counts = [0] * (len(bounds) + 1)
         self._sum = 0.0
@@ -107,50 +123,46 @@ class Histogram:
         yield Sample(f"{name}_sum", labels, total)
 
 
-Instrument = TypeVar("Instrument", Counter, Gauge, Histogram)
+Each = TypeVar("Each", Counter, Histogram)
 
 
-class Labelled(Generic[Instrument]):
-    """One instrument a value of a label, or a tuple of values of several labels; the values are fixed at the start."""
+class Labelled(Instrument, Generic[Each]):
+    """An instrument for each combination of the labels' values, which are fixed at the start."""
 
-    def __init__(self, labels: Sequence[str], values: Iterable[Sequence[str]], make: Callable[[], Instrument]) -> None:
-        self.labels = tuple(labels)
-        self._instruments: dict[tuple[str, ...], Instrument] = {tuple(v): make() for v in values}
+    def __init__(self, make: Callable[[], Each], documentation: str = "", **labels: Iterable[str]) -> None:
+        super().__init__(documentation)
+        self.kind = make().kind
+        self._labels = tuple(labels)
+        self._instruments: dict[tuple[str, ...], Each] = {values: make() for values in product(*labels.values())}
 
-    @property
-    def kind(self) -> str:
-        return next(iter(self._instruments.values())).kind
-
-    def __getitem__(self, values: str | tuple[str, ...]) -> Instrument:
+    def __getitem__(self, values: str | tuple[str, ...]) -> Each:
         return self._instruments[(values,) if isinstance(values, str) else values]
 
     def samples(self, name: str, labels: dict[str, str]) -> Iterable[Sample]:
         for values, instrument in self._instruments.items():
-            yield from instrument.samples(name, {**labels, **dict(zip(self.labels, values, strict=True))})
+            yield from instrument.samples(name, {**labels, **dict(zip(self._labels, values, strict=True))})
 
 
-class GaugeTable:
+class GaugeTable(Instrument):
     """Gauges whose label values are known only at scrape time (tenants): a callback gives them all at once."""
 
-    kind: ClassVar[str] = "gauge"
+    kind = "gauge"
 
-    def __init__(self, labels: Sequence[str]) -> None:
-        self.labels = tuple(labels)
-        self._callback: Callable[[], Mapping[tuple[str, ...], float]] | None = None
+    def __init__(self, labels: Sequence[str], documentation: str = "") -> None:
+        super().__init__(documentation)
+        self._labels = tuple(labels)
+        self._callback: Callable[[], Mapping[tuple[str, ...], float]] = dict
 
-    def set_callback(self, callback: Callable[[], Mapping[tuple[str, ...], float]] | None) -> None:
+    def set_callback(self, callback: Callable[[], Mapping[tuple[str, ...], float]]) -> None:
         self._callback = callback
 
     def samples(self, name: str, labels: dict[str, str]) -> Iterable[Sample]:
-        rows = {} if self._callback is None else self._callback()
-        return [Sample(name, {**labels, **dict(zip(self.labels, v, strict=True))}, n) for v, n in rows.items()]
+        rows = self._callback().items()
+        return [Sample(name, {**labels, **dict(zip(self._labels, v, strict=True))}, n) for v, n in rows]
 
 
-AnyInstrument = Counter | Gauge | Histogram | Labelled[Counter] | Labelled[Gauge] | Labelled[Histogram] | GaugeTable
-
-
-def as_metric(name: str, documentation: str, instrument: AnyInstrument) -> Metric:
+def as_metric(name: str, instrument: Instrument) -> Metric:
     """A scrape of one family. The family has the samples' own name, `_total` or not."""
-    metric = Metric(name, documentation, instrument.kind)
+    metric = Metric(name, instrument.documentation, instrument.kind)
     metric.samples = list(instrument.samples(name, {}))
     return metric

@@ -1,4 +1,4 @@
-"""StorageMetrics: everything this process counts, in a registry of its own.
+"""StorageMetrics: everything this process counts for a volume.
 
 The names of the manifest-log and checkpoint designs are exposed letter for letter: no prefix, no suffix. (The manifest
 log's are said to live in the namespace `aof2.manifest_log`; their HELP says so, the names stay as written.) Everything
@@ -16,29 +16,25 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from enum import StrEnum
-from functools import partial
 from typing import Final
 
-from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client import ProcessCollector
 from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
 
 from aof2.engine.observe import exposition
 from aof2.engine.observe.instruments import (
     DURATION_BUCKETS_S,
     LATENCY_BUCKETS_S,
-    AnyInstrument,
     Counter,
     Gauge,
     GaugeTable,
     Histogram,
+    Instrument,
     Labelled,
     as_metric,
 )
 
 log = logging.getLogger(__name__)
-
-_MANIFEST: Final = " (namespace aof2.manifest_log)"
 
 
 class FetchTier(StrEnum):
@@ -67,7 +63,7 @@ class StorageTier(StrEnum):
 
 
 # The remote evicts nothing: what goes there is purged.
-_EVICTING: Final = [(tier.value,) for tier in (StorageTier.PAGE_CACHE, StorageTier.HOT, StorageTier.WARM)]
+_EVICTING: Final = (StorageTier.PAGE_CACHE, StorageTier.HOT, StorageTier.WARM)
 
 
 class RemoteOp(StrEnum):
@@ -89,199 +85,134 @@ class BreakerState(StrEnum):
     OPEN = "open"
 
 
-def _is_state(current: Callable[[], str], name: str) -> float:
-    return float(current() == name)
+def _latency() -> Histogram:
+    return Histogram(LATENCY_BUCKETS_S)
 
 
-def _by(label: str, values: type[StrEnum]) -> Labelled[Counter]:
-    return Labelled((label,), [(v.value,) for v in values], Counter)
-
-
-class StorageMetrics(Collector):
+class StorageMetrics:
     """One for each volume that is mounted. `render` is what `/metrics` serves."""
 
     def __init__(self, *, now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000) -> None:
         self._now_ms = now_ms
-        self._families: dict[str, tuple[str, AnyInstrument]] = {}
-        self._snapshots_ms: dict[int, int] = {}
+        self._families: dict[str, Instrument] = {}
+        self._process = ProcessCollector(registry=None)
+        self.snapshots_ms: dict[int, int] = {}  # by stream: when its newest was taken, or from when its age counts
         self._add_checkpoints()
         self._add_manifest()
+        self._expose("")
         self._add_tiers()
         self._add_remote()
         self._add_volume()
-        self.registry = CollectorRegistry(auto_describe=False)
-        self.registry.register(self)
-        ProcessCollector(registry=self.registry)
+        self._expose("aof2_")
 
     def render(self) -> bytes:
         """Prometheus' text format."""
-        return exposition.render(self.registry.collect())
+        return exposition.render([*self._collect(), *self._process.collect()])
 
-    def collect(self) -> Iterator[Metric]:
+    def _collect(self) -> Iterator[Metric]:
         """One scrape. A family whose callback fails is left out of it."""
-        for name, (documentation, instrument) in self._families.items():
+        for name, instrument in self._families.items():
             try:
-                metric = as_metric(name, documentation, instrument)
+                metric = as_metric(name, instrument)
             except Exception as e:  # noqa: BLE001 (a callback may raise anything, the rest must be seen)
                 self.scrape_errors_total.inc()
                 log.debug("a metric could not be read", extra={"metric": name, "error": str(e)})
                 continue
             yield metric
 
-    def describe(self) -> list[Metric]:
-        """For the registry, which wants to know names without asking callbacks."""
-        return [Metric(name, text, "untyped") for name, (text, _) in self._families.items()]
+    def _expose(self, prefix: str) -> None:
+        """Every instrument that was made since the last call, under the name of its attribute."""
+        for name, made in vars(self).items():
+            if isinstance(made, Instrument) and name not in self._families:
+                self._families[prefix + name] = made
 
     # -- what takes more than an instrument ----------------------------------------------------------------------
 
-    def note_stream(self, stream_id: int, since_ms: int) -> None:
-        """A stream is open; without a snapshot yet its age counts from then."""
-        self._snapshots_ms.setdefault(stream_id, since_ms)
-
     def note_snapshot(self, stream_id: int, taken_at_ms: int) -> None:
         """A manifest snapshot of a stream is durable; the age exposed is that of the stream that waits longest."""
-        self._snapshots_ms[stream_id] = taken_at_ms
-
-    def knows_stream(self, stream_id: int) -> bool:
-        return stream_id in self._snapshots_ms
+        self.snapshots_ms[stream_id] = taken_at_ms
 
     def snapshot_age_s(self) -> float:
-        taken_ms = min(self._snapshots_ms.copy().values(), default=None)
+        taken_ms = min(self.snapshots_ms.copy().values(), default=None)
         return math.nan if taken_ms is None else max(0, self._now_ms() - taken_ms) / 1000
 
     def set_breaker(self, state: Callable[[], str]) -> None:
         """Exactly one state is 1: the one that `state` names at the scrape."""
-        for each in BreakerState:
-            self.remote_breaker_state[each].set_callback(partial(_is_state, state, each.value))
+
+        def states() -> dict[tuple[str, ...], float]:
+            now = state()
+            return {(each.value,): float(each == now) for each in BreakerState}
+
+        self.remote_breaker_state.set_callback(states)
 
     # -- the families --------------------------------------------------------------------------------------------
 
     def _add_checkpoints(self) -> None:
-        self.checkpoint_duration_seconds = Histogram(DURATION_BUCKETS_S)
-        self.checkpoint_bytes_written_local = Counter()
-        self.checkpoint_bytes_written_remote = Counter()
-        self.checkpoint_queue_depth = Gauge()
-        self.storage_quota_exhausted_total = Counter()
-        self.page_fetch_latency_seconds: Labelled[Histogram] = Labelled(
-            ("tier",), [(t.value,) for t in FetchTier], lambda: Histogram(LATENCY_BUCKETS_S)
+        self.checkpoint_duration_seconds = Histogram(
+            DURATION_BUCKETS_S, "End-to-end checkpoint time, from plan to cleanup."
         )
-        self.remote_bytes_read_total = _by("mode", ReadMode)
-        self._names(
-            {
-                "checkpoint_duration_seconds": "End-to-end checkpoint time, from plan to cleanup.",
-                "checkpoint_bytes_written_local": "Bytes written to local staging by checkpoints.",
-                "checkpoint_bytes_written_remote": "Bytes uploaded to the remote by checkpoints.",
-                "checkpoint_queue_depth": "Checkpoint jobs that wait.",
-                "storage_quota_exhausted_total": "Quota reservations that were refused.",
-                "page_fetch_latency_seconds": "Time to get a page, by the tier that had it.",
-                "remote_bytes_read_total": "Bytes read from the remote, by mode.",
-            }
+        self.checkpoint_bytes_written_local = Counter("Bytes written to local staging by checkpoints.")
+        self.checkpoint_bytes_written_remote = Counter("Bytes uploaded to the remote by checkpoints.")
+        self.checkpoint_queue_depth = Gauge("Checkpoint jobs that wait.")
+        self.storage_quota_exhausted_total = Counter("Quota reservations that were refused.")
+        self.page_fetch_latency_seconds = Labelled(
+            _latency, "Time to get a page, by the tier that had it.", tier=FetchTier
         )
+        self.remote_bytes_read_total = Labelled(Counter, "Bytes read from the remote, by mode.", mode=ReadMode)
 
     def _add_manifest(self) -> None:
-        self.manifest_chunks_active = Gauge()
-        self.manifest_replay_seconds = Gauge()
-        self.manifest_crc_error_count = Gauge()
-        self.manifest_upload_retries_total = Counter()
-        self.manifest_snapshot_age_seconds = Gauge()
+        def help_of(text: str) -> str:
+            return f"{text} (namespace aof2.manifest_log)."
+
+        self.manifest_chunks_active = Gauge(help_of("Manifest chunks on the local disk"))
+        self.manifest_replay_seconds = Gauge(help_of("How long the last replay took"))
+        self.manifest_crc_error_count = Gauge(help_of("Checksum mismatches met in the log since the start"))
+        self.manifest_upload_retries_total = Counter(help_of("Uploads of manifest chunks that were tried again"))
+        self.manifest_snapshot_age_seconds = Gauge(help_of("Age of the oldest of the newest snapshots of streams"))
         self.manifest_snapshot_age_seconds.set_callback(self.snapshot_age_s)
-        self.manifest_shadow_divergence = Gauge()
-        self._names(
-            {
-                "manifest_chunks_active": f"Manifest chunks on the local disk{_MANIFEST}.",
-                "manifest_replay_seconds": f"How long the last replay took{_MANIFEST}.",
-                "manifest_crc_error_count": f"Checksum mismatches met in the log since the start{_MANIFEST}.",
-                "manifest_upload_retries_total": f"Uploads of manifest chunks that were tried again{_MANIFEST}.",
-                "manifest_snapshot_age_seconds": f"Age of the oldest of the newest snapshots of streams{_MANIFEST}.",
-                "manifest_shadow_divergence": f"Segments on which shadow and log disagree, 0 is good{_MANIFEST}.",
-            }
-        )
+        self.manifest_shadow_divergence = Gauge(help_of("Segments on which shadow and log disagree, 0 is good"))
 
     def _add_tiers(self) -> None:
-        self.tier_bytes = GaugeTable(("tier",))
-        self.tier_limit_bytes = GaugeTable(("tier",))
-        self.tenant_bytes = GaugeTable(("tenant", "tier"))
-        self.dirty_bytes = Gauge()
-        self.page_cache_hits_total = Counter()
-        self.page_cache_misses_total = Counter()
-        self.evictions_total: Labelled[Counter] = Labelled(("tier",), _EVICTING, Counter)
-        self.evicted_bytes_total: Labelled[Counter] = Labelled(("tier",), _EVICTING, Counter)
-        self.hydrations_total = _by("result", Result)
-        self.hydrated_bytes_total = Counter()
-        self.thrash_total = Counter()
-        self._names(
-            {
-                "aof2_tier_bytes": "Bytes held, by tier.",
-                "aof2_tier_limit_bytes": "Bytes that may be held, by tier.",
-                "aof2_tenant_bytes": "Bytes held, by tenant and tier.",
-                "aof2_dirty_bytes": "Bytes that are not in the remote yet.",
-                "aof2_page_cache_hits_total": "Pages found in memory.",
-                "aof2_page_cache_misses_total": "Pages not found in memory.",
-                "aof2_evictions_total": "Evictions, by the tier that made room.",
-                "aof2_evicted_bytes_total": "Bytes evicted, by the tier that made room.",
-                "aof2_hydrations_total": "Chunks brought back to the local disk, by result.",
-                "aof2_hydrated_bytes_total": "Bytes brought back to the local disk.",
-                "aof2_thrash_total": "Chunks brought back soon after they were evicted: the cache is too small.",
-            }
-        )
+        self.tier_bytes = GaugeTable(("tier",), "Bytes held, by tier.")
+        self.tier_limit_bytes = GaugeTable(("tier",), "Bytes that may be held, by tier.")
+        self.tenant_bytes = GaugeTable(("tenant", "tier"), "Bytes held, by tenant and tier.")
+        self.dirty_bytes = Gauge("Bytes that are not in the remote yet.")
+        self.page_cache_hits_total = Counter("Pages found in memory.")
+        self.page_cache_misses_total = Counter("Pages not found in memory.")
+        self.evictions_total = Labelled(Counter, "Evictions, by the tier that made room.", tier=_EVICTING)
+        self.evicted_bytes_total = Labelled(Counter, "Bytes evicted, by the tier that made room.", tier=_EVICTING)
+        self.hydrations_total = Labelled(Counter, "Chunks brought back to the local disk, by result.", result=Result)
+        self.hydrated_bytes_total = Counter("Bytes brought back to the local disk.")
+        self.thrash_total = Counter("Chunks brought back soon after they were evicted: the cache is too small.")
 
     def _add_remote(self) -> None:
-        ops = [(op.value,) for op in RemoteOp]
-        self.remote_requests_total: Labelled[Counter] = Labelled(
-            ("op", "result"), [(op.value, r.value) for op in RemoteOp for r in Result], Counter
+        self.remote_requests_total = Labelled(
+            Counter, "Requests to the remote, by operation and result.", op=RemoteOp, result=Result
         )
-        self.remote_retries_total = _by("op", RemoteOp)
-        self.remote_request_seconds: Labelled[Histogram] = Labelled(("op",), ops, lambda: Histogram(LATENCY_BUCKETS_S))
-        self.remote_bytes_written_total = Counter()
-        self.remote_breaker_state: Labelled[Gauge] = Labelled(("state",), [(s.value,) for s in BreakerState], Gauge)
-        self.set_breaker(lambda: BreakerState.CLOSED.value)
-        self.remote_refused_total = Counter()
-        self.log_lag_records = GaugeTable(("stream",))
-        self.log_lag_bytes = GaugeTable(("stream",))
-        self.log_lag_seconds = GaugeTable(("stream",))
-        self.log_stands = GaugeTable(("stream",))
-        self._names(
-            {
-                "aof2_remote_requests_total": "Requests to the remote, by operation and result.",
-                "aof2_remote_retries_total": "Requests to the remote that were tried again, by operation.",
-                "aof2_remote_request_seconds": "Time of a request to the remote, retries included, by operation.",
-                "aof2_remote_bytes_written_total": "Bytes sent to the remote.",
-                "aof2_remote_breaker_state": "1 for the state the circuit breaker of the remote is in.",
-                "aof2_remote_refused_total": "Requests that the remote refused: keys, rights.",
-                "aof2_log_lag_records": "Records of the log that the remote does not have, by stream.",
-                "aof2_log_lag_bytes": "Bytes of the log that the remote does not have, by stream.",
-                "aof2_log_lag_seconds": "Age of the oldest commit that the remote does not have, by stream.",
-                "aof2_log_stands": "1 when the upload of a stream's log failed and waits to be tried again.",
-            }
+        self.remote_retries_total = Labelled(
+            Counter, "Requests to the remote that were tried again, by operation.", op=RemoteOp
         )
+        self.remote_request_seconds = Labelled(
+            _latency, "Time of a request to the remote, retries included, by operation.", op=RemoteOp
+        )
+        self.remote_bytes_written_total = Counter("Bytes sent to the remote.")
+        self.remote_breaker_state = GaugeTable(("state",), "1 for the state the circuit breaker of the remote is in.")
+        self.set_breaker(lambda: BreakerState.CLOSED)
+        self.remote_refused_total = Counter("Requests that the remote refused: keys, rights.")
+        stream = ("stream",)
+        self.log_lag_records = GaugeTable(stream, "Records of the log that the remote does not have, by stream.")
+        self.log_lag_bytes = GaugeTable(stream, "Bytes of the log that the remote does not have, by stream.")
+        self.log_lag_seconds = GaugeTable(stream, "Age of the oldest commit that the remote does not have, by stream.")
+        self.log_stands = GaugeTable(stream, "1 when the upload of a stream's log failed and waits to be tried again.")
 
     def _add_volume(self) -> None:
-        self.quota_used_bytes = Gauge()
-        self.quota_reserved_bytes = Gauge()
-        self.quota_limit_bytes = Gauge()
-        self.disk_free_bytes = Gauge()
-        self.jobs = GaugeTable(("state",))
-        self.read_only = Gauge()
-        self.fenced = Gauge()
-        self.log_files_mended = Gauge()
-        self.log_events_unknown = Gauge()
-        self.scrape_errors_total = Counter()
-        self._names(
-            {
-                "aof2_quota_used_bytes": "Local bytes that have landed.",
-                "aof2_quota_reserved_bytes": "Local bytes set aside, not landed yet.",
-                "aof2_quota_limit_bytes": "Local bytes the volume may take.",
-                "aof2_disk_free_bytes": "Free bytes of the disk under state_dir.",
-                "aof2_jobs": "Jobs, by state.",
-                "aof2_read_only": "1 when the volume takes no writes.",
-                "aof2_fenced": "1 when another machine has taken the volume over.",
-                "aof2_log_files_mended": "Damaged or missing files of the log that were fetched since the start.",
-                "aof2_log_events_unknown": "Events of the log, replayed at the start, of schemas this version skips.",
-                "aof2_scrape_errors_total": "Metrics that could not be read when they were asked for.",
-            }
-        )
-
-    def _names(self, documentation: dict[str, str]) -> None:
-        """Exposes attributes: each is called like its metric, without `aof2_`."""
-        for name, text in documentation.items():
-            self._families[name] = (text, getattr(self, name.removeprefix("aof2_")))
+        self.quota_used_bytes = Gauge("Local bytes that have landed.")
+        self.quota_reserved_bytes = Gauge("Local bytes set aside, not landed yet.")
+        self.quota_limit_bytes = Gauge("Local bytes the volume may take.")
+        self.disk_free_bytes = Gauge("Free bytes of the disk under state_dir.")
+        self.jobs = GaugeTable(("state",), "Jobs, by state.")
+        self.read_only = Gauge("1 when the volume takes no writes.")
+        self.fenced = Gauge("1 when another machine has taken the volume over.")
+        self.log_files_mended = Gauge("Damaged or missing files of the log that were fetched since the start.")
+        self.log_events_unknown = Gauge("Events of the log, replayed at the start, of schemas this version skips.")
+        self.scrape_errors_total = Counter("Metrics that could not be read when they were asked for.")

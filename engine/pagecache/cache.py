@@ -17,7 +17,6 @@ Owner: the trio thread; no locks. A crash leaves nothing: what was dirty comes b
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from aof2.engine.errors import Aof2Error
 from aof2.engine.pagecache.policy import EvictionQueues, Page, PageKey
@@ -27,20 +26,8 @@ class PageCacheFullError(Aof2Error):
     """A dirty page has no room: all the others are dirty. Persist some (checkpoint), then write again."""
 
 
-class CacheStats(NamedTuple):
-    """Counts since the start, and bytes now."""
-
-    hits: int
-    misses: int
-    evictions: int
-    pages: int
-    capacity_bytes: int
-    used_bytes: int
-    dirty_bytes: int
-
-
 class PageCache:
-    """Keys are (object_id, generation, block_index); a page is 1 byte at least."""
+    """Keys are (object_id, generation, block_index); a page is 1 byte at least. Counts are since the start."""
 
     def __init__(self, capacity_bytes: int) -> None:
         self.capacity_bytes = capacity_bytes
@@ -49,23 +36,12 @@ class PageCache:
         self._dirty: dict[PageKey, Page] = {}
         self._queues = EvictionQueues(capacity_bytes)
         self._versions = 0
-        self.evicted_bytes = 0
-        self._used_bytes = self._dirty_bytes = 0
-        self._hits = self._misses = self._evictions = 0
+        self.used_bytes = self.dirty_bytes = 0
+        self.hits = self.misses = 0
+        self.evictions = self.evicted_bytes = 0
 
     def __contains__(self, key: PageKey) -> bool:
         return key in self._pages
-
-    def stats(self) -> CacheStats:
-        return CacheStats(
-            self._hits,
-            self._misses,
-            self._evictions,
-            len(self._pages),
-            self.capacity_bytes,
-            self._used_bytes,
-            self._dirty_bytes,
-        )
 
     # -- reading -----------------------------------------------------------------------------------------------
 
@@ -79,10 +55,10 @@ class PageCache:
         self._queues.requested(key)
         page = self._pages.get(key)
         if page is None:
-            self._misses += 1
+            self.misses += 1
             return None
         self._queues.used(page)
-        self._hits += 1
+        self.hits += 1
         return page.data
 
     # -- writing -----------------------------------------------------------------------------------------------
@@ -110,12 +86,12 @@ class PageCache:
         if not held:
             raise PageCacheFullError(
                 f"no room for {len(data)} changed bytes in a page cache of {self.capacity_bytes}: "
-                f"{self._dirty_bytes} are changed; checkpoint, or raise page_cache_bytes"
+                f"{self.dirty_bytes} are changed; checkpoint, or raise page_cache_bytes"
             )
         page = self._pages[key]
         if not page.version:
             self._dirty[key] = page
-            self._dirty_bytes += len(data)
+            self.dirty_bytes += len(data)
         self._versions += 1
         page.version = self._versions
         self._queues.dequeue(page)
@@ -154,14 +130,14 @@ class PageCache:
 
     def _make_room(self, size_bytes: int) -> bool:
         """Evicts until so many bytes fit; nothing at all if they cannot."""
-        missing = self._used_bytes + size_bytes - self.capacity_bytes
+        missing = self.used_bytes + size_bytes - self.capacity_bytes
         if missing > self._queues.evictable_bytes:
             return False
         while missing > 0:
             page = self._queues.evict()
             self.evicted_bytes += len(page.data)
             missing -= len(page.data)
-            self._evictions += 1
+            self.evictions += 1
             self._remove(page)
         return True
 
@@ -170,7 +146,7 @@ class PageCache:
             return False
         page = self._pages[key] = Page(key, data)
         self._objects.setdefault((key[0], key[1]), set()).add(key)
-        self._used_bytes += len(data)
+        self.used_bytes += len(data)
         self._queues.admit(page)
         self._queues.enqueue(page)
         return True
@@ -183,8 +159,8 @@ class PageCache:
         fits = bool(data) and (grown_bytes <= 0 or self._make_room(grown_bytes))
         if fits:
             page.data = data
-            self._used_bytes += grown_bytes
-            self._dirty_bytes += grown_bytes if page.version else 0
+            self.used_bytes += grown_bytes
+            self.dirty_bytes += grown_bytes if page.version else 0
         if was_queued:
             self._queues.enqueue(page)
         return fits
@@ -197,7 +173,7 @@ class PageCache:
 
     def _remove(self, page: Page) -> None:
         del self._pages[page.key]
-        self._used_bytes -= len(page.data)
+        self.used_bytes -= len(page.data)
         siblings = self._objects[page.key[0], page.key[1]]
         siblings.discard(page.key)
         if not siblings:
@@ -205,5 +181,5 @@ class PageCache:
 
     def _forget_dirty(self, page: Page) -> None:
         del self._dirty[page.key]
-        self._dirty_bytes -= len(page.data)
+        self.dirty_bytes -= len(page.data)
         page.version = 0

@@ -4,24 +4,19 @@ from aof2.engine.quota.accounts import (
     DiskSpace,
     Level,
     QuotaExceededError,
-    QuotaRow,
     ReservationExpiredError,
-    Shortage,
     Usage,
     disk_space,
     limit_for_data,
 )
-from aof2.engine.quota.storage import EvictHint, Reservation, StorageQuota
+from aof2.engine.quota.storage import Reservation, StorageQuota
 
 __all__ = [
     "DiskSpace",
-    "EvictHint",
     "Level",
     "QuotaExceededError",
-    "QuotaRow",
     "Reservation",
     "ReservationExpiredError",
-    "Shortage",
     "StorageQuota",
     "Usage",
     "disk_space",

@@ -10,8 +10,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final, NamedTuple
 
-import msgspec
-
 from aof2.engine.errors import Aof2Error
 from aof2.engine.units import format_size
 
@@ -44,13 +42,6 @@ class QuotaExceededError(Aof2Error):
 
 class ReservationExpiredError(Aof2Error):
     """The lease ran out; its room may be another request's by now. Stop writing, remove what was staged, plan again."""
-
-
-class QuotaRow(msgspec.Struct, frozen=True):
-    """What is persisted of a tenant's account."""
-
-    tenant: str
-    used_bytes: int
 
 
 class DiskSpace(NamedTuple):

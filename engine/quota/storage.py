@@ -20,7 +20,7 @@ checksum and keep nothing on disk, so there is nothing to reserve, and a full di
 stages bytes, repair included, reserves like everyone else.
 
 Owner: the trio thread; no locks. A crash leaves nothing: reservations die with the process, and used bytes are restored
-from the rows of `snapshot`, or from what recovery finds on disk.
+from the catalog's counters.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from __future__ import annotations
 import heapq
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 import trio
@@ -38,7 +38,6 @@ from aof2.engine.quota.accounts import (
     DiskSpace,
     Level,
     QuotaExceededError,
-    QuotaRow,
     ReservationExpiredError,
     Shortage,
     Usage,
@@ -57,41 +56,66 @@ EvictHint = Callable[[int, str | None], None]
 class Reservation:
     """Room set aside. As a context manager it gives back, at the end, what was not committed."""
 
-    def __init__(self, quota: StorageQuota, number: int, request: _Request, expires_at: float) -> None:
+    def __init__(self, quota: StorageQuota, number: int, request: _Request) -> None:
         self.tenant = request.tenant
         self.job = request.job
         self.remaining_bytes = request.size_bytes
-        self.committed_bytes = 0
         self.alive = True
         self._quota = quota
         self._number = number
         self._ttl_s = request.ttl_s
-        self._expires_at = expires_at
+        self._expires_at = math.inf
 
     def commit(self, size_bytes: int) -> None:
         """That many bytes have landed: reserved becomes used."""
-        self._quota._commit(self, size_bytes)
+        self._refuse_if_dead()
+        if not 0 <= size_bytes <= self.remaining_bytes:
+            raise ValueError(f"{size_bytes} bytes landed where {self.remaining_bytes} were reserved")
+        self._quota._count(self.tenant, self.job, reserved=-size_bytes, used=size_bytes)
+        self.remaining_bytes -= size_bytes
 
     def release(self) -> int:
         """Gives back what was not committed, and says how much. Harmless when there is nothing left to give."""
-        return self._quota._release(self)
+        released = self._quota._end(self) if self.alive else 0
+        self._quota._settle()
+        return released
 
     def absorb(self, other: Reservation) -> None:
         """What another of the same tenant has left is this one's from here on."""
         if (other.tenant, other.job) != (self.tenant, self.job):
             raise ValueError("reservations of different accounts stay apart")
-        self._quota._refuse_if_dead(self)
+        self._refuse_if_dead()
         self.remaining_bytes += other.remaining_bytes
         other.remaining_bytes = 0
         other.release()
 
     def renew(self, ttl_s: float | None = None) -> None:
         """The holder is alive: the lease runs anew, for as long as it first did unless told otherwise."""
-        self._quota._renew(self, ttl_s)
+        self._refuse_if_dead()
+        self._ttl_s = ttl_s if ttl_s is not None else self._ttl_s
+        if self._ttl_s is not None:
+            self._quota._watch(self, self._ttl_s)
 
     def resize(self, size_bytes: int) -> bool:
         """Makes what is left that large. Smaller always works; larger only if it fits now (False: unchanged)."""
-        return self._quota._resize(self, size_bytes)
+        self._refuse_if_dead()
+        grow_bytes = size_bytes - self.remaining_bytes
+        request = _Request(self.tenant, max(0, grow_bytes), self.job, None)
+        if size_bytes < 0:
+            raise ValueError("a reservation cannot be smaller than nothing")
+        if not self._quota._has_room(request):
+            self._quota._exhausted()
+            return False
+        self._quota._count(self.tenant, self.job, reserved=grow_bytes)
+        self.remaining_bytes = size_bytes
+        self._quota._settle()
+        return True
+
+    def _refuse_if_dead(self) -> None:
+        self._quota._settle()
+        if not self.alive:
+            whose = f"job {self.job}" if self.job else f"tenant {self.tenant}"
+            raise ReservationExpiredError(f"the reservation of {whose} ended; remove what it staged and plan again")
 
     def __enter__(self) -> Reservation:
         return self
@@ -155,11 +179,6 @@ class StorageQuota:
     def usage(self) -> Usage:
         return self._volume.usage()
 
-    @property
-    def waiting_bytes(self) -> int:
-        """What requests in the queue add up to."""
-        return sum(w.request.size_bytes for w in self._waiters)
-
     def tenant_usage(self, tenant: str) -> Usage:
         return self._tenants[tenant].usage() if tenant in self._tenants else Usage(0, 0, None)
 
@@ -173,10 +192,6 @@ class StorageQuota:
             return Shortage(everyones, 0, None)
         never = self._never_fits(_request(tenant, size_bytes, None, None))
         return Shortage(everyones, self._tenant(tenant).short_bytes(size_bytes), None if never is None else never.level)
-
-    def snapshot(self) -> list[QuotaRow]:
-        """Used bytes by tenant, to be persisted. Reservations are not: their holders die with the process."""
-        return [QuotaRow(name, a.used_bytes) for name, a in sorted(self._tenants.items()) if a.used_bytes]
 
     # -- asking ------------------------------------------------------------------------------------------------
 
@@ -220,10 +235,6 @@ class StorageQuota:
         self._volume.limit_bytes = limit_bytes
         self._settle()
 
-    def set_tenant_limit(self, tenant: str, limit_bytes: int | None) -> None:
-        self._tenant(tenant).limit_bytes = limit_bytes
-        self._settle()
-
     def set_job_limit(self, job: str, limit_bytes: int) -> None:
         """What the job may have reserved and committed together, until `release_job`."""
         self._job(job).limit_bytes = limit_bytes
@@ -240,33 +251,30 @@ class StorageQuota:
         """Bytes left the disk (eviction, unlink). `job`: they were that job's own, and count for its limit no more."""
         if not 0 <= size_bytes <= self._tenant(tenant).used_bytes:
             raise ValueError(f"{size_bytes} bytes of tenant {tenant} cannot be released: that many are not in use")
-        for account in self._accounts(tenant, job):
-            account.used_bytes = max(0, account.used_bytes - size_bytes)
+        self._count(tenant, job, used=-size_bytes)
         self._settle()
 
     def note_used(self, tenant: str, size_bytes: int) -> None:
         """Bytes are on disk without a reservation (a passthrough writer's). They count, over the limit if need be."""
         if size_bytes < 0:
             raise ValueError("use release_used for bytes that left")
-        self._volume.used_bytes += size_bytes
-        self._tenant(tenant).used_bytes += size_bytes
+        self._count(tenant, None, used=size_bytes)
         self._say_if_over()
 
     def over_limit(self) -> list[str | None]:
         """The tenants that use more than they may; None among them: all together do."""
-        over = [None] if _is_over(self._volume) else []
-        return [*over, *(name for name, account in self._tenants.items() if _is_over(account))]
+        over: list[str | None] = [None] if self._volume.short_bytes(0) else []
+        return [*over, *(name for name, account in self._tenants.items() if account.short_bytes(0))]
 
     def _say_if_over(self) -> None:
         if self._on_over is not None and self.over_limit():
             self._on_over()
 
-    def restore(self, rows: Iterable[QuotaRow]) -> None:
-        """Used bytes are what the rows say, and none where they say nothing. Reservations stay."""
-        used = {row.tenant: row.used_bytes for row in rows}
-        for tenant in self._tenants.keys() | used.keys():
-            self._tenant(tenant).used_bytes = used.get(tenant, 0)
-        self._volume.used_bytes = sum(used.values())
+    def restore(self, used_bytes: Mapping[str, int]) -> None:
+        """Used bytes by tenant, and none where it is not named. Reservations stay."""
+        for tenant in self._tenants.keys() | used_bytes.keys():
+            self._tenant(tenant).used_bytes = used_bytes.get(tenant, 0)
+        self._volume.used_bytes = sum(used_bytes.values())
         self._settle()
         self._say_if_over()
 
@@ -274,20 +282,20 @@ class StorageQuota:
 
     def _reserve_now(self, request: _Request) -> Reservation | None:
         self._settle()
-        if request.size_bytes and (self._is_held_up(request) or self._refused_by(request)):
-            return None
-        return self._grant(request)
+        return self._grant(request) if self._has_room(request) else None
+
+    def _has_room(self, request: _Request) -> bool:
+        return not request.size_bytes or not (self._is_held_up(request) or self._refused_by(request))
 
     def _grant(self, request: _Request) -> Reservation:
         if request.job is not None:
             self._job(request.job).holders += 1
-        for account in self._accounts(request.tenant, request.job):
-            account.reserved_bytes += request.size_bytes
-        expires_at = math.inf if request.ttl_s is None else self._clock_s() + request.ttl_s
-        reservation = Reservation(self, self._next_number, request, expires_at)
+        self._count(request.tenant, request.job, reserved=request.size_bytes)
+        reservation = Reservation(self, self._next_number, request)
         self._live[self._next_number] = reservation
-        self._watch(reservation)
         self._next_number += 1
+        if request.ttl_s is not None:
+            self._watch(reservation, request.ttl_s)
         return reservation
 
     def _refused_by(self, request: _Request) -> Account | None:
@@ -377,9 +385,9 @@ class StorageQuota:
 
     # -- leases ------------------------------------------------------------------------------------------------
 
-    def _watch(self, reservation: Reservation) -> None:
-        if reservation._expires_at < math.inf:
-            heapq.heappush(self._expiries, (reservation._expires_at, reservation._number))
+    def _watch(self, reservation: Reservation, ttl_s: float) -> None:
+        reservation._expires_at = self._clock_s() + ttl_s
+        heapq.heappush(self._expiries, (reservation._expires_at, reservation._number))
 
     def _expire(self) -> None:
         while self._expiries:
@@ -396,8 +404,7 @@ class StorageQuota:
 
     def _end(self, reservation: Reservation) -> int:
         released = reservation.remaining_bytes
-        for account in self._accounts(reservation.tenant, reservation.job):
-            account.reserved_bytes -= released
+        self._count(reservation.tenant, reservation.job, reserved=-released)
         reservation.remaining_bytes = 0
         reservation.alive = False
         del self._live[reservation._number]
@@ -405,52 +412,12 @@ class StorageQuota:
             self._let_go_of_job(reservation.job)
         return released
 
-    # -- what reservations ask of us ---------------------------------------------------------------------------
-
-    def _commit(self, reservation: Reservation, size_bytes: int) -> None:
-        self._refuse_if_dead(reservation)
-        if not 0 <= size_bytes <= reservation.remaining_bytes:
-            raise ValueError(f"{size_bytes} bytes landed where {reservation.remaining_bytes} were reserved")
-        for account in self._accounts(reservation.tenant, reservation.job):
-            account.reserved_bytes -= size_bytes
-            account.used_bytes += size_bytes
-        reservation.remaining_bytes -= size_bytes
-        reservation.committed_bytes += size_bytes
-
-    def _release(self, reservation: Reservation) -> int:
-        released = self._end(reservation) if reservation.alive else 0
-        self._settle()
-        return released
-
-    def _renew(self, reservation: Reservation, ttl_s: float | None) -> None:
-        self._refuse_if_dead(reservation)
-        reservation._ttl_s = ttl_s if ttl_s is not None else reservation._ttl_s
-        if reservation._ttl_s is not None:
-            reservation._expires_at = self._clock_s() + reservation._ttl_s
-            self._watch(reservation)
-
-    def _resize(self, reservation: Reservation, size_bytes: int) -> bool:
-        self._refuse_if_dead(reservation)
-        grow_bytes = size_bytes - reservation.remaining_bytes
-        request = _Request(reservation.tenant, max(0, grow_bytes), reservation.job, None)
-        if size_bytes < 0:
-            raise ValueError("a reservation cannot be smaller than nothing")
-        if grow_bytes > 0 and (self._is_held_up(request) or self._refused_by(request)):
-            self._exhausted()
-            return False
-        for account in self._accounts(reservation.tenant, reservation.job):
-            account.reserved_bytes += grow_bytes
-        reservation.remaining_bytes = size_bytes
-        self._settle()
-        return True
-
-    def _refuse_if_dead(self, reservation: Reservation) -> None:
-        self._settle()
-        if not reservation.alive:
-            whose = f"job {reservation.job}" if reservation.job else f"tenant {reservation.tenant}"
-            raise ReservationExpiredError(f"the reservation of {whose} ended; remove what it staged and plan again")
-
     # -- accounts ----------------------------------------------------------------------------------------------
+
+    def _count(self, tenant: str, job: str | None, *, reserved: int = 0, used: int = 0) -> None:
+        for account in self._accounts(tenant, job):
+            account.reserved_bytes += reserved
+            account.used_bytes = max(0, account.used_bytes + used)
 
     def _accounts(self, tenant: str, job: str | None) -> list[Account]:
         """From the widest to the narrowest. A job that holds nothing and has no limit has no account."""
@@ -498,11 +465,6 @@ class StorageQuota:
     def _exhausted(self) -> None:
         if self._on_exhausted is not None:
             self._on_exhausted()
-
-
-def _is_over(account: Account) -> bool:
-    limit_bytes = account.limit_bytes
-    return limit_bytes is not None and account.used_bytes + account.reserved_bytes > limit_bytes
 
 
 def _request(tenant: str, size_bytes: int, job: str | None, ttl_s: float | None) -> _Request:

@@ -85,16 +85,20 @@ class SegmentedLru:
         self.changes = 0
 
     def __contains__(self, key: int) -> bool:
+        return self._find_here(key) >= 0
+
+    def _find_here(self, key: int) -> int:
+        """The slot of what is here; -1: it is not."""
         slot = self._slots.find(key)
-        return slot >= 0 and self._list[slot] != GHOSTS
+        return slot if slot >= 0 and self._list[slot] != GHOSTS else -1
 
     def __len__(self) -> int:
         return self._counts[PROBATION] + self._counts[PROTECTED]
 
     def units_of(self, key: int) -> int:
         """How large it is here; 0: it is not."""
-        slot = self._slots.find(key)
-        return self._size[slot] if slot >= 0 and self._list[slot] != GHOSTS else 0
+        slot = self._find_here(key)
+        return self._size[slot] if slot >= 0 else 0
 
     @property
     def units(self) -> int:
@@ -169,24 +173,24 @@ class SegmentedLru:
 
     def admit_old(self, key: int, units: int) -> None:
         slot = self._slots.find(key)
-        if slot >= 0 and self._list[slot] != GHOSTS:
-            return
         if slot >= 0:
+            if self._list[slot] != GHOSTS:
+                return
             self.forget(key)
         self.changes += 1
         slot = self._new(key, units)
         self._link(slot, PROBATION, self._older[_START])
 
     def unwanted(self, key: int) -> None:
-        slot = self._slots.find(key)
-        if slot >= 0 and self._list[slot] != GHOSTS:
+        slot = self._find_here(key)
+        if slot >= 0:
             self.changes += 1
             self._unlink(slot)
             self._link(slot, PROBATION, PROBATION)
 
     def evicted(self, key: int) -> None:
-        slot = self._slots.find(key)
-        if slot < 0 or self._list[slot] == GHOSTS:
+        slot = self._find_here(key)
+        if slot < 0:
             return
         self.changes += 1
         self._move(slot, GHOSTS)

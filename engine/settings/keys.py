@@ -35,24 +35,22 @@ _SECOND_MS, _MINUTE_MS, _HOUR_MS, _DAY_MS = 1000, 60_000, 3_600_000, 86_400_000
 Parser = Callable[[Any], Any]
 
 
-def _size(least: int, most: int = _PIB) -> Parser:
-    def parse(value: Any) -> int:
-        size = parse_size(value)
-        if not least <= size <= most:
-            raise ValueError(f"{format_size(least)} to {format_size(most)}")
-        return size
+def _within(parse: Callable[[Any], int], shown: Callable[[int], str], least: int, most: int) -> Parser:
+    def parse_within(value: Any) -> int:
+        number = parse(value)
+        if not least <= number <= most:
+            raise ValueError(f"{shown(least)} to {shown(most)}")
+        return number
 
-    return parse
+    return parse_within
+
+
+def _size(least: int, most: int = _PIB) -> Parser:
+    return _within(parse_size, format_size, least, most)
 
 
 def _time_ms(least_ms: int, most_ms: int) -> Parser:
-    def parse(value: Any) -> int:
-        time_ms = parse_time_ms(value)
-        if not least_ms <= time_ms <= most_ms:
-            raise ValueError(f"{format_time(least_ms)} to {format_time(most_ms)}")
-        return time_ms
-
-    return parse
+    return _within(parse_time_ms, format_time, least_ms, most_ms)
 
 
 def _time_s(least_ms: int, most_ms: int) -> Parser:

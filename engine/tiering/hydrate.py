@@ -157,7 +157,7 @@ class Hydrator:
         while (event := self.handles.evicting.get(key)) is not None:
             waits_for(Rank.EVICTION)
             await event.wait()
-        handle = self.handles.get(key)
+        handle = self.handles.peek(key)
         if handle is None:
             with self.catalog.view() as view:
                 handle = load_handle(view, self.hot, key, tenant, self.block_bytes)

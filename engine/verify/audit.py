@@ -9,7 +9,6 @@ Owner: the calling thread; reads only. A crash leaves nothing.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from aof2.engine.audit.damage import Tail
 from aof2.engine.audit.format import ArtifactRef, artifact_ref
@@ -18,76 +17,71 @@ from aof2.engine.audit.state import VisibleState
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.batch import EVENT_SCHEMA_ID, decode_event
 from aof2.engine.catalog.rows import ObjectState
-from aof2.engine.catalog.store import View
 from aof2.engine.errors import CorruptError, UnsupportedError
-from aof2.engine.inspect.rows import MANIFEST_DIR
 from aof2.engine.manifest.batch import Event
 from aof2.engine.manifest.format import LogPosition, ManifestIntegrityError
 from aof2.engine.manifest.index import ManifestIndex
 from aof2.engine.manifest.reader import Stream
-from aof2.engine.verify.context import Context
-from aof2.engine.verify.findings import Finding, Kind, RebuildAudit, Severity, finding
+from aof2.engine.replicate.audit import AUDIT_CHUNK, AUDIT_LOGSEQ
+from aof2.engine.replicate.auditmend import audit_path
+from aof2.engine.verify.context import OneStream
+from aof2.engine.verify.findings import Finding, Kind, RebuildAudit, Severity
 
-AUDIT_CHUNK = "audit_chunk"
-AUDIT_LOGSEQ = "audit_logseq"
 _OBJECTS = (t.OBJECTS.number, t.OBJECTS.tag)
 
 
-def check_audit(ctx: Context, view: View, stream_id: int) -> Iterator[Finding]:
+def check_audit(s: OneStream) -> Iterator[Finding]:
     """One tenant's audit log."""
-    tenant = ctx.tenants[stream_id]
-    path = ctx.state_dir / "audit" / f"{stream_id}.asl"
+    path = audit_path(s.ctx.state_dir, s.stream_id)
 
-    def say(severity: Severity, message: str) -> Finding:
-        return finding(Kind.AUDIT, severity, f"{path}: {message}", tenant=tenant, path=str(path))
+    def say(severity: Severity, message: str, fix: RebuildAudit | None = None) -> Finding:
+        return s.say(Kind.AUDIT, severity, message, path=str(path), fix=fix)
 
-    rebuild = RebuildAudit(stream_id=stream_id) if ctx.safe(stream_id) else None
-    acknowledged = view.get(stream_id, t.COUNTERS, AUDIT_LOGSEQ) or 0
+    rebuild = RebuildAudit(stream_id=s.stream_id)
+    acknowledged = s.get(t.COUNTERS, AUDIT_LOGSEQ) or 0
     if not path.exists():
         if acknowledged:
-            message = f"{path}: missing; {acknowledged} record(s) were written"
-            yield finding(Kind.AUDIT, Severity.ERROR, message, tenant=tenant, path=str(path), fix=rebuild)
+            yield say(Severity.ERROR, f"{path}: missing; {acknowledged} record(s) were written", rebuild)
         else:
-            yield say(Severity.NOTE, "no audit log yet")
+            yield say(Severity.NOTE, f"{path}: no audit log yet")
         return
     replay = Replay(path)
     try:
         state = VisibleState.of(replay)
     except (CorruptError, UnsupportedError) as e:
-        yield finding(Kind.AUDIT, Severity.ERROR, str(e), tenant=tenant, path=str(path), fix=rebuild)
+        yield say(Severity.ERROR, str(e), rebuild)
         return
-    if replay.outcome.position.logseq <= acknowledged:
-        message = f"{path}: ends at record {replay.outcome.position.logseq - 1}, {acknowledged} were written"
-        yield finding(Kind.AUDIT, Severity.ERROR, message, tenant=tenant, path=str(path), fix=rebuild)
+    end = replay.outcome.position.logseq
+    if end <= acknowledged:
+        yield say(Severity.ERROR, f"{path}: ends at record {end - 1}, {acknowledged} were written", rebuild)
         return
     if replay.outcome.tail is not Tail.CLEAN:
-        yield say(Severity.NOTE, f"ends in an append that was not finished ({replay.outcome.tail.value})")
+        what = f"ends in an append that was not finished ({replay.outcome.tail.value})"
+        yield say(Severity.NOTE, f"{path}: {what}")
     for problem in state.problems:
-        yield say(Severity.ERROR, f"record {problem.logseq}: {problem.what}")
-    for message in _seals(view, stream_id, state):
-        yield say(Severity.ERROR, message)
-    if ctx.safe(stream_id):
-        for severity, message in _compare(ctx, view, stream_id, tenant, state):
-            yield say(severity, message)
+        yield say(Severity.ERROR, f"{path}: record {problem.logseq}: {problem.what}")
+    for message in _seals(s, state):
+        yield say(Severity.ERROR, f"{path}: {message}")
+    if s.is_safe:
+        for severity, message in _compare(s, state):
+            yield say(severity, f"{path}: {message}")
 
 
-def _seals(view: View, stream_id: int, state: VisibleState) -> Iterator[str]:
-    for chunk_id, chunk in view.scan(stream_id, t.CHUNKS):
+def _seals(s: OneStream, state: VisibleState) -> Iterator[str]:
+    for chunk_id, chunk in s.scan(t.CHUNKS):
         sealed = state.seals.get(chunk_id)
         if sealed is not None and sealed != chunk.sha256:
             yield f"chunk {chunk_id} was sealed as {sealed.hex()}, its row says {chunk.sha256.hex()}"
 
 
-def _compare(
-    ctx: Context, view: View, stream_id: int, tenant: str, state: VisibleState
-) -> Iterator[tuple[Severity, str]]:
+def _compare(s: OneStream, state: VisibleState) -> Iterator[tuple[Severity, str]]:
     """Published and tombstoned objects, both ways; what the audit log has not been told yet is a note."""
-    touched, deleted, visible = _pending(ctx, view, stream_id, tenant)
+    touched, deleted, visible = _pending(s)
     behind = 0
-    for key, row in view.scan(stream_id, t.OBJECTS):
+    for key, row in s.scan(t.OBJECTS):
         if row.state not in (ObjectState.PUBLISHED, ObjectState.TOMBSTONED):
             continue
-        ref = artifact_ref(tenant, row.ino, row.generation, row.sha256)
+        ref = artifact_ref(s.tenant, row.ino, row.generation, row.sha256)
         should = row.state == ObjectState.PUBLISHED
         visible.add(ref)
         if state.is_visible(ref) == should and (should or state.is_published(ref)):
@@ -105,9 +99,7 @@ def _compare(
         yield Severity.NOTE, f"behind by {extra + behind} object(s); the next mount catches up"
 
 
-def _pending(
-    ctx: Context, view: View, stream_id: int, tenant: str
-) -> tuple[set[tuple[int, int]], int, set[ArtifactRef]]:
+def _pending(s: OneStream) -> tuple[set[tuple[int, int]], int, set[ArtifactRef]]:
     """Objects changed, and how many rows deleted, in chunks of the log that the audit log may not have yet; and what
     was published there: on a running volume the audit log may know it before the rows that we look at."""
     touched: set[tuple[int, int]] = set()
@@ -122,13 +114,12 @@ def _pending(
                 deleted += value is None
                 row = t.OBJECTS.decode(value) if value is not None else None
                 if row is not None and row.state in (ObjectState.PUBLISHED, ObjectState.TOMBSTONED):
-                    arrived.add(artifact_ref(tenant, row.ino, row.generation, row.sha256))
+                    arrived.add(artifact_ref(s.tenant, row.ino, row.generation, row.sha256))
 
-    from_chunk = view.get(stream_id, t.COUNTERS, AUDIT_CHUNK) or 0
+    from_chunk = s.get(t.COUNTERS, AUDIT_CHUNK) or 0
     index = ManifestIndex()
     index.on_event = on_event
-    directory: Path = ctx.state_dir / MANIFEST_DIR / str(stream_id)
-    stream = Stream(directory)
+    stream = Stream(s.log_dir)
     stream.chunks = [c for c in stream.chunks if c.index >= from_chunk]
     try:
         for chunk in stream.read():

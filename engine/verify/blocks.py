@@ -41,7 +41,11 @@ def check_chunk(fd: int, chunk: ChunkRow, mask: int, *, chunk_bytes: int, block_
     for index in range(-(-chunk.length // block_bytes)):
         if not mask >> index & 1:
             continue
-        data = read_block(fd, chunk, index, chunk_bytes=chunk_bytes, block_bytes=block_bytes)
+        at = index * block_bytes
+        try:
+            data = read_exactly(fd, chunk.index * chunk_bytes + at, min(block_bytes, chunk.length - at))
+        except (CorruptError, OSError):  # the file is too short, or the disk fails
+            data = None
         blocks += 1
         size += len(data or b"")
         if data is None or native.crc64(data) != block_crc(chunk.block_crcs, index):
@@ -50,15 +54,6 @@ def check_chunk(fd: int, chunk: ChunkRow, mask: int, *, chunk_bytes: int, block_
             digest.update(data)
     hash_failed = digest is not None and not bad and digest.digest() != chunk.sha256
     return Checked(bad, blocks, size, hash_failed)
-
-
-def read_block(fd: int, chunk: ChunkRow, index: int, *, chunk_bytes: int, block_bytes: int) -> bytes | None:
-    """One block, or None where the file is too short or the disk fails."""
-    length = min(block_bytes, chunk.length - index * block_bytes)
-    try:
-        return read_exactly(fd, chunk.index * chunk_bytes + index * block_bytes, length)
-    except (CorruptError, OSError):
-        return None
 
 
 def check_warm(path: Path, chunk: ChunkRow, stored_bytes: int) -> str:

@@ -7,7 +7,6 @@ Owner: plain data. A crash leaves nothing.
 
 from __future__ import annotations
 
-import threading
 from enum import IntEnum, StrEnum
 from typing import Any, Final
 
@@ -127,20 +126,8 @@ class RebuildCatalog(_Fix, frozen=True, kw_only=True, tag="rebuild_catalog"):
     pass
 
 
-Fix = (
-    Remove
-    | Clear
-    | Cool
-    | Upload
-    | SetRefs
-    | SetCounter
-    | Refold
-    | RebuildCatalog
-    | PutLog
-    | DropLog
-    | PutAudit
-    | RebuildAudit
-)
+LogFix = PutLog | DropLog | PutAudit | RebuildAudit
+Fix = Remove | Clear | Cool | Upload | SetRefs | SetCounter | Refold | RebuildCatalog | LogFix
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -165,14 +152,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def finding(kind: Kind, severity: Severity, message: str, *, fix: Fix | None = None, **where: Any) -> Finding:
-    return Finding(
-        kind=kind,
-        severity=severity,
-        message=message,
-        repairable=fix is not None,
-        fix=fix,
-        **where,
-    )
+    return Finding(kind=kind, severity=severity, message=message, repairable=fix is not None, fix=fix, **where)
 
 
 class Report(msgspec.Struct, kw_only=True):
@@ -211,23 +191,3 @@ class Report(msgspec.Struct, kw_only=True):
         self.exit_code = Exit.LEFT if left else Exit.CORRECTED if self.repaired else Exit.CLEAN
         if any(f.kind is Kind.REMOTE_UNREACHABLE and f.severity is Severity.ERROR for f in self.findings):
             self.exit_code = Exit.FAILED
-
-
-class Collector:
-    """Findings and counts from several threads, bounded."""
-
-    def __init__(self, report: Report) -> None:
-        self.report = report
-        self._lock = threading.Lock()
-
-    def add(self, found: Finding) -> None:
-        with self._lock:
-            if len(self.report.findings) < FINDINGS_MAX:
-                self.report.findings.append(found)
-            else:
-                self.report.left_off += 1
-
-    def count(self, **amounts: int) -> None:
-        with self._lock:
-            for name, amount in amounts.items():
-                setattr(self.report, name, getattr(self.report, name) + amount)

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Final
 
 from aof2.engine.catalog import tables as t
-from aof2.engine.inspect.rows import MANIFEST_DIR
 from aof2.engine.manifest import payloads as p
 from aof2.engine.manifest.check import check
 from aof2.engine.manifest.format import LOG_SEGMENT_ID, LogPosition, ManifestIntegrityError, RecordType
@@ -22,8 +21,8 @@ from aof2.engine.manifest.newest import usable_snapshots
 from aof2.engine.manifest.reader import Record, Stream
 from aof2.engine.manifest.snapshot import Snapshot
 from aof2.engine.remote.keys import ChunkBlobKey, parse_key
-from aof2.engine.verify.context import Context
-from aof2.engine.verify.findings import Finding, Kind, Severity, finding
+from aof2.engine.verify.context import OneStream
+from aof2.engine.verify.findings import Finding, Kind, Severity
 
 _TIER_TYPES: Final = frozenset(
     (RecordType.UPLOAD_DONE, RecordType.TIER2_DELETE_QUEUED, RecordType.TIER2_DELETED, RecordType.LOCAL_EVICTED)
@@ -31,21 +30,22 @@ _TIER_TYPES: Final = frozenset(
 ATTEMPTS: Final = 3
 
 
-def check_log(ctx: Context, stream_id: int) -> Iterator[Finding]:
+def check_log(s: OneStream) -> Iterator[Finding]:
     """What `manifest verify` says about the stream's folder."""
-    tenant = ctx.tenants.get(stream_id, "")
-    report = check(ctx.state_dir / MANIFEST_DIR / str(stream_id))
-    ctx.out.count(streams=1, records=report.records)
-    for found in report.damage:
-        yield finding(Kind.LOG, Severity.ERROR, found.message, tenant=tenant, path=report.directory)
-    for found in report.notes:
-        yield finding(Kind.LOG, Severity.NOTE, found.message, tenant=tenant, path=report.directory)
+    report = check(s.log_dir)
+    s.ctx.count(streams=1, records=report.records)
+    for severity, said in ((Severity.ERROR, report.damage), (Severity.NOTE, report.notes)):
+        for one in said:
+            yield s.say(Kind.LOG, severity, one.message, path=report.directory)
+    why = s.ctx.damaged.get(s.stream_id)
+    if why is not None and not report.damage:  # the folder looks right, and the rows cannot be rebuilt from it
+        yield s.say(Kind.LOG, Severity.ERROR, why)
 
 
-class EvictionWalk:
+class _EvictionWalk:
     """What the tier records of one stream say, as far as evictions depend on it."""
 
-    def __init__(self, snapshot: Snapshot | None = None) -> None:
+    def __init__(self, snapshot: Snapshot | None) -> None:
         self.evictions = 0
         self._key: dict[int, str] = {}
         self._deleted: set[str] = set()
@@ -73,12 +73,11 @@ class EvictionWalk:
         return "", ""
 
 
-def check_evictions(ctx: Context, stream_id: int) -> Iterator[Finding]:
+def check_evictions(s: OneStream) -> Iterator[Finding]:
     """Every LocalEvicted in the log on this disk follows a matching UploadDone."""
-    directory = ctx.state_dir / MANIFEST_DIR / str(stream_id)
     for attempt in range(ATTEMPTS):
         try:
-            found = list(_walk(ctx, directory, stream_id))
+            found = list(_walk(s))
         except FileNotFoundError:  # retention at work
             if attempt == ATTEMPTS - 1:
                 raise
@@ -87,43 +86,37 @@ def check_evictions(ctx: Context, stream_id: int) -> Iterator[Finding]:
         return
 
 
-def _walk(ctx: Context, directory: Path, stream_id: int) -> Iterator[Finding]:
-    tenant = ctx.tenants.get(stream_id, "")
-    stream = Stream(directory) if stream_id not in ctx.damaged else None
+def _walk(s: OneStream) -> Iterator[Finding]:
+    stream = Stream(s.log_dir) if s.is_safe else None
     if stream is None or not stream.chunks:
         return
-    snapshot, start, unproven = _start(directory, stream)
+    snapshot, start, unproven = _start(s.log_dir, stream)
     if unproven:
-        yield finding(Kind.EVICTION, Severity.NOTE, unproven, tenant=tenant, path=str(directory))
-    walk = EvictionWalk(snapshot)
+        yield s.say(Kind.EVICTION, Severity.NOTE, unproven, path=str(s.log_dir))
+    walk = _EvictionWalk(snapshot)
     try:
         for record in stream.records(start):
             if record.type_id not in _TIER_TYPES or record.segment_id == LOG_SEGMENT_ID:
                 continue
             wrong, key = walk.feed(record)
             if not wrong and key:
-                wrong = _mismatch(ctx, stream_id, record.segment_id, key)
+                wrong = _mismatch(s, record.segment_id, key)
             if wrong:
                 at = f"record {record.ordinal} (chunk {record.chunk_index}, byte {record.chunk_offset})"
-                message = f"{directory}: {at} evicts segment {record.segment_id}, and {wrong}"
-                yield finding(
-                    Kind.EVICTION, Severity.ERROR, message, tenant=tenant, chunk_id=record.segment_id, key=key
-                )
+                message = f"{s.log_dir}: {at} evicts segment {record.segment_id}, and {wrong}"
+                yield s.say(Kind.EVICTION, Severity.ERROR, message, chunk_id=record.segment_id, key=key)
     except ManifestIntegrityError:
         pass  # told by check_log, with its place
-    ctx.out.count(evictions=walk.evictions)
+    s.ctx.count(evictions=walk.evictions)
 
 
-def _mismatch(ctx: Context, stream_id: int, segment_id: int, key: str) -> str:
+def _mismatch(s: OneStream, segment_id: int, key: str) -> str:
     """Whether the upload was of other content than was sealed, as far as the row is still there to tell."""
     parsed = parse_key(key)
     if not isinstance(parsed, ChunkBlobKey):
         return ""
-    with ctx.rows.view() as view:
-        chunk = view.get(stream_id, t.CHUNKS, segment_id)
-    if chunk is not None and chunk.sha256 != parsed.sha256:
-        return f"what was uploaded as {key} is not its content"
-    return ""
+    chunk = s.get(t.CHUNKS, segment_id)
+    return "" if chunk is None or chunk.sha256 == parsed.sha256 else f"what was uploaded as {key} is not its content"
 
 
 def _start(directory: Path, stream: Stream) -> tuple[Snapshot | None, LogPosition | None, str]:

@@ -17,6 +17,8 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
+import msgspec
+
 from aof2.engine.catalog.behind import start_behind
 from aof2.engine.catalog.recovery import Opened, open_catalog, stream_ids
 from aof2.engine.env import Env
@@ -74,31 +76,19 @@ class _Mending:
         mended = self._mender.mend(directory, stream_id, last=last_there)
         after = check(directory) if mended else before
         if not after.clean and not self._mender.away:
-            mended += self._drop_covered(directory, after)
+            mended += self._drop_covered(directory, stream_id, after)
             after = check(directory)
-        found = [self._said(stream_id, one) for one in mended]
+        said = [_said(directory, one) for one in mended]
         if not after.clean and not self._mender.away:
-            found += self._give_up(directory, stream_id)
+            said += self._give_up(directory, stream_id)
             after = check(directory)
         if after.clean and read_quarantine(directory) is not None:
             lift(self._env, directory)
-            found.append(self._finding(stream_id, f"{directory}: quarantine lifted, the log replays again"))
-        return found
+            said.append(f"{directory}: quarantine lifted, the log replays again")
+        found = (finding(Kind.LOG, Severity.ERROR, message, path=str(directory)) for message in said)
+        return [msgspec.structs.replace(one, repairable=True, repaired=True) for one in found]
 
-    def _said(self, stream_id: int, one: Mended) -> Finding:
-        path = self._state_dir / MANIFEST_DIR / str(stream_id) / one.name
-        how = "fetched from the remote" if one.placed else "no other copy is needed or to be had"
-        kept = f", kept as {one.aside}" if one.aside else ""
-        what = one.what if str(path) in one.what else f"{path}: {one.what}"
-        return self._finding(stream_id, f"{what}; {how}{kept}")
-
-    def _finding(self, stream_id: int, message: str) -> Finding:
-        path = str(self._state_dir / MANIFEST_DIR / str(stream_id))
-        return Finding(
-            kind=Kind.LOG, severity=Severity.ERROR, message=message, path=path, repairable=True, repaired=True
-        )
-
-    def _drop_covered(self, directory: Path, report: CheckReport) -> list[Mended]:
+    def _drop_covered(self, directory: Path, stream_id: int, report: CheckReport) -> list[Mended]:
         """Damaged chunks that a snapshot covers, with those before them: only history is lost."""
         newest = next(usable_snapshots(directory), None)
         covered = newest.position.chunk_index if newest is not None else 0
@@ -110,13 +100,11 @@ class _Mending:
             if where.index <= worst and where.length is None:
                 kept = set_aside(self._env, self._state_dir, directory.name, where.path)
                 what = "damaged or before damage, and a snapshot covers it"
-                stream_id = int(directory.name)
-                dropped.append(
-                    Mended(stream_id=stream_id, name=where.path.name, what=what, placed=False, aside=str(kept))
-                )
+                one = Mended(stream_id=stream_id, name=where.path.name, what=what, placed=False, aside=str(kept))
+                dropped.append(one)
         return dropped
 
-    def _give_up(self, directory: Path, stream_id: int) -> list[Finding]:
+    def _give_up(self, directory: Path, stream_id: int) -> list[str]:
         """The log goes on behind what no copy has, from the rows as far as they replay; if recovery cannot go on."""
         opened = self._open()
         try:
@@ -125,8 +113,7 @@ class _Mending:
             if stream_id not in opened.quarantined:
                 return []
             mark = read_quarantine(directory)
-            chunks = [e for e in examine(survey(directory)) if e.chunk is not None]
-            ends = [e.chunk.end_position.ordinal for e in chunks if e.chunk is not None]
+            ends = [e.chunk.end_position.ordinal for e in examine(survey(directory)) if e.chunk is not None]
             inventory = list_stream(self._store, stream_id)
             last = max([*(c.index for c in survey(directory).chunks), *inventory.chunk_indexes()], default=-1)
             start_behind(
@@ -139,8 +126,7 @@ class _Mending:
                 snapshot_last=max(inventory.snapshots, default=0),
                 away=partial(set_aside, self._env, self._state_dir, directory.name),
             )
-            what = mark.text if mark is not None else "what no copy has"
-            return [self._finding(stream_id, f"{directory}: given up: {what}")]
+            return [f"{directory}: given up: {mark.text if mark is not None else 'what no copy has'}"]
         finally:
             opened.catalog.close()
 
@@ -150,3 +136,11 @@ class _Mending:
         for stream in opened.streams.values():
             stream.log.close()
         return opened
+
+
+def _said(directory: Path, one: Mended) -> str:
+    path = directory / one.name
+    how = "fetched from the remote" if one.placed else "no other copy is needed or to be had"
+    kept = f", kept as {one.aside}" if one.aside else ""
+    what = one.what if str(path) in one.what else f"{path}: {one.what}"
+    return f"{what}; {how}{kept}"

@@ -17,75 +17,80 @@ from itertools import groupby
 
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.rows import InodeRow, ObjectState
-from aof2.engine.catalog.store import View
-from aof2.engine.verify.context import Context
-from aof2.engine.verify.findings import Finding, Kind, Severity, finding
+from aof2.engine.verify.context import OneStream
+from aof2.engine.verify.findings import Finding, Kind, Severity
 
 _Problem = tuple[Severity, int, str]
 
 
-def check_links(ctx: Context, view: View, stream_id: int) -> Iterator[Finding]:
-    """Every name, link and inode of one tenant against each other. Missing inodes are `check_names`'s."""
-    tenant = ctx.tenants[stream_id]
+def check_names(s: OneStream) -> Iterator[Finding]:
+    """Every name, link and inode of one tenant against each other; every file's inode has its content."""
     for check in (_entries, _inodes, _links, _nameless):
-        for severity, ino, problem in check(view, stream_id):
-            yield finding(Kind.OBJECT, severity, f"{tenant}: {problem}", tenant=tenant, object=str(ino))
+        for severity, ino, problem in check(s):
+            yield s.say(Kind.OBJECT, severity, f"{s.tenant}: {problem}", object=str(ino))
+    for ino, row in s.scan(t.INODES):
+        if stat.S_ISREG(row.mode) and row.generation and s.get(t.OBJECTS, (ino, row.generation)) is None:
+            message = f"{s.tenant}: inode {ino} has content {row.generation}, which is missing"
+            yield s.say(Kind.OBJECT, Severity.ERROR, message, object=f"{ino}.{row.generation}")
 
 
-def _entries(view: View, stream_id: int) -> Iterator[_Problem]:
-    for (parent, name), entry in view.scan(stream_id, t.DENTRIES):
-        row = view.get(stream_id, t.INODES, entry.ino)
-        if row is None:
-            continue
+def _entries(s: OneStream) -> Iterator[_Problem]:
+    for (parent, name), entry in s.scan(t.DENTRIES):
+        row = s.get(t.INODES, entry.ino)
         shown = f"name {_shown(name)} in inode {parent}"
+        if row is None:
+            yield Severity.ERROR, entry.ino, f"{shown} names inode {entry.ino}, which is missing"
+            continue
+        if s.get(t.INODES, parent) is None:
+            yield Severity.ERROR, entry.ino, f"{shown} is in directory {parent}, which is missing"
         if stat.S_IFMT(entry.mode) != stat.S_IFMT(row.mode):
             yield Severity.ERROR, row.ino, f"{shown} says another type than inode {row.ino} has"
         if not row.nlink:
             yield Severity.ERROR, row.ino, f"{shown} names inode {row.ino}, whose link count is 0"
         elif _has_links(row):
-            if view.get(stream_id, t.LINKS, (row.ino, parent, name)) is None:
+            if s.get(t.LINKS, (row.ino, parent, name)) is None:
                 yield Severity.ERROR, row.ino, f"{shown} is no link of inode {row.ino}, which has {row.nlink}"
         elif row.last_name and (row.parent, row.last_name) != (parent, name):
             yield Severity.ERROR, row.ino, f"{shown} is one name too many of inode {row.ino}"
 
 
-def _inodes(view: View, stream_id: int) -> Iterator[_Problem]:
-    for ino, row in view.scan(stream_id, t.INODES):
+def _inodes(s: OneStream) -> Iterator[_Problem]:
+    for ino, row in s.scan(t.INODES):
         if not row.nlink:
-            if not _is_kept(view, stream_id, row):
+            if not _is_kept(s, row):
                 yield Severity.WARNING, ino, f"inode {ino} has no name, and nothing that keeps it"
             continue
         if row.last_name:
-            entry = view.get(stream_id, t.DENTRIES, (row.parent, row.last_name))
+            entry = s.get(t.DENTRIES, (row.parent, row.last_name))
             if entry is None or entry.ino != ino:
                 yield Severity.ERROR, ino, f"inode {ino} is not where it says, {_shown(row.last_name)} in {row.parent}"
-        right = _link_count(view, stream_id, row)
+        right = _link_count(s, row)
         if right != row.nlink:
             yield Severity.ERROR, ino, f"inode {ino} has a link count of {row.nlink}, {right} is right"
 
 
-def _link_count(view: View, stream_id: int, row: InodeRow) -> int:
+def _link_count(s: OneStream, row: InodeRow) -> int:
     """As the other rows have it. A single name was looked at already."""
     prefix = row.ino.to_bytes(8, "big")
     if stat.S_ISDIR(row.mode):
-        return 2 + sum(stat.S_ISDIR(entry.mode) for _, entry in view.scan(stream_id, t.DENTRIES, prefix=prefix))
-    return sum(1 for _ in view.scan(stream_id, t.LINKS, prefix=prefix)) if _has_links(row) else row.nlink
+        return 2 + sum(stat.S_ISDIR(entry.mode) for _, entry in s.scan(t.DENTRIES, prefix=prefix))
+    return sum(1 for _ in s.scan(t.LINKS, prefix=prefix)) if _has_links(row) else row.nlink
 
 
-def _links(view: View, stream_id: int) -> Iterator[_Problem]:
-    for ino, rows in groupby((key for key, _ in view.scan(stream_id, t.LINKS)), key=lambda key: key[0]):
-        row = view.get(stream_id, t.INODES, ino)
+def _links(s: OneStream) -> Iterator[_Problem]:
+    for ino, rows in groupby((key for key, _ in s.scan(t.LINKS)), key=lambda key: key[0]):
+        row = s.get(t.INODES, ino)
         if row is None or not _has_links(row):
             yield Severity.WARNING, ino, f"inode {ino} has rows of further names, and " + _nlink(row)
         for _, parent, name in rows:
-            entry = view.get(stream_id, t.DENTRIES, (parent, name))
+            entry = s.get(t.DENTRIES, (parent, name))
             if row is not None and (entry is None or entry.ino != ino):
                 yield Severity.ERROR, ino, f"inode {ino} is said to be {_shown(name)} in inode {parent}, and is not"
 
 
-def _nameless(view: View, stream_id: int) -> Iterator[_Problem]:
-    for ino, _ in view.scan(stream_id, t.NAMELESS):
-        row = view.get(stream_id, t.INODES, ino)
+def _nameless(s: OneStream) -> Iterator[_Problem]:
+    for ino, _ in s.scan(t.NAMELESS):
+        row = s.get(t.INODES, ino)
         if row is None:
             yield Severity.WARNING, ino, f"inode {ino} is said to be open without a name, and is missing"
         elif row.nlink:  # the next start would drop it
@@ -96,10 +101,10 @@ def _has_links(row: InodeRow) -> bool:
     return row.nlink > 1 and not stat.S_ISDIR(row.mode)
 
 
-def _is_kept(view: View, stream_id: int, row: InodeRow) -> bool:
-    if view.get(stream_id, t.NAMELESS, row.ino) is not None:
+def _is_kept(s: OneStream, row: InodeRow) -> bool:
+    if s.get(t.NAMELESS, row.ino) is not None:
         return True
-    content = view.get(stream_id, t.OBJECTS, (row.ino, row.generation))
+    content = s.get(t.OBJECTS, (row.ino, row.generation))
     return content is not None and content.state == ObjectState.TOMBSTONED
 
 

@@ -5,8 +5,7 @@ itself; it starts this, speaks to it in lines, and takes a dead child for a dama
 
     →  {"positions": {stream: [chunk, offset, ordinal]}}      at once: where the rows are; one read transaction is held
     ←  compare FOLDER                                         rows of the catalog in FOLDER, which are right
-    →  {"database": …, "stream": …, "key": …, "what": …}      a line a difference
-    →  {"done": differences}
+    →  {"differences": [{"table": …, "stream": …, "key": …, "what": …}, …], "done": how many}
     ←  salvage STREAM FOLDER                                  puts the stream's rows into FOLDER, in place of others
     →  {"done": rows}
 
@@ -17,6 +16,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,7 +35,6 @@ EXIT_UNREADABLE: Final = 3
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
     """A row that is not as the log has it. `what`: missing, extra or differs."""
 
-    database: str
     stream: int
     table: str
     key: str
@@ -46,8 +45,8 @@ class Answer(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A line from the child."""
 
     positions: dict[int, tuple[int, int, int]] | None = None
-    difference: Difference | None = None
-    done: int | None = None
+    differences: list[Difference] = []
+    done: int = 0
 
 
 _TABLES: Final = {(table.database, table.tag): table.name for table in vars(t).values() if isinstance(table, t.Table)}
@@ -85,18 +84,14 @@ def differences(ours: View, right: View) -> Iterator[Difference]:
 def _difference(database: str, key: bytes, what: str) -> Difference:
     stream = int(t.STREAM.unpack(key[:4])[0]) if len(key) >= 4 else 0
     table = _TABLES.get((database, key[4:5]), key[4:5].decode(errors="replace"))
-    return Difference(database=database, stream=stream, table=table, key=key[5:].hex(), what=what)
+    return Difference(stream=stream, table=table, key=key[5:].hex(), what=what)
 
 
 def _compare(view: View, folder: Path) -> None:
-    right = ReadOnlyCatalog(folder)
-    count = 0
-    with right.view() as right_view:
-        for difference in differences(view, right_view):
-            count += 1
-            if count <= DIFFERENCES_MAX:
-                _say(Answer(difference=difference))
-    _say(Answer(done=count))
+    with ReadOnlyCatalog(folder).view() as right:
+        found = differences(view, right)
+        first = list(islice(found, DIFFERENCES_MAX))
+        _say(Answer(differences=first, done=len(first) + sum(1 for _ in found)))
 
 
 def _salvage(view: View, stream_id: int, folder: Path) -> None:

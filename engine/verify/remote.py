@@ -15,14 +15,13 @@ Owner: `check_blob` and `check_chunk_blob` run on worker threads, the rest on th
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import Final
 
 from aof2.engine.catalog import tables as t
-from aof2.engine.catalog.fold import StreamFold
-from aof2.engine.catalog.rows import BlobRow, ChunkRow
-from aof2.engine.catalog.store import View
+from aof2.engine.catalog.fold import load_pending
+from aof2.engine.catalog.rows import BlobRow
 from aof2.engine.errors import CorruptError, UnsupportedError
-from aof2.engine.inspect.rows import MANIFEST_DIR
 from aof2.engine.manifest.format import CHUNK_HEADER_LEN, ChunkFlag, chunk_name, unpack_chunk_header
 from aof2.engine.manifest.reader import parse_chunk, read_file
 from aof2.engine.manifest.snapshot import decode_snapshot
@@ -31,7 +30,7 @@ from aof2.engine.remote.errors import RemoteMissingError
 from aof2.engine.remote.keys import ManifestChunkKey, ManifestSnapshotKey, parse_key
 from aof2.engine.remote.prover import check_size, prove
 from aof2.engine.remote.store import BlobInfo, RemoteStore
-from aof2.engine.verify.context import Context
+from aof2.engine.verify.context import Context, OneStream
 from aof2.engine.verify.findings import Finding, Kind, Severity, Upload, finding
 from aof2.engine.verify.index import Expected, Index
 from aof2.engine.verify.logcopies import log_fix
@@ -44,26 +43,16 @@ SNAPSHOT_PREFIX: Final = "snapshots/"  # listings of what users took
 # -- what should be there ----------------------------------------------------------------------------------------
 
 
-def expect(ctx: Context, view: View, stream_id: int, index: Index) -> None:
-    """Every key the stream's rows and log name, into the index."""
-    index.expect(_expected(view, stream_id))
-
-
-def _expected(view: View, stream_id: int) -> Iterator[Expected]:
-    for sha256, blob in view.scan(stream_id, t.BLOBS):
-        yield Expected(blob.key, stream_id, sha256, blob.location, True, False)
-    for _, delta in view.scan(stream_id, t.DELTAS):
-        if delta.key:
-            yield Expected(delta.key, stream_id, b"", None, True, False)
-    for _, snapshot in view.scan(stream_id, t.SNAPSHOTS):
-        if snapshot.key:
-            yield Expected(snapshot.key, stream_id, b"", None, True, False)
-    fold = StreamFold(stream_id)
-    fold.reload(view)
-    for key in fold.log_objects:
-        yield Expected(key, stream_id, b"", None, True, False)
-    for _, key in (*fold.pending_uploads, *fold.pending_deletes):
-        yield Expected(key, stream_id, b"", None, False, False)
+def expected(s: OneStream) -> Iterator[Expected]:
+    """Every key the stream's rows and log name."""
+    for sha256, blob in s.scan(t.BLOBS):
+        yield Expected(blob.key, s.stream_id, sha256, blob.location, True, False)
+    pending = load_pending(s.view, s.stream_id)
+    deltas, snapshots = (row.key for _, row in s.scan(t.DELTAS)), (row.key for _, row in s.scan(t.SNAPSHOTS))
+    for key in filter(None, chain(deltas, snapshots, pending.log_objects)):
+        yield Expected(key, s.stream_id, b"", None, True, False)
+    for _, key in (*pending.pending_uploads, *pending.pending_deletes):
+        yield Expected(key, s.stream_id, b"", None, False, False)
 
 
 # -- listing -----------------------------------------------------------------------------------------------------
@@ -73,102 +62,85 @@ def check_listing(ctx: Context, remote: RemoteStore, index: Index, *, deep: bool
     """Missing and unknown objects, and sizes that differ (unless everything is read anyway)."""
     recent_ms = ctx.env.now_ms() - int(ctx.settings.retention.purge_after_s * 1000)
     for prefix in (BLOB_PREFIX, LOG_PREFIX, SNAPSHOT_PREFIX):
-        listed = ((info.key, info) for info in remote.list(prefix))
-        for info, expected in index.meet(listed):
-            found = _listed(ctx, info, expected, index, recent_ms, deep=deep)
-            if found is not None:
-                yield found
+        for info, meant in index.meet((info.key, info) for info in remote.list(prefix)):
+            if meant is None:
+                # The log's own are not told: its uploader goes on where it stopped.
+                if info.modified_ms <= recent_ms and prefix == BLOB_PREFIX:
+                    yield _orphan(info)
+            elif not deep and meant.location is not None and not meant.location.fits(info.size):
+                message = f"{info.key}: {info.size} bytes in the remote, its row says {meant.location.end}"
+                yield _expected_blob(ctx, Kind.REMOTE_DAMAGED, message, index, meant)
     for missing in index.unseen():
         yield _missing(ctx, index, missing)
 
 
-def _listed(
-    ctx: Context, info: BlobInfo, expected: Expected | None, index: Index, recent_ms: int, *, deep: bool
-) -> Finding | None:
-    if expected is None:
-        if info.modified_ms > recent_ms or not info.key.startswith(BLOB_PREFIX):
-            return None  # the log's own: its uploader goes on where it stopped
-        tenant = info.key.removeprefix(BLOB_PREFIX).split("/")[0]
-        message = f"{info.key}: orphan of {info.size} bytes: no chunk has it; aof2 gc removes it"
-        return finding(Kind.REMOTE_ORPHAN, Severity.WARNING, message, tenant=tenant, key=info.key)
-    if deep or expected.location is None or expected.location.fits(info.size):
-        return None
-    message = f"{info.key}: {info.size} bytes in the remote, its row says {expected.location.end}"
-    return _blob_finding(ctx, Kind.REMOTE_DAMAGED, message, index, expected)
+def _orphan(info: BlobInfo) -> Finding:
+    tenant = info.key.removeprefix(BLOB_PREFIX).split("/")[0]
+    message = f"{info.key}: orphan of {info.size} bytes: no chunk has it; aof2 gc removes it"
+    return finding(Kind.REMOTE_ORPHAN, Severity.WARNING, message, tenant=tenant, key=info.key)
 
 
-def _missing(ctx: Context, index: Index, expected: Expected) -> Finding:
-    if expected.key.startswith(LOG_PREFIX):
-        message = f"{expected.key}: missing in the remote, the log says it was uploaded"
-        tenant = ctx.tenants.get(expected.stream_id, "")
-        fix = log_fix(ctx, expected.stream_id, expected.key)
-        return finding(Kind.REMOTE_LOG, Severity.ERROR, message, tenant=tenant, key=expected.key, fix=fix)
-    return _blob_finding(ctx, Kind.REMOTE_MISSING, f"{expected.key}: missing in the remote", index, expected)
+def _missing(ctx: Context, index: Index, meant: Expected) -> Finding:
+    if not meant.key.startswith(LOG_PREFIX):
+        return _expected_blob(ctx, Kind.REMOTE_MISSING, f"{meant.key}: missing in the remote", index, meant)
+    message = f"{meant.key}: missing in the remote, the log says it was uploaded"
+    with ctx.stream(meant.stream_id) as s:
+        return s.say(Kind.REMOTE_LOG, Severity.ERROR, message, key=meant.key, fix=log_fix(s, meant.key))
 
 
-def _blob_finding(ctx: Context, kind: Kind, message: str, index: Index, expected: Expected) -> Finding:
-    resident = index.refs(expected.stream_id, expected.sha256).resident_chunk if expected.sha256 else 0
-    return blob_finding(ctx, kind, message, expected.stream_id, expected.key, resident)
+def _expected_blob(ctx: Context, kind: Kind, message: str, index: Index, meant: Expected) -> Finding:
+    resident = index.refs(meant.stream_id, meant.sha256).resident_chunk if meant.sha256 else 0
+    with ctx.stream(meant.stream_id) as s:
+        return blob_finding(s, kind, message, meant.key, resident)
 
 
-def blob_finding(ctx: Context, kind: Kind, message: str, stream_id: int, key: str, resident: int) -> Finding:
+def blob_finding(s: OneStream, kind: Kind, message: str, key: str, resident: int) -> Finding:
     """`resident`: a chunk with that content that is whole on this disk, 0 for none."""
-    fix = Upload(stream_id=stream_id, chunk_id=resident) if resident and ctx.safe(stream_id) else None
+    fix = Upload(stream_id=s.stream_id, chunk_id=resident) if resident else None
     rest = "" if resident else "; this disk does not have all of it"
-    tenant = ctx.tenants[stream_id]
-    return finding(kind, Severity.ERROR, message + rest, fix=fix, tenant=tenant, key=key, chunk_id=resident or None)
+    return s.say(kind, Severity.ERROR, message + rest, fix=fix, key=key, chunk_id=resident or None)
 
 
 # -- reading -----------------------------------------------------------------------------------------------------
 
 
-def check_blob(
-    ctx: Context,
-    remote: RemoteStore,
-    stream_id: int,
-    blob: BlobRow,
-    chunk: ChunkRow | None,
-    sha256: bytes,
-    index: Index,
-) -> None:
+def check_blob(ctx: Context, remote: RemoteStore, stream_id: int, blob: BlobRow, sha256: bytes, index: Index) -> None:
     """Reads one blob whole. On a worker thread. A missing one is told by the listing."""
+    resident = index.refs(stream_id, sha256).resident_chunk
+    with ctx.stream(stream_id) as s:
+        chunk = s.get(t.CHUNKS, resident) if resident else None
     try:
         prove(remote, blob, sha256, chunk)
     except RemoteMissingError:
         return
     except (CorruptError, UnsupportedError) as e:
-        resident = index.refs(stream_id, sha256).resident_chunk
-        ctx.out.add(blob_finding(ctx, Kind.REMOTE_DAMAGED, f"{e}", stream_id, blob.key, resident))
+        ctx.add(blob_finding(s, Kind.REMOTE_DAMAGED, f"{e}", blob.key, resident))
         return
-    ctx.out.count(blobs=1, remote_bytes=blob.stored_bytes)
+    ctx.count(blobs=1, remote_bytes=blob.stored_bytes)
 
 
 # -- the log's copies --------------------------------------------------------------------------------------------
 
 
-def check_log_copies(ctx: Context, remote: RemoteStore, view: View, stream_id: int) -> Iterator[Finding]:
+def check_log_copies(s: OneStream, remote: RemoteStore) -> Iterator[Finding]:
     """Reads the stream's chunks and snapshots in the remote; chunks that are here too must be the same bytes."""
-    tenant = ctx.tenants.get(stream_id, "")
-    fold = StreamFold(stream_id)
-    fold.reload(view)
-    for key in sorted(fold.log_objects):
+    for key in sorted(load_pending(s.view, s.stream_id).log_objects):
         try:
-            wrong = _log_copy(ctx, remote, stream_id, key)
+            wrong = _log_copy(s, remote, key)
         except RemoteMissingError:
             continue  # told by the listing, or bundled since
         except (CorruptError, UnsupportedError) as e:
             wrong = str(e)
         if wrong:
-            fix = log_fix(ctx, stream_id, key)
-            yield finding(Kind.REMOTE_LOG, Severity.ERROR, wrong, tenant=tenant, key=key, fix=fix)
+            yield s.say(Kind.REMOTE_LOG, Severity.ERROR, wrong, key=key, fix=log_fix(s, key))
 
 
-def _log_copy(ctx: Context, remote: RemoteStore, stream_id: int, key: str) -> str:
+def _log_copy(s: OneStream, remote: RemoteStore, key: str) -> str:
     _, data = remote.get_blob(key)
     match parse_key(key):
         case ManifestChunkKey(_, index):
             parse_chunk(data, path=key, last=False, expect_index=index)
-            path = ctx.state_dir / MANIFEST_DIR / str(stream_id) / chunk_name(index)
+            path = s.log_dir / chunk_name(index)
             try:
                 here = read_file(path)
             except FileNotFoundError:
@@ -193,10 +165,10 @@ def _same_chunk(here: bytes, there: bytes) -> bool:
 
 def check_chunk_blob(ctx: Context, remote: RemoteStore, stream_id: int, chunk_id: int, *, deep: bool) -> None:
     """The blob of one chunk of a file that was asked for by name. On a worker thread."""
-    with ctx.rows.view() as view:
-        chunk = view.get(stream_id, t.CHUNKS, chunk_id)
-        blob = view.get(stream_id, t.BLOBS, chunk.sha256) if chunk is not None and chunk.key else None
-        here = view.get(stream_id, t.RESIDENCY, chunk_id)
+    with ctx.stream(stream_id) as s:
+        chunk = s.get(t.CHUNKS, chunk_id)
+        blob = s.get(t.BLOBS, chunk.sha256) if chunk is not None and chunk.key else None
+        here = s.get(t.RESIDENCY, chunk_id)
     if chunk is None or blob is None:
         return
     whole = here is not None and here.mask == full_mask(chunk.length, ctx.block_bytes)
@@ -205,9 +177,9 @@ def check_chunk_blob(ctx: Context, remote: RemoteStore, stream_id: int, chunk_id
             prove(remote, blob, chunk.sha256, chunk)
         else:
             check_size(remote, blob)
-        ctx.out.count(blobs=1, remote_bytes=blob.stored_bytes if deep else 0)
+        ctx.count(blobs=1, remote_bytes=blob.stored_bytes if deep else 0)
     except (RemoteMissingError, CorruptError, UnsupportedError) as e:
         missing = isinstance(e, RemoteMissingError)
         kind = Kind.REMOTE_MISSING if missing else Kind.REMOTE_DAMAGED
         message = f"{blob.key}: missing in the remote" if missing else str(e)
-        ctx.out.add(blob_finding(ctx, kind, message, stream_id, blob.key, chunk_id if whole else 0))
+        ctx.add(blob_finding(s, kind, message, blob.key, chunk_id if whole else 0))

@@ -8,43 +8,40 @@ Owner: the calling thread; reads only. A crash leaves nothing.
 
 from __future__ import annotations
 
-import stat
 from collections.abc import Iterator
 
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.rows import BlobRow, ChunkRow, ObjectRow, ObjectState, ResidencyRow
 from aof2.engine.catalog.store import View
 from aof2.engine.objects import HOT_BYTES, PENDING_BYTES, WARM_BYTES, chunk_disk_bytes, full_mask, on_disk
-from aof2.engine.verify.context import Context, where
-from aof2.engine.verify.findings import Finding, Kind, SetCounter, SetRefs, Severity, finding
+from aof2.engine.verify.context import OneStream, name_of
+from aof2.engine.verify.findings import Finding, Kind, SetCounter, SetRefs, Severity
 from aof2.engine.verify.index import Index
-from aof2.engine.verify.names import check_links
+from aof2.engine.verify.names import check_names
 
 
-def check_rows(ctx: Context, view: View, stream_id: int, index: Index) -> Iterator[Finding]:
+def check_rows(s: OneStream, index: Index) -> Iterator[Finding]:
     """All of it for one tenant; fills the index of references on the way."""
-    yield from check_objects(ctx, view, stream_id)
-    if ctx.scope is not None:
+    yield from check_objects(s)
+    if s.ctx.scope is not None:
         return
-    yield from check_names(ctx, view, stream_id)
-    yield from check_links(ctx, view, stream_id)
-    yield from check_chunks(ctx, view, stream_id)
-    index.add_refs(stream_id, _references(ctx, view, stream_id))
-    yield from check_refcounts(ctx, view, stream_id, index)
-    yield from check_counters(ctx, view, stream_id)
+    yield from check_names(s)
+    yield from check_chunks(s)
+    index.add_refs(s.stream_id, _references(s))
+    yield from check_refcounts(s, index)
+    yield from check_counters(s)
 
 
-def check_objects(ctx: Context, view: View, stream_id: int) -> Iterator[Finding]:
+def check_objects(s: OneStream) -> Iterator[Finding]:
     """An object's chunks are there, in order, as long as the object; published ones are in the remote."""
-    tenant = ctx.tenants[stream_id]
-    for row in ctx.objects(view, stream_id):
-        ctx.out.count(objects=1)
-        for problem, chunk_id in _object_problems(view, stream_id, row):
-            message = f"{tenant}: object {row.ino}.{row.generation}: {problem}"
-            yield finding(Kind.OBJECT, Severity.ERROR, message, **where(tenant, row), chunk_id=chunk_id)
+    for row in s.objects():
+        s.ctx.count(objects=1)
+        for problem, chunk_id in _object_problems(s, row):
+            message = f"{s.tenant}: object {name_of(row)}: {problem}"
+            yield s.say(Kind.OBJECT, Severity.ERROR, message, object=name_of(row), chunk_id=chunk_id)
 
 
-def _object_problems(view: View, stream_id: int, row: ObjectRow) -> Iterator[tuple[str, int | None]]:
+def _object_problems(s: OneStream, row: ObjectRow) -> Iterator[tuple[str, int | None]]:
     if row.state == ObjectState.DIRTY:
         return
     size = 0
@@ -53,7 +50,7 @@ def _object_problems(view: View, stream_id: int, row: ObjectRow) -> Iterator[tup
         if not chunk_id:
             size += row.length_of(index)
             continue
-        chunk = view.get(stream_id, t.CHUNKS, chunk_id)
+        chunk = s.get(t.CHUNKS, chunk_id)
         if chunk is None:
             yield f"chunk {chunk_id} has no row", chunk_id
             return
@@ -62,78 +59,57 @@ def _object_problems(view: View, stream_id: int, row: ObjectRow) -> Iterator[tup
             yield f"chunk {chunk_id} is chunk {chunk.index} of inode {chunk.ino}", chunk_id
         if published and not chunk.key:
             yield f"published, but chunk {chunk_id} names no blob", chunk_id
-        if chunk.key and view.get(stream_id, t.BLOBS, chunk.sha256) is None:
+        if chunk.key and s.get(t.BLOBS, chunk.sha256) is None:
             yield f"chunk {chunk_id} is under {chunk.key}, which has no row", chunk_id
     if size != row.size:
         yield f"{row.size} bytes, its chunks have {size}", None
-    if row.state == ObjectState.SEALED and view.get(stream_id, t.UNPUBLISHED, (row.ino, row.generation)) is None:
+    if row.state == ObjectState.SEALED and s.get(t.UNPUBLISHED, (row.ino, row.generation)) is None:
         yield "sealed, but not queued for upload", None
 
 
-def check_names(ctx: Context, view: View, stream_id: int) -> Iterator[Finding]:
-    """Every name has an inode, every file's inode its content."""
-    tenant = ctx.tenants[stream_id]
-    for (parent, name), entry in view.scan(stream_id, t.DENTRIES):
-        problem = ""
-        if view.get(stream_id, t.INODES, entry.ino) is None:
-            problem = f"names inode {entry.ino}, which is missing"
-        elif view.get(stream_id, t.INODES, parent) is None:
-            problem = f"is in directory {parent}, which is missing"
-        if problem:
-            message = f"{tenant}: name {name.decode(errors='backslashreplace')!r} in inode {parent} {problem}"
-            yield finding(Kind.OBJECT, Severity.ERROR, message, tenant=tenant, object=str(entry.ino))
-    for ino, inode in view.scan(stream_id, t.INODES):
-        content = (ino, inode.generation)
-        if stat.S_ISREG(inode.mode) and inode.generation and view.get(stream_id, t.OBJECTS, content) is None:
-            message = f"{tenant}: inode {ino} has content {inode.generation}, which is missing"
-            yield finding(Kind.OBJECT, Severity.ERROR, message, tenant=tenant, object=f"{ino}.{inode.generation}")
-
-
-def check_chunks(ctx: Context, view: View, stream_id: int) -> Iterator[Finding]:
+def check_chunks(s: OneStream) -> Iterator[Finding]:
     """Every chunk belongs to an object, every residency and warm row to a chunk that has those blocks."""
-    tenant = ctx.tenants[stream_id]
 
     def stray(message: str, chunk_id: int) -> Finding:
-        return finding(Kind.OBJECT, Severity.WARNING, f"{tenant}: {message}", tenant=tenant, chunk_id=chunk_id)
+        return s.say(Kind.OBJECT, Severity.WARNING, f"{s.tenant}: {message}", chunk_id=chunk_id)
 
-    for chunk_id, chunk in view.scan(stream_id, t.CHUNKS):
-        ctx.out.count(chunks=1)
-        row = view.get(stream_id, t.OBJECTS, (chunk.ino, chunk.generation))
+    for chunk_id, chunk in s.scan(t.CHUNKS):
+        s.ctx.count(chunks=1)
+        row = s.get(t.OBJECTS, (chunk.ino, chunk.generation))
         if row is None or chunk.index >= len(row.chunks) or row.chunks[chunk.index] != chunk_id:
             yield stray(f"chunk {chunk_id} belongs to no object", chunk_id)
-    for chunk_id, here in view.scan(stream_id, t.RESIDENCY):
-        owner = view.get(stream_id, t.CHUNKS, chunk_id)
+    for chunk_id, here in s.scan(t.RESIDENCY):
+        owner = s.get(t.CHUNKS, chunk_id)
         if owner is None and (here.mask or here.warm_bytes):
             yield stray(f"chunk {chunk_id} is said to be here, and has no row", chunk_id)
-        elif owner is not None and here.mask & ~full_mask(owner.length, ctx.block_bytes):
+        elif owner is not None and here.mask & ~full_mask(owner.length, s.ctx.block_bytes):
             yield stray(f"chunk {chunk_id} is said to have blocks behind its end", chunk_id)
-    for chunk_id, _ in view.scan(stream_id, t.WARM):
-        if view.get(stream_id, t.CHUNKS, chunk_id) is None:
+    for chunk_id, _ in s.scan(t.WARM):
+        if s.get(t.CHUNKS, chunk_id) is None:
             yield stray(f"chunk {chunk_id} is said to be warm, and has no row", chunk_id)
 
 
-def _references(ctx: Context, view: View, stream_id: int) -> Iterator[tuple[bytes, int]]:
-    for chunk_id, chunk in view.scan(stream_id, t.CHUNKS):
+def _references(s: OneStream) -> Iterator[tuple[bytes, int]]:
+    for chunk_id, chunk in s.scan(t.CHUNKS):
         if chunk.key:
-            here = view.get(stream_id, t.RESIDENCY, chunk_id) or ResidencyRow()
-            whole = here.mask == full_mask(chunk.length, ctx.block_bytes)
+            here = s.get(t.RESIDENCY, chunk_id) or ResidencyRow()
+            whole = here.mask == full_mask(chunk.length, s.ctx.block_bytes)
             yield chunk.sha256, chunk_id if whole else 0
 
 
-def check_refcounts(ctx: Context, view: View, stream_id: int, index: Index) -> Iterator[Finding]:
+def check_refcounts(s: OneStream, index: Index) -> Iterator[Finding]:
     """A blob has as many references as chunks name it, and they name it by its key."""
-    tenant = ctx.tenants[stream_id]
-    for sha256, blob in view.scan(stream_id, t.BLOBS):
-        refs = index.refs(stream_id, sha256).refs
+    for sha256, blob in s.scan(t.BLOBS):
+        refs = index.refs(s.stream_id, sha256).refs
         if refs != blob.refs:
-            fix = SetRefs(stream_id=stream_id, sha256=sha256.hex(), refs=refs) if ctx.safe(stream_id) else None
-            message = f"{tenant}: {blob.key} counts {blob.refs} reference(s), {refs} chunk(s) name it"
-            yield finding(Kind.REFCOUNT, Severity.WARNING, message, fix=fix, tenant=tenant, key=blob.key)
-    for chunk_id, chunk in view.scan(stream_id, t.CHUNKS):
-        found = view.get(stream_id, t.BLOBS, chunk.sha256) if chunk.key else None
+            fix = SetRefs(stream_id=s.stream_id, sha256=sha256.hex(), refs=refs)
+            message = f"{s.tenant}: {blob.key} counts {blob.refs} reference(s), {refs} chunk(s) name it"
+            yield s.say(Kind.REFCOUNT, Severity.WARNING, message, fix=fix, key=blob.key)
+    for chunk_id, chunk in s.scan(t.CHUNKS):
+        found = s.get(t.BLOBS, chunk.sha256) if chunk.key else None
         if found is not None and not _same_place(chunk, found):
-            message = f"{tenant}: chunk {chunk_id} is {_place(chunk)}, its content's blob is {_place(found)}"
-            yield finding(Kind.OBJECT, Severity.ERROR, message, tenant=tenant, chunk_id=chunk_id, key=chunk.key)
+            message = f"{s.tenant}: chunk {chunk_id} is {_place(chunk)}, its content's blob is {_place(found)}"
+            yield s.say(Kind.OBJECT, Severity.ERROR, message, chunk_id=chunk_id, key=chunk.key)
 
 
 def _same_place(chunk: ChunkRow, blob: BlobRow) -> bool:
@@ -145,20 +121,19 @@ def _place(row: ChunkRow | BlobRow) -> str:
     return f"{row.stored_bytes} bytes at {row.offset} of {row.key}"
 
 
-def check_counters(ctx: Context, view: View, stream_id: int) -> Iterator[Finding]:
+def check_counters(s: OneStream) -> Iterator[Finding]:
     """What quotas count is what the residency rows add up to; ids that were given out are behind their counter."""
-    tenant = ctx.tenants[stream_id]
-    for counter, right in counted(view, stream_id, ctx.block_bytes).items():
-        said = view.get(stream_id, t.COUNTERS, counter) or 0
+    for counter, right in counted(s.view, s.stream_id, s.ctx.block_bytes).items():
+        said = s.get(t.COUNTERS, counter) or 0
         if said != right:
-            fix = SetCounter(stream_id=stream_id, counter=counter) if ctx.safe(stream_id) else None
-            message = f"{tenant}: counter {counter} says {said}, the rows add up to {right}"
-            yield finding(Kind.COUNTER, Severity.WARNING, message, fix=fix, tenant=tenant, key=counter)
-    last = max((chunk_id for chunk_id, _ in view.scan(stream_id, t.CHUNKS)), default=0)
-    given = view.get(stream_id, t.COUNTERS, "chunk_id") or 0
+            fix = SetCounter(stream_id=s.stream_id, counter=counter)
+            message = f"{s.tenant}: counter {counter} says {said}, the rows add up to {right}"
+            yield s.say(Kind.COUNTER, Severity.WARNING, message, fix=fix, key=counter)
+    last = max((chunk_id for chunk_id, _ in s.scan(t.CHUNKS)), default=0)
+    given = s.get(t.COUNTERS, "chunk_id") or 0
     if last > given:
-        message = f"{tenant}: chunk {last} exists, the counter says {given} were given out"
-        yield finding(Kind.COUNTER, Severity.ERROR, message, tenant=tenant, key="chunk_id")
+        message = f"{s.tenant}: chunk {last} exists, the counter says {given} were given out"
+        yield s.say(Kind.COUNTER, Severity.ERROR, message, key="chunk_id")
 
 
 def counted(view: View, stream_id: int, block_bytes: int) -> dict[str, int]:

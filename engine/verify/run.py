@@ -31,21 +31,23 @@ from aof2.engine.env import Env
 from aof2.engine.errors import TransientError
 from aof2.engine.inspect.paths import files_below, resolve
 from aof2.engine.inspect.rows import MANIFEST_DIR, check_state_dir, is_live, tenant_names
+from aof2.engine.opening import lock_state_dir
 from aof2.engine.remote.open import open_remote
 from aof2.engine.remote.store import RemoteStore
 from aof2.engine.settings import Settings
 from aof2.engine.verify import audit, local, log, remote, rows, tiers
-from aof2.engine.verify.context import Context
-from aof2.engine.verify.findings import Collector, Finding, Kind, Report, Severity, finding
+from aof2.engine.verify.context import Context, OneStream
+from aof2.engine.verify.findings import Finding, Kind, Report, Severity, finding
 from aof2.engine.verify.index import Index
 from aof2.engine.verify.logcopies import check_audit_copies
 from aof2.engine.verify.mendlogs import mend_logs
-from aof2.engine.verify.repair import exclusive, repair_findings
+from aof2.engine.verify.repair import repair_findings
 from aof2.engine.verify.truth import open_truth
 
 Progress = Callable[[int, int], None]
 """Called with (pieces of work done, pieces known so far)."""
 QUEUED_PER_JOB = 4
+MOUNTED = "the volume is mounted; stop the daemon or run it through the daemon"
 
 
 def default_jobs() -> int:
@@ -67,7 +69,7 @@ def verify(
     state_dir = check_state_dir(settings.volume.state_dir)
     with contextlib.ExitStack() as stack:
         if repair:
-            stack.enter_context(exclusive(state_dir))
+            stack.callback(os.close, lock_state_dir(state_dir, MOUNTED))
         store, unreachable = _open_remote(env, settings)
         if store is not None:
             stack.callback(store.close)
@@ -102,12 +104,9 @@ class _Look:
     done: int = 0
     total: int = 0
 
-    def __post_init__(self) -> None:
-        self.report = Report(state_dir=str(self.settings.volume.state_dir), live=self.live, findings=[])
-        self.out = Collector(self.report)
-
     def run(self) -> Report:
         state_dir = self.settings.volume.state_dir
+        report = Report(state_dir=str(state_dir), live=self.live, findings=[])
         started_ms = self.env.now_ms()
         with (
             tempfile.TemporaryDirectory(prefix="aof2-verify-") as folder,
@@ -115,37 +114,31 @@ class _Look:
             contextlib.closing(Index(Path(folder) / "index")) as index,
             truth.rows.view() as view,
         ):
+            self.ctx = Context(self.env, self.settings, truth.rows, report, started_ms, truth.damaged)
             self._add(truth.findings)
-            ctx = Context(
-                env=self.env,
-                settings=self.settings,
-                rows=truth.rows,
-                out=self.out,
-                live=self.live,
-                started_ms=started_ms,
-                damaged=truth.damaged,
-            )
-            self._look(ctx, view, index)
-        return self.report
+            self._look(view, index)
+        return report
 
-    def _look(self, ctx: Context, view: View, index: Index) -> None:
+    def _look(self, view: View, index: Index) -> None:
+        ctx = self.ctx
         ctx.tenants = tenant_names(view)
         ctx.scope = self._scope(view)
-        streams = [s for s in stream_ids(ctx.state_dir / MANIFEST_DIR) if self._in_scope(ctx, s)]
-        for stream_id in streams:
-            found = list(log.check_log(ctx, stream_id))
-            self._add(found)
-            self._add(_unexplained(ctx, stream_id, found))
-            self._add(log.check_evictions(ctx, stream_id))
-        tenants = [s for s in streams if s in ctx.tenants]
-        for stream_id in tenants:
-            self._add(rows.check_rows(ctx, view, stream_id, index))
-            self._add(tiers.check_tiers(ctx, view, stream_id))
-            self._add(audit.check_audit(ctx, view, stream_id))
-        self._spread(self._local_work(ctx, view, tenants))
+        in_scope = stream_ids(ctx.state_dir / MANIFEST_DIR)
+        if ctx.scope is not None:
+            in_scope = [s for s in in_scope if any(s == stream_id for stream_id, _ in ctx.scope)]
+        streams = [OneStream(ctx, view, stream_id) for stream_id in in_scope]
+        for s in streams:
+            self._add(log.check_log(s))
+            self._add(log.check_evictions(s))
+        tenants = [s for s in streams if s.stream_id in ctx.tenants]
+        for s in tenants:
+            self._add(rows.check_rows(s, index))
+            self._add(tiers.check_tiers(s))
+            self._add(audit.check_audit(s))
+        self._spread(self._local_work(tenants))
         if ctx.scope is None:
             self._add(local.check_strays(ctx, view))
-        self._look_remote(ctx, view, index, streams, tenants)
+        self._look_remote(index, streams, tenants)
 
     def _scope(self, view: View) -> set[tuple[int, int]] | None:
         if not self.paths:
@@ -158,72 +151,66 @@ class _Look:
             scope |= {(file.tenant_id, file.inode.ino) for file in files_below(view, place)}
         return scope
 
-    @staticmethod
-    def _in_scope(ctx: Context, stream_id: int) -> bool:
-        return ctx.scope is None or any(stream == stream_id for stream, _ in ctx.scope)
-
-    def _local_work(self, ctx: Context, view: View, tenants: Iterable[int]) -> Iterator[Callable[[], None]]:
-        for stream_id in tenants:
-            for row in ctx.objects(view, stream_id):
+    def _local_work(self, tenants: Iterable[OneStream]) -> Iterator[Callable[[], None]]:
+        ctx = self.ctx
+        for s in tenants:
+            for row in s.objects():
                 if any(row.chunks):
-                    yield partial(local.check_object, ctx, stream_id, row)
-            for chunk_id, stored_bytes in view.scan(stream_id, t.WARM):
-                chunk = view.get(stream_id, t.CHUNKS, chunk_id)
-                if chunk is not None and (ctx.scope is None or (stream_id, chunk.ino) in ctx.scope):
-                    yield partial(local.check_warm_blob, ctx, stream_id, chunk, stored_bytes)
+                    yield partial(local.check_object, ctx, s.stream_id, row)
+            for chunk_id, stored_bytes in s.scan(t.WARM):
+                chunk = s.get(t.CHUNKS, chunk_id)
+                if chunk is not None and (ctx.scope is None or (s.stream_id, chunk.ino) in ctx.scope):
+                    yield partial(local.check_warm_blob, ctx, s.stream_id, chunk, stored_bytes)
 
     # -- the remote --------------------------------------------------------------------------------------------
 
-    def _look_remote(self, ctx: Context, view: View, index: Index, streams: list[int], tenants: list[int]) -> None:
-        if self.store is None:
+    def _look_remote(self, index: Index, streams: list[OneStream], tenants: list[OneStream]) -> None:
+        ctx, store = self.ctx, self.store
+        if store is None:
             self._remote_failed(self.unreachable)
             return
-        self.report.remote = "read" if self.deep else "listed"
+        ctx.report.remote = "read" if self.deep else "listed"
         try:
             if ctx.scope is not None:
-                self._spread(self._scoped_work(ctx, view, self.store, index, tenants))
+                self._spread(self._scoped_work(store, tenants))
                 return
-            for stream_id in streams:
-                remote.expect(ctx, view, stream_id, index)
-            self._add(remote.check_listing(ctx, self.store, index, deep=self.deep))
-            for stream_id in tenants:
-                self._add(check_audit_copies(ctx, self.store, stream_id, deep=self.deep))
+            for s in streams:
+                index.expect(remote.expected(s))
+            self._add(remote.check_listing(ctx, store, index, deep=self.deep))
+            for s in tenants:
+                self._add(check_audit_copies(s, store, deep=self.deep))
             if self.deep:
-                self._spread(self._remote_work(ctx, view, self.store, index, tenants))
-                for stream_id in streams:
-                    self._add(remote.check_log_copies(ctx, self.store, view, stream_id))
+                self._spread(self._remote_work(store, index, tenants))
+                for s in streams:
+                    self._add(remote.check_log_copies(s, store))
         except TransientError as e:
             self._remote_failed(str(e))
 
     def _remote_work(
-        self, ctx: Context, view: View, store: RemoteStore, index: Index, tenants: Iterable[int]
+        self, store: RemoteStore, index: Index, tenants: Iterable[OneStream]
     ) -> Iterator[Callable[[], None]]:
-        for stream_id in tenants:
-            for sha256, blob in view.scan(stream_id, t.BLOBS):
-                resident = index.refs(stream_id, sha256).resident_chunk
-                chunk = view.get(stream_id, t.CHUNKS, resident) if resident else None
-                yield partial(remote.check_blob, ctx, store, stream_id, blob, chunk, sha256, index)
+        for s in tenants:
+            for sha256, blob in s.scan(t.BLOBS):
+                yield partial(remote.check_blob, self.ctx, store, s.stream_id, blob, sha256, index)
 
-    def _scoped_work(
-        self, ctx: Context, view: View, store: RemoteStore, index: Index, tenants: Iterable[int]
-    ) -> Iterator[Callable[[], None]]:
+    def _scoped_work(self, store: RemoteStore, tenants: Iterable[OneStream]) -> Iterator[Callable[[], None]]:
         """The blobs of the files that were named, one by one."""
-        for stream_id in tenants:
-            for row in ctx.objects(view, stream_id):
+        for s in tenants:
+            for row in s.objects():
                 for chunk_id in row.data_chunks:
-                    yield partial(remote.check_chunk_blob, ctx, store, stream_id, chunk_id, deep=self.deep)
+                    yield partial(remote.check_chunk_blob, self.ctx, store, s.stream_id, chunk_id, deep=self.deep)
 
     def _remote_failed(self, why: str) -> None:
         """Asked to read the remote and cannot: the run failed. Not asked: the rest is still worth knowing."""
-        self.report.remote = "unreachable"
+        self.ctx.report.remote = "unreachable"
         severity = Severity.ERROR if self.deep else Severity.NOTE
-        self.out.add(finding(Kind.REMOTE_UNREACHABLE, severity, f"the remote was not checked: {why}"))
+        self.ctx.add(finding(Kind.REMOTE_UNREACHABLE, severity, f"the remote was not checked: {why}"))
 
     # -- work --------------------------------------------------------------------------------------------------
 
     def _add(self, found: Iterable[Finding]) -> None:
         for one in found:
-            self.out.add(one)
+            self.ctx.add(one)
 
     def _spread(self, work: Iterable[Callable[[], None]]) -> None:
         """Runs the pieces on the pool, a bounded number ahead."""
@@ -246,13 +233,6 @@ class _Look:
         self.done += 1
         if self.on_progress is not None:
             self.on_progress(self.done, self.total)
-
-
-def _unexplained(ctx: Context, stream_id: int, found: Sequence[Finding]) -> Iterator[Finding]:
-    """A stream whose rows cannot be rebuilt though its folder looks right: the log lost its end."""
-    why = ctx.damaged.get(stream_id)
-    if why is not None and not any(f.severity is Severity.ERROR for f in found):
-        yield finding(Kind.LOG, Severity.ERROR, why, tenant=ctx.tenants.get(stream_id, ""))
 
 
 def _open_remote(env: Env, settings: Settings) -> tuple[RemoteStore | None, str]:

@@ -1,8 +1,8 @@
 """The background scrub: every local block read and checked once in `scrub_every`, slowly, going on where it stopped.
 
 A pass goes round the residency rows in order, tenant by tenant. A block that fails is looked at again with fresh rows
-(it may have been evicted or rewritten meanwhile); if it still fails and the remote has it, the owner's callbacks give
-it up and fetch it again. A block that exists only here is reported and left: it may be half readable.
+(it may have been evicted or rewritten meanwhile); if it still fails and the remote has it, it is given up and fetched
+again. A block that exists only here is reported and left: it may be half readable.
 
 Invariants
 - Never more than `bytes_per_s` on average since the pass began; one chunk is read at a time, on a worker thread.
@@ -17,7 +17,8 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
-from typing import Final, NamedTuple, Protocol
+from contextlib import AbstractAsyncContextManager
+from typing import Final, NamedTuple
 
 import trio
 
@@ -30,8 +31,9 @@ from aof2.engine.catalog.writer import CatalogWriter
 from aof2.engine.env import Env
 from aof2.engine.errors import Aof2Error
 from aof2.engine.inspect.rows import VOLUME_STREAM, Viewable
-from aof2.engine.local.handles import Key
+from aof2.engine.local.handles import Key, ObjectHandle
 from aof2.engine.local.hot import HotCache
+from aof2.engine.tiering.hydrate import Hydrator
 from aof2.engine.verify.blocks import check_chunk
 
 log = logging.getLogger(__name__)
@@ -44,12 +46,6 @@ PAGE_ROWS: Final = 64
 PLACE_STREAM: Final = "scrub_stream"
 PLACE_CHUNK: Final = "scrub_chunk"
 DONE_MS: Final = "scrub_done_ms"
-
-
-class OnDamage(Protocol):
-    """The owner's part, on the trio thread: blocks are numbered within the object."""
-
-    async def __call__(self, key: Key, blocks: list[int]) -> None: ...
 
 
 class _Place(NamedTuple):
@@ -65,7 +61,7 @@ class _Resident(NamedTuple):
 
 
 class Scrubber:
-    """Re-checks local copies. `clear` gives blocks up (catalog and handle), `refetch` brings them back."""
+    """Re-checks local copies. `opened` is an object in use, on the trio thread."""
 
     def __init__(
         self,
@@ -74,9 +70,9 @@ class Scrubber:
         writer: CatalogWriter,
         hot: HotCache,
         tenants: Callable[[], dict[int, str]],
+        hydrator: Hydrator,
+        opened: Callable[[Key], AbstractAsyncContextManager[ObjectHandle]],
         *,
-        clear: OnDamage,
-        refetch: OnDamage,
         block_bytes: int,
         every_s: float | None,
         bytes_per_s: int = BYTES_PER_S,
@@ -89,8 +85,8 @@ class Scrubber:
         self._writer = writer
         self._hot = hot
         self._tenants = tenants
-        self._clear = clear
-        self._refetch = refetch
+        self._hydrator = hydrator
+        self._opened = opened
         self._block_bytes = block_bytes
         self._every_s = every_s
         self._bytes_per_s = bytes_per_s
@@ -198,9 +194,13 @@ class Scrubber:
             return
         log.warning("scrub: a local copy is damaged and fetched again", extra=what)
         key: Key = (item.stream_id, item.row.ino, item.row.generation)
-        await self._clear(key, blocks)
+        async with self._opened(key) as handle:
+            await self._hydrator.attach(handle)
+            await self._hydrator.give_up(handle, blocks)
         try:
-            await self._refetch(key, blocks)
+            async with self._opened(key) as handle:
+                for block in blocks:
+                    await self._hydrator.read(handle, block * handle.block_bytes, handle.block_len(block))
         except Aof2Error as e:  # their next reader tries again
             log.warning("scrub: not fetched yet", extra={**what, "error": str(e)})
 

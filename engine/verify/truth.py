@@ -62,33 +62,24 @@ class Probe:
 
     def compare(self, folder: Path) -> tuple[list[Difference], int]:
         """The first differences, and how many there are."""
-        self._tell(f"compare {folder}")
-        found: list[Difference] = []
-        while (answer := self._hear()).done is None:
-            if answer.difference is not None:
-                found.append(answer.difference)
-        return found, answer.done
+        answer = self._ask(f"compare {folder}\n")
+        return answer.differences, answer.done
 
-    def salvage(self, stream_id: int, folder: Path) -> int:
-        self._tell(f"salvage {stream_id} {folder}")
-        return self._hear().done or 0
+    def salvage(self, stream_id: int, folder: Path) -> None:
+        self._ask(f"salvage {stream_id} {folder}\n")
 
-    def _tell(self, line: str) -> None:
+    def _ask(self, line: str) -> Answer:
         if self._child.stdin is None:
             raise RuntimeError("the child has no stdin")
-        try:
-            self._child.stdin.write(line + "\n")
+        with contextlib.suppress(BrokenPipeError):  # it ended: no answer comes
+            self._child.stdin.write(line)
             self._child.stdin.flush()
-        except BrokenPipeError:
-            self._ended()
+        return self._hear()
 
     def _hear(self) -> Answer:
         line = self._child.stdout.readline() if self._child.stdout else ""
-        if not line:
-            self._ended()
-        return msgspec.json.decode(line, type=Answer)
-
-    def _ended(self) -> None:
+        if line:
+            return msgspec.json.decode(line, type=Answer)
         _, said = self._child.communicate()
         code = self._child.returncode
         if code < 0:

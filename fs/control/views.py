@@ -104,7 +104,7 @@ def _count(volume: Volume, *, light: bool) -> VolumeStatus:
 def mount_status(mounted: Mounted) -> MountStatus:
     volume, kinds = mounted.volume, mounted.kinds
     way, unsealed = kinds.way(), kinds.unsealed()
-    metrics, pages, remote = volume.metrics, volume.pages.stats(), volume.remote.stats()
+    metrics, pages, remote = volume.metrics, volume.pages, volume.remote.stats()
     with volume.catalog.view() as view:
         held = [size for tenant_id in volume.tenant_names() for _, size in pins.pinned(view, tenant_id)]
     return MountStatus(

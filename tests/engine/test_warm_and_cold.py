@@ -135,7 +135,7 @@ def test_a_cold_scan_streams_and_leaves_no_trace(tmp_path: Path) -> None:
         assert b"".join(got) == data[100:]
         assert len(got) > 5
         assert v.quota.usage.used_bytes == 0
-        assert v.pages.stats().used_bytes == 0
+        assert v.pages.used_bytes == 0
         assert _rows(v) == before
         with v.catalog.view() as view:
             assert not any(v.cold.holds(row.key) for _, row in view.scan(1, t.BLOBS))
@@ -169,7 +169,7 @@ def test_a_read_with_no_room_at_all_is_served_from_memory(tmp_path: Path) -> Non
         dirty = await put_object(v, "default", b"dirty", content(8, 2 * CHUNK))  # never published: nothing to evict
         assert await read_object(v, keys[0], 0, CHUNK) == data
         assert v.quota.usage.used_bytes <= v.settings.cache.hot_bytes
-        assert v.pages.stats().used_bytes > 0
+        assert v.pages.used_bytes > 0
         assert await read_object(v, dirty, 0, 10) == content(8, 2 * CHUNK)[:10]
 
     run_volume(small_settings(tmp_path, hot_bytes=2 * CHUNK), body)

@@ -144,7 +144,7 @@ def test_memory_is_bounded_and_given_back(tmp_path: Path, monkeypatch: pytest.Mo
                 nursery.start_soon(scan, files, ino, data, 10_007)
         assert most <= room + files.volume.settings.engine.block_bytes * 64
         assert reads.buffered_bytes == 0
-        assert files.volume.pages.stats().used_bytes == 0
+        assert files.volume.pages.used_bytes == 0
         assert files.volume.quota.usage.used_bytes == 0
 
     run_files(scans(tmp_path), body)

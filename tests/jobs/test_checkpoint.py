@@ -26,6 +26,12 @@ def content(seed: int, size: int) -> bytes:
     return random.Random(seed).randbytes(size)
 
 
+def told(caplog: pytest.LogCaptureFixture) -> list[tuple[str, set[str]]]:
+    """The events of checkpoints, with the names of their fields."""
+    events = [vars(r) for r in caplog.records if r.getMessage().startswith("checkpoint.")]
+    return [(event["aof2_event"], set(event["aof2_fields"])) for event in events]
+
+
 def test_everything_sealed_is_published(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     metrics = StorageMetrics()
@@ -46,8 +52,13 @@ def test_everything_sealed_is_published(tmp_path: Path, caplog: pytest.LogCaptur
         assert metrics.checkpoint_queue_depth.value == 0
 
     run_world(tmp_path, body, metrics=metrics)
-    told = [r.getMessage() for r in caplog.records if r.getMessage().startswith("checkpoint.")]
-    assert told == [f"checkpoint.{e}" for e in ("started", "staged", "uploaded", "published", "cleaned_up")]
+    assert told(caplog) == [
+        ("checkpoint.started", {"job_id", "tenant", "plan_size_bytes", "wal_range"}),
+        ("checkpoint.staged", {"job_id", "staged_chunks", "staged_bytes", "duration_ms"}),
+        ("checkpoint.uploaded", {"job_id", "uploaded_blobs", "uploaded_bytes", "duration_ms"}),
+        ("checkpoint.published", {"job_id", "manifest_generation", "checkpoint_id"}),
+        ("checkpoint.cleaned_up", {"job_id", "quota_released_bytes"}),
+    ]
 
 
 def test_a_seal_is_enough(tmp_path: Path) -> None:
@@ -120,7 +131,8 @@ def test_equal_content_goes_up_once(tmp_path: Path) -> None:
     run_world(tmp_path, body, plan_objects_max=1)
 
 
-def test_a_failing_remote_is_tried_again_after_a_backoff(tmp_path: Path) -> None:
+def test_a_failing_remote_is_tried_again_after_a_backoff(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
     clock = Clock()
 
     async def body(w: World) -> None:
@@ -144,6 +156,7 @@ def test_a_failing_remote_is_tried_again_after_a_backoff(tmp_path: Path) -> None
         assert (row.reason, row.done, row.total) == ("", 2, 2)
 
     run_world(tmp_path, body, clock=clock.mock, env=clock.env())
+    assert told(caplog).count(("checkpoint.failed", {"job_id", "error", "stage", "retryable"})) == 12
 
 
 def test_wrong_credentials_are_tried_again_by_themselves(tmp_path: Path) -> None:

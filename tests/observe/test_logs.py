@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aof2.engine.observe import events
 from aof2.engine.observe.logs import REDACTED, JsonFormatter, configure_logging, log_event
 
 SECRET = "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"
@@ -52,19 +51,11 @@ def head(event: str) -> dict[str, str]:
     return {"level": "INFO", "logger": "aof2.test_logs", "event": event}
 
 
-def test_the_six_events_have_exactly_their_fields(lines: Lines, logger: logging.Logger) -> None:
-    events.checkpoint_started(logger, job_id=7, tenant="db", plan_size_bytes=100, wal_range=(3, 9))
-    events.checkpoint_staged(logger, job_id=7, staged_chunks=2, staged_bytes=90, duration_ms=5)
-    events.checkpoint_uploaded(logger, job_id=7, uploaded_blobs=2, uploaded_bytes=80, duration_ms=6)
-    events.checkpoint_published(logger, job_id=7, manifest_generation=4, checkpoint_id=11)
-    events.checkpoint_cleaned_up(logger, job_id=7, quota_released_bytes=100)
-    events.checkpoint_failed(logger, job_id="8", error="no room", stage="stage", retryable=True)
+def test_an_event_has_exactly_its_fields(lines: Lines, logger: logging.Logger) -> None:
+    log_event(logger, "checkpoint.started", job_id=7, tenant="db", plan_size_bytes=100, wal_range=(3, 9))
+    log_event(logger, "checkpoint.failed", job_id="8", error="no room", stage="stage", retryable=True)
     assert lines() == [
         {**head("checkpoint.started"), "job_id": 7, "tenant": "db", "plan_size_bytes": 100, "wal_range": [3, 9]},
-        {**head("checkpoint.staged"), "job_id": 7, "staged_chunks": 2, "staged_bytes": 90, "duration_ms": 5},
-        {**head("checkpoint.uploaded"), "job_id": 7, "uploaded_blobs": 2, "uploaded_bytes": 80, "duration_ms": 6},
-        {**head("checkpoint.published"), "job_id": 7, "manifest_generation": 4, "checkpoint_id": 11},
-        {**head("checkpoint.cleaned_up"), "job_id": 7, "quota_released_bytes": 100},
         {**head("checkpoint.failed"), "job_id": "8", "error": "no room", "stage": "stage", "retryable": True},
     ]
 

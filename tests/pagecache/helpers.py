@@ -26,7 +26,7 @@ def replay(cache: PageCache, trace: Sequence[int]) -> float:
             hits += 1
         else:
             cache.put(key(block), b"x" * PAGE)
-            assert cache.stats().used_bytes <= cache.stats().capacity_bytes
+            assert cache.used_bytes <= cache.capacity_bytes
     check(cache)
     return hits / len(trace)
 
@@ -46,11 +46,10 @@ def replay_lru(pages: int, trace: Sequence[int], *, after: int = 0) -> float:
 
 def check(cache: PageCache) -> None:
     """The bound, and that the books agree with the pages."""
-    stats = cache.stats()
-    assert 0 <= stats.dirty_bytes <= stats.used_bytes <= stats.capacity_bytes
-    assert stats.used_bytes == sum(len(p.data) for p in cache._pages.values())
-    assert stats.dirty_bytes == sum(len(p.data) for p in cache._pages.values() if p.version)
-    assert cache._queues.evictable_bytes == stats.used_bytes - stats.dirty_bytes
+    assert 0 <= cache.dirty_bytes <= cache.used_bytes <= cache.capacity_bytes
+    assert cache.used_bytes == sum(len(p.data) for p in cache._pages.values())
+    assert cache.dirty_bytes == sum(len(p.data) for p in cache._pages.values() if p.version)
+    assert cache._queues.evictable_bytes == cache.used_bytes - cache.dirty_bytes
     assert all((p.queue is None) == bool(p.version) for p in cache._pages.values())
-    assert sum(map(len, cache._objects.values())) == stats.pages
-    assert cache._queues._ghost_bytes <= stats.capacity_bytes
+    assert sum(map(len, cache._objects.values())) == len(cache._pages)
+    assert cache._queues._ghost_bytes <= cache.capacity_bytes

@@ -63,14 +63,14 @@ def test_a_dirty_page_stays_until_that_version_is_persisted() -> None:
     cache = cache_of(5)
     first = cache.put_dirty(key(0), page("1"))
     second = cache.put_dirty(key(0), page("2", 12))
-    assert cache.stats().dirty_bytes == 12
+    assert cache.dirty_bytes == 12
     assert not cache.mark_clean(key(0), first)
     assert not cache.put(key(0), page("o"))  # what was fetched is older
     churn(cache)
     assert cache.peek(key(0)) == page("2", 12)
     assert cache.mark_clean(key(0), second)
     assert not cache.mark_clean(key(0), second)
-    assert cache.stats().dirty_bytes == 0
+    assert cache.dirty_bytes == 0
     assert cache.peek(key(0)) == page("2", 12)
     churn(cache)
     assert key(0) not in cache
@@ -108,7 +108,7 @@ def test_drop_object_takes_that_generation_only() -> None:
     assert cache.drop_object(1, 1) == 3 * PAGE
     assert cache.drop_object(1, 1) == 0
     assert sorted(cache._pages) == [(1, 2, 0), (1, 2, 1), (2, 1, 0), (2, 1, 1)]
-    assert cache.stats().dirty_bytes == 0
+    assert cache.dirty_bytes == 0
     check(cache)
 
 
@@ -123,7 +123,7 @@ def test_what_counts() -> None:
     cache.put(key(0), page())
     assert cache.peek(key(0)) == page()
     assert key(0) in cache
-    assert (cache.stats().hits, cache.stats().misses) == (0, 0)
+    assert (cache.hits, cache.misses) == (0, 0)
     assert cache.get(key(0)) == page()
     assert cache.get(key(1)) is None
-    assert (cache.stats().hits, cache.stats().misses) == (1, 1)
+    assert (cache.hits, cache.misses) == (1, 1)

@@ -11,7 +11,7 @@ import trio.testing
 from aof2.engine.aio import result_of
 from aof2.engine.catalog import tables as t
 from aof2.engine.env import Env
-from aof2.engine.local.handles import Key
+from aof2.engine.local.handles import Key, ObjectHandle
 from aof2.engine.settings import Settings
 from aof2.engine.verify import scrub
 from aof2.engine.verify.run import verify
@@ -22,16 +22,13 @@ from tests.verify.build import CHUNK, backing, content, flip
 
 
 def scrubber(v: Volume, env: Env, damaged: list[tuple[Key, list[int]]], **changes: object) -> Scrubber:
-    async def clear(key: Key, blocks: list[int]) -> None:
-        damaged.append((key, blocks))
-        async with v.opened_object(key) as handle:
-            await v.hydrator.give_up(handle, blocks)
+    give_up = v.hydrator.give_up
 
-    async def refetch(key: Key, blocks: list[int]) -> None:
-        block_bytes = v.settings.engine.block_bytes
-        for block in blocks:
-            await read_object(v, key, block * block_bytes, block_bytes)
+    async def noted(handle: ObjectHandle, blocks: list[int]) -> None:
+        damaged.append((handle.key, blocks))
+        await give_up(handle, blocks)
 
+    v.hydrator.give_up = noted  # type: ignore[method-assign,assignment]
     arguments: dict[str, object] = {"block_bytes": v.settings.engine.block_bytes, "every_s": 7 * 86_400.0, **changes}
     return Scrubber(
         env,
@@ -39,8 +36,8 @@ def scrubber(v: Volume, env: Env, damaged: list[tuple[Key, list[int]]], **change
         v.writer,
         v.hot,
         v.tenant_names,
-        clear=clear,
-        refetch=refetch,
+        v.hydrator,
+        v.opened_object,
         **arguments,  # type: ignore[arg-type]
     )
 
