@@ -35,7 +35,7 @@ from aof2.engine.catalog.writer import StreamState, apply_mutations, put_positio
 from aof2.engine.env import Env
 from aof2.engine.errors import Aof2Error, CorruptError
 from aof2.engine.manifest.batch import Event
-from aof2.engine.manifest.examine import Survey, survey
+from aof2.engine.manifest.examine import Survey, committed_part, survey
 from aof2.engine.manifest.format import (
     CHUNK_HEADER_LEN,
     LogPosition,
@@ -43,10 +43,10 @@ from aof2.engine.manifest.format import (
     ManifestIntegrityError,
     unpack_chunk_header,
 )
-from aof2.engine.manifest.gone import committed_part, find_gone, set_aside
-from aof2.engine.manifest.newest import newest_snapshot
+from aof2.engine.manifest.gone import find_gone, set_aside
 from aof2.engine.manifest.quarantine import lift, quarantine, read_quarantine
 from aof2.engine.manifest.reader import Chunk, ChunkFile, Stream, parse_chunk, read_file
+from aof2.engine.manifest.snapshot import newest_snapshot
 from aof2.engine.manifest.writer import LogSettings, ManifestLogWriter
 
 log = logging.getLogger(__name__)

@@ -37,7 +37,7 @@ from aof2.engine.manifest import retention
 from aof2.engine.manifest.format import LOG_SEGMENT_ID, LogPosition, ManifestIntegrityError, chunk_key
 from aof2.engine.manifest.index import ManifestEntry, ManifestIndex
 from aof2.engine.manifest.payloads import SnapshotMarker
-from aof2.engine.manifest.snapshot import Snapshot, encode_pieces, list_snapshots, store_snapshot
+from aof2.engine.manifest.snapshot import Snapshot, encode_snapshot, list_snapshots, store_snapshot
 
 SECTION_PREFIX: Final = "db:"
 ROW_LEN_MAX: Final = 64 << 20
@@ -180,7 +180,7 @@ def take(env: Env, catalog: Catalog, writer: CatalogWriter, directory: Path, str
     if state is None:
         return None
     position = state.position
-    pieces = encode_pieces(
+    pieces = encode_snapshot(
         state.pending,
         snapshot_id=snapshot_id,
         position=position,

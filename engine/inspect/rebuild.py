@@ -17,9 +17,8 @@ from aof2.engine.catalog import snapshots
 from aof2.engine.catalog.recovery import _apply_chunk, _chunks
 from aof2.engine.catalog.store import Catalog
 from aof2.engine.manifest.format import CHUNK_HEADER_LEN, LogPosition, ManifestGapError, ManifestIntegrityError
-from aof2.engine.manifest.newest import usable_snapshots
 from aof2.engine.manifest.reader import Chunk
-from aof2.engine.manifest.snapshot import Snapshot
+from aof2.engine.manifest.snapshot import Snapshot, usable_snapshots
 
 
 def rebuild_stream(catalog: Catalog, directory: Path, stream_id: int, upto: LogPosition | None = None) -> None:

@@ -11,7 +11,7 @@ Owner: the thread that replays or writes the log. Memory only; a crash leaves no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from enum import IntEnum, IntFlag
 from typing import Final
 
@@ -109,7 +109,7 @@ class ManifestIndex:
 
     def apply_chunk(self, chunk: Chunk, from_offset: int = CHUNK_HEADER_LEN) -> None:
         """Folds a verified chunk in, from a record boundary on."""
-        first = chunk._row_at(from_offset)
+        first = chunk.row_at(from_offset)
         data = bytes(chunk.data)
         handlers, unpackers = _HANDLERS, p.DECODERS
         offset = kind = segment_id = 0
@@ -136,9 +136,6 @@ class ManifestIndex:
             return
         self._at = (self.position.chunk_index, self.position.chunk_offset, logical_offset)
         _HANDLERS[kind](self, segment_id, p.decode(kind, payload), timestamp_ms)
-
-    def sorted_entries(self) -> Iterator[tuple[int, ManifestEntry]]:
-        yield from sorted(self.entries.items())
 
     def same_state(self, other: ManifestIndex) -> bool:
         """Whether both came to the same conclusions (diagnostics, such as unknown types met, aside)."""

@@ -13,22 +13,25 @@ Owner: stateless. A crash leaves nothing.
 
 from __future__ import annotations
 
+import bisect
 import fcntl
 import os
 import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from aof2 import native
-from aof2.engine.errors import UnsupportedError
+from aof2.engine.errors import Aof2Error, UnsupportedError
 from aof2.engine.manifest import payloads
 from aof2.engine.manifest.format import (
     BUNDLE_NAME,
     CAPACITY_MAX,
     CHUNK_HEADER_LEN,
     CHUNK_NAME,
+    SNAPSHOT_NAME,
     TYPE_COUNT,
     ChunkHeader,
     LogPosition,
@@ -96,23 +99,19 @@ class Chunk:
 
     def records(self, from_offset: int = CHUNK_HEADER_LEN) -> Iterator[Record]:
         """Records that start at or after `from_offset`, which must be where one starts (or the end)."""
-        first = self._row_at(from_offset)
+        first = self.row_at(from_offset)
         rows = zip(*(column[first:] for column in self.rows), strict=True)
         base = self.header.base_record + first
         for i, (offset, kind, flags, length, segment_id, logical, stamp) in enumerate(rows):
             payload = bytes(self.data[offset + 40 : offset + 40 + length])
             yield Record(self.index, offset, base + i, kind, flags, segment_id, logical, stamp, payload)
 
-    def _row_at(self, offset: int) -> int:
-        if offset == self.end:
-            return self.count
-        low, high = 0, self.count
-        while low < high:
-            middle = (low + high) // 2
-            low, high = (middle + 1, high) if self.rows.offset[middle] < offset else (low, middle)
-        if low == self.count or self.rows.offset[low] != offset:
+    def row_at(self, offset: int) -> int:
+        """Which record starts there; `count` at the end."""
+        row = bisect.bisect_left(self.rows.offset, offset)
+        if offset != (self.end if row == self.count else self.rows.offset[row]):
             raise ManifestIntegrityError("no record starts here", path=self.path, chunk_index=self.index, offset=offset)
-        return low
+        return row
 
 
 def parse_chunk(
@@ -249,19 +248,70 @@ class ChunkFile:
 
 
 def split_bundle(
-    size: int, header_at: Callable[[int], bytes], *, path: str = ""
-) -> Iterator[tuple[int, int, ChunkHeader]]:
-    """(start, length, header) of each chunk in a bundle of `size` bytes: whole sealed chunks and nothing else."""
-    pos = 0
+    size: int, header_at: Callable[[int], bytes], first: int, last: int, *, path: str
+) -> Iterator[tuple[int, int, int]]:
+    """(index, start, length) of each chunk in a bundle of `size` bytes: first to last, whole, sealed, nothing else."""
+    index, pos = first, 0
+
+    def error(what: str) -> ManifestIntegrityError:
+        return ManifestIntegrityError(what, path=path, chunk_index=index, offset=pos)
+
     while pos < size:
         header = unpack_chunk_header(header_at(pos), path=path)
         length = header.committed_len
+        if header.chunk_index != index or index > last:
+            raise error(f"holds chunk {header.chunk_index} where {index} belongs")
         if not header.sealed or length < CHUNK_HEADER_LEN or pos + length > size:
-            raise ManifestIntegrityError(
-                "a bundle holds whole sealed chunks only", path=path, chunk_index=header.chunk_index, offset=pos
-            )
-        yield pos, length, header
-        pos += length
+            raise error("a bundle holds whole sealed chunks only")
+        yield index, pos, length
+        index, pos = index + 1, pos + length
+    if index <= last:
+        raise error(f"ends before chunk {last}, which its name promises")
+
+
+class Folder:
+    """What a stream's folder holds by name, listed once. `copies` are bundled chunks that are also elsewhere."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.names = frozenset(os.listdir(directory))  # noqa: PTH208
+        self.bundles = 0
+        self.copies: list[ChunkFile] = []
+        self.errors: list[tuple[Path, Aof2Error | OSError]] = []  # of bundles: the chunks before the damage are listed
+        self._bundled: dict[int, ChunkFile] = {}
+        files: dict[int, ChunkFile] = {}
+        for name in sorted(self.names):
+            if match := CHUNK_NAME.fullmatch(name):
+                files[int(match[1])] = ChunkFile(int(match[1]), directory / name)
+            elif match := BUNDLE_NAME.fullmatch(name):
+                self._open_bundle(directory / name, int(match[1]), int(match[2]))
+        self.copies += [chunk for index, chunk in self._bundled.items() if index in files]
+        # A chunk file and its copy in a bundle are the same bytes; the file is cheaper to read.
+        everything = self._bundled | files
+        self.chunks = [everything[index] for index in sorted(everything)]
+
+    @property
+    def snapshots(self) -> list[int]:
+        """The ids of those there are, oldest first."""
+        return sorted(int(match[1]) for name in self.names if (match := SNAPSHOT_NAME.fullmatch(name)))
+
+    def _open_bundle(self, path: Path, first: int, last: int) -> None:
+        """Only the headers of its chunks are read."""
+        self.bundles += 1
+        try:
+            if not path.is_file():
+                raise ManifestIntegrityError("not a file", path=str(path), chunk_index=first)
+            with open(path, "rb") as f:
+                fd = f.fileno()
+                header_at = partial(os.pread, fd, CHUNK_HEADER_LEN)
+                for index, start, length in split_bundle(os.fstat(fd).st_size, header_at, first, last, path=str(path)):
+                    other = self._bundled.setdefault(index, ChunkFile(index, path, start, length))
+                    if other.path != path:
+                        self.copies.append(ChunkFile(index, path, start, length))
+                        what = f"also in {other.path.name}"
+                        self.errors.append((path, ManifestIntegrityError(what, path=str(path), chunk_index=index)))
+        except (Aof2Error, OSError) as e:
+            self.errors.append((path, e))
 
 
 class Stream:
@@ -269,24 +319,10 @@ class Stream:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.chunks = self._list()
-
-    def _list(self) -> list[ChunkFile]:
-        found: dict[int, ChunkFile] = {}
-        bundled: dict[int, ChunkFile] = {}
-        for name in sorted(os.listdir(self.directory)):  # noqa: PTH208
-            path = self.directory / name
-            if match := CHUNK_NAME.fullmatch(name):
-                found[int(match[1])] = ChunkFile(int(match[1]), path)
-            elif match := BUNDLE_NAME.fullmatch(name):
-                for chunk in _bundle_chunks(path, int(match[1]), int(match[2])):
-                    if chunk.index in bundled:
-                        raise ManifestIntegrityError(
-                            f"also in {bundled[chunk.index].path.name}", path=str(path), chunk_index=chunk.index
-                        )
-                    bundled[chunk.index] = chunk
-        # A chunk file and its copy in a bundle are the same bytes; the file is cheaper to read.
-        return [(bundled | found)[index] for index in sorted(bundled | found)]
+        folder = Folder(directory)
+        for _, error in folder.errors:
+            raise error
+        self.chunks = folder.chunks
 
     def read(self, position: LogPosition | None = None) -> Iterator[Chunk]:
         """Verified chunks from the one at `position` on. Raises at the first that is damaged or missing."""
@@ -321,25 +357,3 @@ class Stream:
         for chunk in self.read(position):
             at_start = position is not None and chunk.index == position.chunk_index
             yield from chunk.records(position.chunk_offset if position and at_start else CHUNK_HEADER_LEN)
-
-
-def _bundle_chunks(path: Path, first: int, last: int) -> Iterator[ChunkFile]:
-    """Where each chunk of a bundle is; only the headers are read."""
-    index = first
-    if not path.is_file():
-        raise ManifestIntegrityError("not a file", path=str(path), chunk_index=first)
-    with open(path, "rb") as f:
-        size = os.fstat(f.fileno()).st_size
-
-        def header_at(pos: int) -> bytes:
-            return os.pread(f.fileno(), CHUNK_HEADER_LEN, pos)
-
-        for start, length, header in split_bundle(size, header_at, path=str(path)):
-            if header.chunk_index != index:
-                what = f"holds chunk {header.chunk_index} where {index} belongs"
-                raise ManifestIntegrityError(what, path=str(path), chunk_index=index, offset=start)
-            yield ChunkFile(index, path, start, length)
-            index += 1
-    if index != last + 1:
-        what = f"ends before chunk {last}, which its name promises"
-        raise ManifestIntegrityError(what, path=str(path), chunk_index=index, offset=size)

@@ -19,9 +19,11 @@ Owner: the log's writer thread.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from struct import Struct
 from typing import Any, Final, NamedTuple
@@ -34,6 +36,8 @@ from aof2.engine.errors import CorruptError, LimitError, UnsupportedError
 from aof2.engine.manifest.format import SNAPSHOT_NAME, LogPosition, pad8
 from aof2.engine.manifest.index import ManifestEntry, ManifestIndex, Progress, Residency
 
+log = logging.getLogger(__name__)
+
 SNAPSHOT_MAGIC: Final = 0x414F4632534E4150  # "AOF2SNAP"
 SNAPSHOT_VERSION: Final = 3
 # magic, version, header_len, entry_count, chunk_index, chunk_offset, snapshot_id, ordinal, created_ms, entry_len,
@@ -43,11 +47,23 @@ HEADER_CRC_AT: Final = 88
 HEADER_LEN: Final = 96
 SECTION: Final = Struct("<32sQQQ")  # name, offset, length, crc64
 SECTION_COUNT_MAX: Final = 1024
-# segment_id, base_offset, durable_bytes, segment_crc64, ext_id, coordinator_watermark, compressed_bytes,
-# resident_bytes, reclaimed_bytes, last_ms, string_offset, source_tier, epoch, job_id, dictionary_id, reason_code,
-# key_len, etag_len, state, compression, upload, hydration, residency, reserved
+# segment_id, _NUMBERS, string_offset, _SMALL, key_len, etag_len, state, _STATES, reserved
 ENTRY: Final = Struct("<12Q4IHH5B7s")
 ENTRY_LEN: Final = 128
+_NUMBERS: Final = (
+    "base_offset",
+    "durable_bytes",
+    "segment_crc64",
+    "ext_id",
+    "coordinator_watermark",
+    "compressed_bytes",
+    "resident_bytes",
+    "reclaimed_bytes",
+    "last_ms",
+)
+_SMALL: Final = ("source_tier", "epoch", "job_id", "dictionary_id", "reason_code")
+_STATES: Final = ("compression", "upload", "hydration", "residency")
+_STATE_BITS: Final = ("opened", "sealed", "flush_failure", "needs_repair")  # of `state`
 
 CRASH_POINTS: Final = (
     "manifest.snapshot.temp",
@@ -56,7 +72,7 @@ CRASH_POINTS: Final = (
 )
 
 _RESIDENCY_MAX: Final = int(Residency.TIER0 | Residency.TIER1 | Residency.TIER2)
-_STATE_BITS: Final = ("opened", "sealed", "flush_failure", "needs_repair")
+_numbers, _small, _states, _state_bits = (attrgetter(*names) for names in (_NUMBERS, _SMALL, _STATES, _STATE_BITS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,33 +94,9 @@ def _pack_entry(segment_id: int, e: ManifestEntry, strings: bytearray) -> bytes:
     key, etag = e.key.encode(), e.etag.encode()
     at = len(strings)
     strings += key + etag
-    state = sum(1 << i for i, name in enumerate(_STATE_BITS) if getattr(e, name))
-    return ENTRY.pack(
-        segment_id,
-        e.base_offset,
-        e.durable_bytes,
-        e.segment_crc64,
-        e.ext_id,
-        e.coordinator_watermark,
-        e.compressed_bytes,
-        e.resident_bytes,
-        e.reclaimed_bytes,
-        e.last_ms,
-        at,
-        e.source_tier,
-        e.epoch,
-        e.job_id,
-        e.dictionary_id,
-        e.reason_code,
-        len(key),
-        len(etag),
-        state,
-        e.compression,
-        e.upload,
-        e.hydration,
-        e.residency,
-        bytes(7),
-    )
+    state = sum(1 << i for i, on in enumerate(_state_bits(e)) if on)
+    lengths = len(key), len(etag)
+    return ENTRY.pack(segment_id, *_numbers(e), at, *_small(e), *lengths, state, *_states(e), bytes(7))
 
 
 def encode_snapshot(
@@ -114,26 +106,13 @@ def encode_snapshot(
     position: LogPosition,
     created_ms: int,
     sections: Mapping[str, bytes] | None = None,
-) -> bytes:
-    """The bytes of a snapshot; the same state gives the same bytes."""
-    return b"".join(
-        encode_pieces(index, snapshot_id=snapshot_id, position=position, created_ms=created_ms, sections=sections)
-    )
-
-
-def encode_pieces(
-    index: ManifestIndex,
-    *,
-    snapshot_id: int,
-    position: LogPosition,
-    created_ms: int,
-    sections: Mapping[str, bytes] | None = None,
     entries: Iterable[tuple[int, ManifestEntry]] | None = None,
 ) -> list[bytes | bytearray]:
-    """The same, in pieces to be written one behind the other: of a million segments nothing is held twice. `entries`,
-    by segment id, stand in for the index's own, and are taken one at a time."""
+    """The bytes of a snapshot, in pieces to be written one behind the other: of a million segments nothing is held
+    twice. The same state gives the same bytes. `entries`, by segment id, stand in for the index's own, and are taken
+    one at a time."""
     packed, strings = bytearray(), bytearray()
-    for segment_id, e in index.sorted_entries() if entries is None else entries:
+    for segment_id, e in sorted(index.entries.items()) if entries is None else entries:
         packed += _pack_entry(segment_id, e, strings)
     pack = msgspec.msgpack.encode
     parts: dict[str, bytes | bytearray] = {
@@ -277,39 +256,21 @@ def _index(sections: dict[str, bytes], entry_count: int, path: str) -> ManifestI
 
 
 def _unpack_entry(row: tuple[Any, ...], strings: bytes, path: str) -> ManifestEntry:
-    at, key_len, etag_len, state, reserved = row[10], row[16], row[17], row[18], row[23]
-    if state >> len(_STATE_BITS) or max(row[19:22]) > Progress.FAILED or row[22] > _RESIDENCY_MAX or any(reserved):
-        raise UnsupportedError(f"snapshot entry of segment {row[0]} with unknown states", path=path)
+    segment_id, numbers, at, small = row[0], row[1:10], row[10], row[11:16]
+    key_len, etag_len, state, states, reserved = row[16], row[17], row[18], row[19:23], row[23]
+    *progress, residency = states
+    if state >> len(_STATE_BITS) or max(progress) > Progress.FAILED or residency > _RESIDENCY_MAX or any(reserved):
+        raise UnsupportedError(f"snapshot entry of segment {segment_id} with unknown states", path=path)
     if at + key_len + etag_len > len(strings):
-        raise CorruptError(f"snapshot: entry of segment {row[0]} points outside the strings", path=path)
+        raise CorruptError(f"snapshot: entry of segment {segment_id} points outside the strings", path=path)
     cut = at + key_len
     try:
         key, etag = strings[at:cut].decode(), strings[cut : cut + etag_len].decode()
     except UnicodeDecodeError:
-        raise CorruptError(f"snapshot: entry of segment {row[0]} has a key that is not UTF-8", path=path) from None
-    return ManifestEntry(
-        **{name: bool(state >> i & 1) for i, name in enumerate(_STATE_BITS)},
-        base_offset=row[1],
-        durable_bytes=row[2],
-        segment_crc64=row[3],
-        ext_id=row[4],
-        coordinator_watermark=row[5],
-        compressed_bytes=row[6],
-        resident_bytes=row[7],
-        reclaimed_bytes=row[8],
-        last_ms=row[9],
-        source_tier=row[11],
-        epoch=row[12],
-        job_id=row[13],
-        dictionary_id=row[14],
-        reason_code=row[15],
-        compression=row[19],
-        upload=row[20],
-        hydration=row[21],
-        residency=row[22],
-        key=key,
-        etag=etag,
-    )
+        raise CorruptError(f"snapshot: entry of segment {segment_id} has a key that is not UTF-8", path=path) from None
+    fields = dict(zip(_NUMBERS + _SMALL + _STATES, (*numbers, *small, *states), strict=True))
+    bits = {name: bool(state >> i & 1) for i, name in enumerate(_STATE_BITS)}
+    return ManifestEntry(**bits, **fields, key=key, etag=etag)
 
 
 def list_snapshots(directory: Path) -> list[int]:
@@ -341,3 +302,18 @@ def load_snapshot(directory: Path, snapshot_id: int) -> Snapshot:
     if snapshot.snapshot_id != snapshot_id:
         raise CorruptError(f"snapshot: its header says {snapshot.snapshot_id}", path=str(path), offset=48)
     return snapshot
+
+
+def usable_snapshots(directory: Path, *, level: int = logging.DEBUG) -> Iterator[Snapshot]:
+    """Those that are whole, newest first; what is passed over is logged at that level. One that is damaged or from the
+    future costs a longer replay, as long as the chunks before it are still here."""
+    for snapshot_id in reversed(list_snapshots(directory)):
+        try:
+            yield load_snapshot(directory, snapshot_id)
+        except (CorruptError, UnsupportedError, FileNotFoundError) as e:
+            log.log(level, "snapshot passed over", extra={"snapshot_id": snapshot_id, "error": str(e)})
+
+
+def newest_snapshot(directory: Path) -> Snapshot | None:
+    """Where a start begins; one that is passed over is worth a warning there."""
+    return next(usable_snapshots(directory, level=logging.WARNING), None)

@@ -133,7 +133,7 @@ def test_damaged_snapshot(tmp_path: Path) -> None:
 
 def store(tmp_path: Path, index: ManifestIndex, position: LogPosition) -> None:
     data = encode_snapshot(index, snapshot_id=9, position=position, created_ms=1)
-    (tmp_path / "snapshot_9.bin").write_bytes(data)
+    (tmp_path / "snapshot_9.bin").write_bytes(b"".join(data))
 
 
 @pytest.mark.parametrize(

@@ -295,7 +295,7 @@ def test_bundles_cut_or_misnamed_are_refused(tmp_path: Path) -> None:
         (cut / "bundle-0-2.mlogs").write_bytes(data[:at])
         with pytest.raises(ManifestIntegrityError):
             list(Stream(cut).records())
-    assert [h.chunk_index for _, _, h in split_bundle(len(data), lambda at: data[at : at + 64])] == [0, 1, 2]
+    assert [index for index, _, _ in split_bundle(len(data), lambda at: data[at : at + 64], 0, 2, path="")] == [0, 1, 2]
     swapped = tmp_path / "swapped"
     swapped.mkdir()
     (swapped / "bundle-0-2.mlogs").write_bytes(data[first:] + data[:first])

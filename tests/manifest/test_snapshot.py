@@ -15,9 +15,14 @@ from aof2.engine.manifest import payloads as p
 from aof2.engine.manifest.batch import Event, RecordBatch
 from aof2.engine.manifest.format import LOG_SEGMENT_ID, LogPosition, ManifestGapError
 from aof2.engine.manifest.index import ManifestIndex
-from aof2.engine.manifest.newest import newest_snapshot
 from aof2.engine.manifest.reader import Stream
-from aof2.engine.manifest.snapshot import decode_snapshot, encode_snapshot, list_snapshots, load_snapshot
+from aof2.engine.manifest.snapshot import (
+    decode_snapshot,
+    encode_snapshot,
+    list_snapshots,
+    load_snapshot,
+    newest_snapshot,
+)
 from aof2.engine.manifest.writer import ManifestLogWriter
 from tests.manifest.replay import replay, take_snapshot
 
@@ -49,7 +54,7 @@ SAMPLE = folded(
 
 
 def encoded(index: ManifestIndex = SAMPLE, **sections: bytes) -> bytes:
-    return encode_snapshot(index, snapshot_id=4, position=AT, created_ms=1, sections=sections)
+    return b"".join(encode_snapshot(index, snapshot_id=4, position=AT, created_ms=1, sections=sections))
 
 
 @given(st.lists(st.tuples(PAYLOADS, st.integers(0, 2**64 - 1)), max_size=40), st.binary(max_size=50))
