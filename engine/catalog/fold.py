@@ -166,16 +166,11 @@ def load_index(view: View, stream_id: int) -> ManifestIndex:
     return index
 
 
-def load_pending(view: View, stream_id: int) -> ManifestIndex:
+def load_pending(view: View, stream_id: int) -> StreamFold:
     """The index of a stream without its entries: short by nature."""
     fold = StreamFold(stream_id)
     fold.reload(view)
-    index = ManifestIndex()
-    index.pending_uploads = dict(fold.pending_uploads)
-    index.pending_deletes = set(fold.pending_deletes)
-    index.log_objects = dict(fold.log_objects)
-    index.snapshot = fold.snapshot
-    return index
+    return fold
 
 
 def decode_entry(data: bytes) -> ManifestEntry:

@@ -24,12 +24,10 @@ from typing import Final, NamedTuple
 import zstandard
 
 from aof2.engine.catalog import tables as t
-from aof2.engine.catalog.batch import EVENT_SCHEMA_ID, decode_event
+from aof2.engine.catalog.batch import mutations_in
 from aof2.engine.catalog.store import View
-from aof2.engine.manifest import payloads as p
-from aof2.engine.manifest.batch import EventAssembler
-from aof2.engine.manifest.format import LOG_SEGMENT_ID, LogPosition, RecordType
-from aof2.engine.manifest.reader import Record, Stream
+from aof2.engine.manifest.format import LOG_SEGMENT_ID, LogPosition
+from aof2.engine.manifest.reader import Stream
 
 PAGE_ROWS: Final = 4096
 PAGE_BYTES: Final = 1 << 20
@@ -116,16 +114,8 @@ class Touched:
         at = self._at
         for chunk in Stream(self._directory).read(at):
             first = chunk.index == at.chunk_index
-            self._note(chunk.records(at.chunk_offset) if first else chunk.records())
+            records = list(chunk.records(at.chunk_offset) if first else chunk.records())
+            self.segments.update(r.segment_id for r in records if r.segment_id != LOG_SEGMENT_ID)
+            for number, key, _ in mutations_in((r.type_id, r.payload) for r in records):
+                self.rows.setdefault(t.DATABASES[number], set()).add(key)
             self._at = chunk.end_position
-
-    def _note(self, records: Iterator[Record]) -> None:
-        events = EventAssembler()
-        for record in records:
-            if record.segment_id != LOG_SEGMENT_ID:
-                self.segments.add(record.segment_id)
-            event = p.decode(record.type_id, record.payload) if record.type_id == RecordType.CUSTOM_EVENT else None
-            if isinstance(event, p.CustomEvent) and event.schema_id == EVENT_SCHEMA_ID:
-                whole = events.feed(event.schema_id, event.blob)
-                for number, key, _ in decode_event(whole.body) if whole is not None else ():
-                    self.rows.setdefault(t.DATABASES[number], set()).add(key)

@@ -207,7 +207,5 @@ def retain(
 ) -> retention.RetentionPlan:
     """Deletes the chunks and snapshots of the stream that retention lets go, by what the log says is uploaded."""
     with catalog.view() as view:
-        fold = StreamFold(stream_id)
-        fold.reload(view)
-    uploaded = fold.log_objects
+        uploaded = load_pending(view, stream_id).log_objects
     return retention.apply(env, directory, covered, uploaded=lambda index: chunk_key(stream_id, index) in uploaded)
