@@ -94,11 +94,8 @@ class Replay:
         return self.outcome
 
     def __iter__(self) -> Iterator[LogRecord]:
-        source, close = open_source(self._log)
-        try:
+        with open_source(self._log) as source:
             yield from self._records(source)
-        finally:
-            close()
 
     def _records(self, source: Source) -> Iterator[LogRecord]:
         start = self._start or first_position(source)

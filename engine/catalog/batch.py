@@ -28,11 +28,7 @@ K = TypeVar("K")
 
 EVENT_SCHEMA_ID: Final = COMMIT_OF_ROWS
 Mutation = tuple[int, bytes, bytes | None]  # database number, key without its stream, row or None: deleted
-_mutations: Final = msgspec.msgpack.Decoder(list[Mutation])
-
-
-def decode_event(body: bytes) -> list[Mutation]:
-    return _mutations.decode(body)
+decode_event: Final = msgspec.msgpack.Decoder(list[Mutation]).decode
 
 
 def mutations_in(records: Iterable[tuple[int, bytes]], *, skip_damaged: bool = False) -> Iterator[Mutation]:

@@ -22,7 +22,7 @@ from aof2.engine.manifest.index import ManifestEntry, ManifestIndex
 K = TypeVar("K")
 V = TypeVar("V")
 
-_entry_decoder = msgspec.msgpack.Decoder(ManifestEntry)
+decode_entry = msgspec.msgpack.Decoder(ManifestEntry).decode
 _pair_decoder = msgspec.msgpack.Decoder(tuple[int, str])
 _pending_decoder = msgspec.msgpack.Decoder(tuple[int, str, int])
 
@@ -109,7 +109,7 @@ class StreamFold(ManifestIndex):
         if self.view is None:
             return None
         data = self.view.raw("segments", self._entry_key(segment_id))
-        return None if data is None else _entry_decoder.decode(data)
+        return None if data is None else decode_entry(data)
 
     def reload(self, view: View) -> None:
         """What is pending, from the rows; entries follow when touched."""
@@ -173,14 +173,10 @@ def load_pending(view: View, stream_id: int) -> StreamFold:
     return fold
 
 
-def decode_entry(data: bytes) -> ManifestEntry:
-    return _entry_decoder.decode(data)
-
-
 def entry_of(view: View, stream_id: int, segment_id: int) -> ManifestEntry | None:
     """What the records say about one segment."""
     data = view.raw("segments", t.STREAM.pack(stream_id) + t.SEGMENT_ENTRY + segment_id.to_bytes(8, "big"))
-    return None if data is None else _entry_decoder.decode(data)
+    return None if data is None else decode_entry(data)
 
 
 def entries_of(view: View, stream_id: int, *, after: bytes | None = None) -> Iterator[tuple[int, ManifestEntry]]:
@@ -190,4 +186,4 @@ def entries_of(view: View, stream_id: int, *, after: bytes | None = None) -> Ite
     for key, value in view.raw_scan("segments", prefix, start):
         if key == start:
             continue
-        yield int.from_bytes(key[len(prefix) :], "big"), _entry_decoder.decode(value)
+        yield int.from_bytes(key[len(prefix) :], "big"), decode_entry(value)

@@ -37,38 +37,31 @@ OpenView = Callable[[], AbstractContextManager[View]]
 Changed = Mapping[bytes, bytes | None]
 
 
-class Place(NamedTuple):
-    """A part of a database: the rows whose keys start with `prefix`, which their copies do without."""
-
-    database: str
-    prefix: bytes
-
-
 class _Page(NamedTuple):
-    last: bytes  # the key of its last row; "" of the last page, which ends with the place
+    last: bytes  # the key of its last row; "" of the last page, behind which there is nothing
     rows: bytes  # compressed
 
 
 Pages = deque[_Page]
 
 
-def copy(opened: OpenView, place: Place) -> Pages:
-    """The rows of a place, each page as it is in a view of its own."""
+def copy(opened: OpenView, database: str, prefix: bytes) -> Pages:
+    """The rows whose keys start with `prefix`, which the copies do without; each page as it is in a view of its own."""
     pages: Pages = deque()
-    start = place.prefix
+    start = prefix
     compressor = zstandard.ZstdCompressor(level=1)
     while start:
         with opened() as view:
-            rows, last = _read_page(view, place, start)
-        pages.append(_Page(last[len(place.prefix) :], compressor.compress(rows)))
+            rows, last = _read_page(view, database, prefix, start)
+        pages.append(_Page(last[len(prefix) :], compressor.compress(rows)))
         start = last and last + b"\0"
     return pages
 
 
-def _read_page(view: View, place: Place, start: bytes) -> tuple[bytearray, bytes]:
+def _read_page(view: View, database: str, prefix: bytes, start: bytes) -> tuple[bytearray, bytes]:
     """The rows from `start` on, and the key of the last of them, if there may be more."""
-    rows, cut = bytearray(), len(place.prefix)
-    for number, (key, value) in enumerate(view.raw_scan(place.database, place.prefix, start), 1):
+    rows, cut = bytearray(), len(prefix)
+    for number, (key, value) in enumerate(view.raw_scan(database, prefix, start), 1):
         rows += ROW_HEAD.pack(len(key) - cut, len(value)) + key[cut:] + value
         if number >= PAGE_ROWS or len(rows) >= PAGE_BYTES:
             return rows, key

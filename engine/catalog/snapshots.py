@@ -49,8 +49,8 @@ class _Copied:
     def __init__(self, opened: pages.OpenView, stream_id: int) -> None:
         prefix = t.STREAM.pack(stream_id)
         kept = (name for name in t.DATABASES if name not in t.DERIVED)
-        self._databases = {name: pages.copy(opened, pages.Place(name, prefix)) for name in kept}
-        self._entries = pages.copy(opened, pages.Place("segments", prefix + t.SEGMENT_ENTRY))
+        self._databases = {name: pages.copy(opened, name, prefix) for name in kept}
+        self._entries = pages.copy(opened, "segments", prefix + t.SEGMENT_ENTRY)
 
     def sections(self, changed: Mapping[str, pages.Changed]) -> dict[str, bytes]:
         return {SECTION_PREFIX + name: _section(rows, changed.get(name, {})) for name, rows in self._databases.items()}

@@ -87,11 +87,7 @@ class Table(Generic[K, R]):
         return self.tag + self.pack_key(key)
 
 
-_encoder: Final = msgspec.msgpack.Encoder()
-
-
-def encode(row: object) -> bytes:
-    return _encoder.encode(row)
+encode: Final = msgspec.msgpack.Encoder().encode
 
 
 def _un_u64(key: bytes) -> int:

@@ -17,7 +17,7 @@ import msgspec
 
 from aof2.engine import segments
 from aof2.engine.catalog import tables as t
-from aof2.engine.catalog.fold import _entry_decoder
+from aof2.engine.catalog.fold import entries_of
 from aof2.engine.catalog.rows import HashKind, JobState, ObjectRow, ObjectState, ResidencyRow
 from aof2.engine.catalog.store import View
 from aof2.engine.env import Env
@@ -186,7 +186,7 @@ def _tenant(view: View, manifest_dir: Path, tenant_id: int, name: str, kind: str
         remote_bytes=sum(blob.stored_bytes for _, blob in view.scan(tenant_id, t.BLOBS)),
         dirty_objects=dirty,
         dirty_bytes=dirty_bytes,
-        needs_repair=sum(1 for _ in needs_repair(view, tenant_id)),
+        needs_repair=sum(entry.needs_repair for _, entry in entries_of(view, tenant_id)),
         log_bytes=folder_bytes(folder),
         snapshot_age_s=snapshot_age_s(folder, now_ms),
         damage=log_damage(folder),
@@ -207,16 +207,6 @@ def dirty_size(state_dir: Path, tenant: str, row: ObjectRow) -> int:
         return os.stat(state_dir / "hot_cache" / tenant / f"{row.ino}.{row.generation}").st_size
     except OSError:
         return row.size
-
-
-def needs_repair(view: View, stream_id: int) -> list[int]:
-    """Chunks whose bytes were asked for and are neither here nor, as they should be, in the remote."""
-    prefix = t.STREAM.pack(stream_id) + t.SEGMENT_ENTRY
-    return [
-        int.from_bytes(key[len(prefix) :], "big")
-        for key, value in view.raw_scan("segments", prefix)
-        if _entry_decoder.decode(value).needs_repair
-    ]
 
 
 def folder_bytes(folder: Path) -> int:

@@ -14,9 +14,11 @@ Owner: the log's writer thread.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import mmap
 import os
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -85,7 +87,6 @@ class ActiveChunk:
         self._size = os.fstat(fd).st_size
         self._map = mmap.mmap(fd, self._size)
         self._span_start = self.tail
-        self._span_crc64 = 0
         self._named = named
         self._name_synced = False
 
@@ -301,22 +302,24 @@ class ActiveChunk:
 
 def mark_uploaded(env: Env, path: Path, *, sync: bool = True) -> None:
     """Sets the `uploaded` flag of a sealed chunk. The checksum does not cover the header, so the bytes stay valid."""
-    fd = open_sealed_rw(env, path)
-    try:
+    with sealed_rw(env, path) as fd:
         fcntl.flock(fd, fcntl.LOCK_EX)
         flags = int.from_bytes(os.pread(fd, 8, FLAGS_AT), "little") | ChunkFlag.UPLOADED
         env.files.pwrite(fd, int(flags).to_bytes(8, "little"), FLAGS_AT)
         if sync:
             env.files.fsync(fd)
+
+
+@contextlib.contextmanager
+def sealed_rw(env: Env, path: Path) -> Iterator[int]:
+    """A sealed chunk is read-only, for its owner too (root aside): not so within the block."""
+    path.chmod(0o600)
+    fd = env.files.open_rw(path)
+    try:
+        yield fd
     finally:
         os.fchmod(fd, 0o400)
         env.files.close(fd)
-
-
-def open_sealed_rw(env: Env, path: Path) -> int:
-    """A sealed chunk is read-only, for its owner too (root aside): lifts that until the caller restores it."""
-    path.chmod(0o600)
-    return env.files.open_rw(path)
 
 
 def as_uploaded(data: bytes) -> bytes:

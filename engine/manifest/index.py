@@ -26,6 +26,7 @@ from aof2.engine.manifest.format import (
     LogPosition,
     ManifestIntegrityError,
     ReasonCode,
+    RecordType,
 )
 from aof2.engine.manifest.reader import Chunk
 from aof2.engine.manifest.tier_events import SEGMENT_RETIRED, WARM_DROPPED, reclaimed_bytes
@@ -219,7 +220,7 @@ class ManifestIndex:
             entry.upload = Progress.FAILED
             entry.reason_code = r.reason_code
 
-    def _delete_queued(self, segment_id: int, r: p.Tier2DeleteQueued, stamp: int) -> None:
+    def _tier2_delete_queued(self, segment_id: int, r: p.Tier2DeleteQueued, stamp: int) -> None:
         # Deletes come last in a segment's life, often after it was retired: they make no entry. One that is queued ends
         # the upload of that key, if it was still under way.
         self.pending_deletes.add((segment_id, r.key))
@@ -228,7 +229,7 @@ class ManifestIndex:
         if entry is not None:
             entry.last_ms = stamp
 
-    def _deleted(self, segment_id: int, r: p.Tier2Deleted, stamp: int) -> None:
+    def _tier2_deleted(self, segment_id: int, r: p.Tier2Deleted, stamp: int) -> None:
         self.pending_deletes.discard((segment_id, r.key))
         if segment_id == LOG_SEGMENT_ID:
             self.log_objects.pop(r.key, None)
@@ -306,21 +307,7 @@ class ManifestIndex:
             self.on_event(event, LogPosition(self._at[0], self._at[1], 0))
 
 
-_HANDLERS: Final[tuple[Callable[..., None], ...]] = (
-    ManifestIndex._segment_opened,
-    ManifestIndex._seal_segment,
-    ManifestIndex._compression_started,
-    ManifestIndex._compression_done,
-    ManifestIndex._compression_failed,
-    ManifestIndex._upload_started,
-    ManifestIndex._upload_done,
-    ManifestIndex._upload_failed,
-    ManifestIndex._delete_queued,
-    ManifestIndex._deleted,
-    ManifestIndex._hydration_started,
-    ManifestIndex._hydration_done,
-    ManifestIndex._hydration_failed,
-    ManifestIndex._local_evicted,
-    ManifestIndex._snapshot_marker,
-    ManifestIndex._custom_event,
+# A method a record type, by its name.
+_HANDLERS: Final[tuple[Callable[..., None], ...]] = tuple(
+    getattr(ManifestIndex, f"_{kind.name.lower()}") for kind in RecordType
 )

@@ -21,7 +21,7 @@ import errno
 import fcntl
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
@@ -31,7 +31,7 @@ from aof2.engine.env import Env
 from aof2.engine.errors import FatalIOError, LimitError, ReadOnlyError
 from aof2.engine.manifest import payloads
 from aof2.engine.manifest.batch import RecordBatch
-from aof2.engine.manifest.chunk import ActiveChunk, is_bookkeeping, open_sealed_rw
+from aof2.engine.manifest.chunk import ActiveChunk, is_bookkeeping, sealed_rw
 from aof2.engine.manifest.format import (
     CAPACITY_MAX,
     CAPACITY_MIN,
@@ -153,10 +153,6 @@ class ManifestLogWriter:
     def uncommitted_bytes(self) -> int:
         return 0 if self._chunk is None else self._chunk.tail - self._chunk.committed_len
 
-    @property
-    def unsynced_bytes(self) -> int:
-        return 0 if self._chunk is None else self._chunk.committed_len - self._chunk.durable_len
-
     def append(
         self, payload: payloads.Payload, *, segment_id: int = 0, logical_offset: int = 0, timestamp_ms: int = 0
     ) -> int:
@@ -196,7 +192,9 @@ class ManifestLogWriter:
                 self._uncommitted = 0
                 self.substantive += chunk.substantive - self._counted
                 self._counted = chunk.substantive
-                self._observe(self._unobserved)
+                if self.observer is not None:
+                    for row in self._unobserved:
+                        self.observer.observe(*row)
                 self._unobserved = []
                 if not (sync and self.settings.durable):
                     chunk.publish()
@@ -228,31 +226,23 @@ class ManifestLogWriter:
             return False
         if chunk.tail + self.settings.record_len_max > self.settings.chunk_capacity:
             return True
-        deadline = self.rotation_due_ms()
-        now = self.env.now_ms()
-        # A clock that went backwards must not hold a chunk back for as long as it was off.
-        return deadline is not None and (now >= deadline or now < chunk.last_commit_ms)
+        return self.rotation_wait_s() == 0.0
 
     def holds_below(self, ordinal: int) -> bool:
         """Whether the active chunk holds records before that one."""
         chunk = self._chunk
         return chunk is not None and chunk.count > 0 and chunk.base_record < ordinal
 
-    def rotation_due_ms(self) -> int | None:
-        """When the timer rotates the active chunk, or None: nothing but the log's own bookkeeping in it."""
+    def rotation_wait_s(self) -> float | None:
+        """Seconds until the timer rotates, 0 when it is time; None: nothing but the log's own bookkeeping is in it."""
         chunk = self._chunk
         if chunk is None or chunk.substantive == 0:
             return None
         period = self.settings.rotation_period_ms
         quiet = max(chunk.last_commit_ms, chunk.first_substantive_ms) + period
-        return min(quiet, chunk.first_substantive_ms + ROTATION_AGE_PERIODS_MAX * period)
-
-    def rotation_wait_s(self) -> float | None:
-        """Seconds until the timer rotates, 0 when it is time; a clock that went back makes it time."""
-        chunk, due_ms = self._chunk, self.rotation_due_ms()
-        if chunk is None or due_ms is None:
-            return None
+        due_ms = min(quiet, chunk.first_substantive_ms + ROTATION_AGE_PERIODS_MAX * period)
         now_ms = self.env.now_ms()
+        # A clock that went backwards must not hold a chunk back for as long as it was off.
         return 0.0 if now_ms < chunk.last_commit_ms else max(0, due_ms - now_ms) / 1000
 
     def rotate(self, on_sealed: Callable[[SealedChunk], object] = lambda _: None) -> SealedChunk | None:
@@ -290,11 +280,6 @@ class ManifestLogWriter:
             os.close(self._lock_fd)
             self._lock_fd = -1
             self._chunk = None
-
-    def _observe(self, rows: Iterable[tuple[int, int, int, int, bytes]]) -> None:
-        if self.observer is not None:
-            for row in rows:
-                self.observer.observe(*row)
 
     def _writable(self, length: int) -> ActiveChunk:
         self._refuse_if_failed()
@@ -384,14 +369,10 @@ def _resume_after(
     if last.header.sealed:
         if last.trimmed:
             # Sealed and synced, but the process ended before the file was cut.
-            fd = open_sealed_rw(env, Path(last.path))
-            try:
+            with sealed_rw(env, Path(last.path)) as fd:
                 env.files.truncate(fd, last.end)
-                os.fchmod(fd, 0o400)
                 if settings.durable:
                     env.files.fsync(fd)
-            finally:
-                env.files.close(fd)
         return LogPosition(end.chunk_index + 1, CHUNK_HEADER_LEN, end.ordinal), None
     header = last.header._replace(tail_offset=last.end)
     substantive = sum(not is_bookkeeping(r.type_id, r.segment_id, r.payload) for r in last.records())

@@ -106,7 +106,7 @@ class Derivation:
         return artifact_ref(self._tenant, row.ino, row.generation, row.sha256)
 
     def chunk(self, row: ChunkRow) -> None:
-        if len(row.sha256) == 32 and not self.state.is_sealed(row.chunk_id):
+        if len(row.sha256) == 32 and self.state.sealed_as(row.chunk_id) is None:
             self._emit(SegmentSeal(row.chunk_id, row.sha256))
 
     def object(self, row: ObjectRow) -> None:

@@ -73,7 +73,7 @@ def check_audit(ctx: Context, view: View, stream_id: int) -> Iterator[Finding]:
 
 def _seals(view: View, stream_id: int, state: VisibleState) -> Iterator[str]:
     for chunk_id, chunk in view.scan(stream_id, t.CHUNKS):
-        sealed = state.seals.get(chunk_id)
+        sealed = state.sealed_as(chunk_id)
         if sealed is not None and sealed != chunk.sha256:
             yield f"chunk {chunk_id} was sealed as {sealed.hex()}, its row says {chunk.sha256.hex()}"
 

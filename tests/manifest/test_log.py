@@ -137,7 +137,7 @@ def test_rotation_by_timer_but_never_for_bookkeeping_alone(tmp_path: Path) -> No
         w.commit()
         clock.ms += 3_600_000
         assert not w.needs_rotation()
-        assert w.rotation_due_ms() is None
+        assert w.rotation_wait_s() is None
         w.append(p.LocalEvicted(1), segment_id=4)
         w.commit()
         assert not w.needs_rotation()
