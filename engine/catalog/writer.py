@@ -23,6 +23,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, NamedTuple, Protocol, TypeVar, cast
 
@@ -93,17 +94,17 @@ class _Submission(NamedTuple):
     work: Callable[[Batch], object]
 
 
+@dataclass(eq=False)
 class StreamState:
     """A stream as the writer holds it: its log, its fold, what the group has staged for it."""
 
-    def __init__(self, stream_id: int, log_writer: ManifestLogWriter, fold: StreamFold) -> None:
-        self.stream_id = stream_id
-        self.log = log_writer
-        self.fold = fold
-        self.staged = RecordBatch()
-        self.staged_rows: list[Mutation] = []
-        self.subscribed: bool | None = None
-        self.logged_bytes = 0  # since the last snapshot was asked for
+    stream_id: int
+    log: ManifestLogWriter
+    fold: StreamFold
+    staged: RecordBatch = field(default_factory=RecordBatch)
+    staged_rows: list[Mutation] = field(default_factory=list)
+    subscribed: bool | None = None
+    logged_bytes: int = 0  # since the last snapshot was asked for
 
 
 class CatalogTarget:

@@ -79,8 +79,9 @@ class ActiveChunk:
         self.committed_crc64 = header.chunk_crc64
         self.durable_len = CHUNK_HEADER_LEN
         self.count = 0
+        self.committed_count = 0
         self.substantive = 0
-        self._committed = (0, 0)
+        self.committed_substantive = 0
         self.first_substantive_ms = 0
         self.last_commit_ms = 0
         self._fd = fd
@@ -138,7 +139,8 @@ class ActiveChunk:
         except BaseException:
             env.files.close(fd)
             raise
-        chunk.count, chunk.substantive = chunk._committed = (count, substantive)
+        chunk.count = chunk.committed_count = count
+        chunk.substantive = chunk.committed_substantive = substantive
         chunk.first_substantive_ms = chunk.last_commit_ms = env.now_ms()
         if sync:
             chunk.sync()
@@ -184,7 +186,7 @@ class ActiveChunk:
         self.env.failpoint("manifest.commit.marker")
         self._span_start = self.committed_len = self.tail
         self.committed_crc64 = self.crc64
-        self._committed = (self.count, self.substantive)
+        self.committed_count, self.committed_substantive = self.count, self.substantive
         self.last_commit_ms = now_ms
         self._write_header()
         self.env.failpoint("manifest.commit.header")
@@ -194,7 +196,7 @@ class ActiveChunk:
         """Forgets what was appended since the last commit; its bytes become zeros again."""
         self._map[self.committed_len : self.tail] = bytes(self.tail - self.committed_len)
         self.tail, self.crc64 = self.committed_len, self.committed_crc64
-        self.count, self.substantive = self._committed
+        self.count, self.substantive = self.committed_count, self.committed_substantive
 
     def publish(self) -> None:
         """The first commit gives the chunk its name. Without a sync first, a power loss may leave it empty: trimmed."""

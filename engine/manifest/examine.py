@@ -202,7 +202,7 @@ def _salvage(data: bytes, where: ChunkFile, *, commits_only: bool = False) -> tu
         return header, None  # base_record is what is damaged: the ordinals would be wrong
     if any(flags and kind < TYPE_COUNT for flags, kind in zip(rows.flags, rows.type, strict=True)):
         return header, None  # written by a newer AOF2: its records may mean something else
-    return header, Chunk(str(where.path), header, data, rows, count, end, 0, len(data) - end)
+    return header, Chunk(str(where.path), header, data, rows, count, end, len(data) - end)
 
 
 def committed_part(where: ChunkFile) -> Chunk | None:

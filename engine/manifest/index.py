@@ -93,8 +93,6 @@ class ManifestIndex:
         self.log_objects: dict[str, str] = {}
         self.snapshot: tuple[int, int, int] | None = None
         self.position = LogPosition(0, CHUNK_HEADER_LEN, 0)
-        self.unknown_types: dict[int, int] = {}
-        self.unknown_flags: dict[int, int] = {}
         self.unknown_schemas: dict[int, int] = {}
         self.on_event: EventHandler | None = None
         self._events = EventAssembler()
@@ -115,11 +113,10 @@ class ManifestIndex:
         handlers, unpackers = _HANDLERS, p.DECODERS
         offset = kind = segment_id = 0
         try:
-            for offset, kind, flags, length, segment_id, logical, stamp in zip(
+            for offset, kind, _, length, segment_id, logical, stamp in zip(
                 *(column[first:].tolist() for column in chunk.rows), strict=True
             ):
                 if kind >= TYPE_COUNT:
-                    self._count_unknown(kind, flags)
                     continue
                 payload = unpackers[kind](data[offset + 40 : offset + 40 + length])
                 self._at = (chunk.index, offset, logical)
@@ -133,23 +130,18 @@ class ManifestIndex:
     def apply(self, kind: int, segment_id: int, logical_offset: int, timestamp_ms: int, payload: bytes) -> None:
         """Folds one record that was just written; the caller keeps `position`."""
         if kind >= TYPE_COUNT:
-            self._count_unknown(kind, 0)
             return
         self._at = (self.position.chunk_index, self.position.chunk_offset, logical_offset)
         _HANDLERS[kind](self, segment_id, p.decode(kind, payload), timestamp_ms)
 
     def same_state(self, other: ManifestIndex) -> bool:
-        """Whether both came to the same conclusions (diagnostics, such as unknown types met, aside)."""
+        """Whether both came to the same conclusions (diagnostics, such as unknown events met, aside)."""
         return self._state() == other._state()
 
     def _state(self) -> tuple[object, ...]:
         return (self.entries, self.pending_uploads, self.pending_deletes, self.log_objects, self.snapshot)
 
     _at: tuple[int, int, int] = (0, 0, 0)
-
-    def _count_unknown(self, kind: int, flags: int) -> None:
-        self.unknown_types[kind] = self.unknown_types.get(kind, 0) + 1
-        self.unknown_flags[kind] = self.unknown_flags.get(kind, 0) | flags
 
     def _entry(self, segment_id: int, stamp: int) -> ManifestEntry:
         entry = self.entries.get(segment_id)

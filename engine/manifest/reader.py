@@ -14,6 +14,7 @@ Owner: stateless. A crash leaves nothing.
 from __future__ import annotations
 
 import bisect
+import contextlib
 import fcntl
 import os
 import stat
@@ -86,7 +87,6 @@ class Chunk:
     rows: native.ManifestRows
     count: int
     end: int
-    crc64: int
     trimmed: int
 
     @property
@@ -119,37 +119,24 @@ def parse_chunk(
 ) -> Chunk | None:
     """Verifies one chunk. `last`: it may be unsealed and torn; None then means that it holds no commit at all."""
     if last and bytes(data[:CHUNK_HEADER_LEN]) == _ZERO_HEADER[: len(data)]:
-        _check_never_synced(data, path, expect_index)
+        # Its header never reached the disk: then it holds no marker that speaks of synced bytes.
+        durable = native.manifest_probe_durable(data, min(CHUNK_HEADER_LEN, len(data)))
+        if durable > CHUNK_HEADER_LEN:
+            what = f"its header is lost, though {durable} bytes had been synced"
+            raise ManifestIntegrityError(what, path=path, chunk_index=expect_index, offset=0)
         return None
     header = unpack_chunk_header(data, path=path)
     if expect_index is not None and header.chunk_index != expect_index:
-        raise ManifestIntegrityError(
-            f"its header says chunk {header.chunk_index}", path=path, chunk_index=expect_index, offset=16
-        )
-    chunk = _parse_committed(data, header, path)
-    if isinstance(chunk, Chunk):
-        return chunk
-    if header.sealed or not last:
-        raise _damage(data, header, path, chunk)
-    return _parse_torn(data, header, path)
-
-
-def _check_never_synced(data: bytes | memoryview, path: str, index: int | None) -> None:
-    """A chunk whose header never reached the disk holds no marker that speaks of synced bytes."""
-    durable = native.manifest_probe_durable(data, min(CHUNK_HEADER_LEN, len(data)))
-    if durable > CHUNK_HEADER_LEN:
-        what = f"its header is lost, though {durable} bytes had been synced"
-        raise ManifestIntegrityError(what, path=path, chunk_index=index, offset=0)
-
-
-def _parse_committed(data: bytes | memoryview, header: ChunkHeader, path: str) -> Chunk | native.ManifestScan:
-    """The chunk as its header describes it, or the scan that shows that it is not like that."""
+        what = f"its header says chunk {header.chunk_index}"
+        raise ManifestIntegrityError(what, path=path, chunk_index=expect_index, offset=16)
     end = header.committed_len
     scan = native.manifest_scan(data, CHUNK_HEADER_LEN, min(end, len(data)) if end >= CHUNK_HEADER_LEN else 64)
     whole = CHUNK_HEADER_LEN <= end <= len(data) and header.tail_offset >= end
-    if not whole or scan.outcome != native.Outcome.CLEAN or scan.crc64 != header.chunk_crc64:
-        return scan
-    return _checked(data, header, path, scan, end, len(data) - end)
+    if whole and scan.outcome == native.Outcome.CLEAN and scan.crc64 == header.chunk_crc64:
+        return _checked(data, header, path, scan, len(scan.rows.offset))
+    if header.sealed or not last:
+        raise _damage(data, header, path, scan, whole=whole)
+    return _parse_torn(data, header, path)
 
 
 def _parse_torn(data: bytes | memoryview, header: ChunkHeader, path: str) -> Chunk | None:
@@ -158,62 +145,43 @@ def _parse_torn(data: bytes | memoryview, header: ChunkHeader, path: str) -> Chu
     keep = scan.marker_end
     durable = max(scan.durable_len, native.manifest_probe_durable(data, scan.pos & ~7))
     if durable > keep:
-        raise ManifestIntegrityError(
-            f"damaged below byte {durable}, which had been synced",
-            path=path,
-            chunk_index=header.chunk_index,
-            offset=scan.pos,
-        )
+        what = f"damaged below byte {durable}, which had been synced"
+        raise ManifestIntegrityError(what, path=path, chunk_index=header.chunk_index, offset=scan.pos)
     if scan.marker_count == 0:
         return None
-    rows = native.ManifestRows(*(column[: scan.marker_count] for column in scan.rows))
     header = header._replace(tail_offset=keep, committed_len=keep, chunk_crc64=scan.marker_crc64)
-    return _checked(data, header, path, scan, keep, len(data) - keep, rows)
+    return _checked(data, header, path, scan, scan.marker_count)
 
 
-def _checked(
-    data: bytes | memoryview,
-    header: ChunkHeader,
-    path: str,
-    scan: native.ManifestScan,
-    end: int,
-    trimmed: int,
-    rows: native.ManifestRows | None = None,
-) -> Chunk:
-    rows = rows or scan.rows
-    count = len(rows.offset)
+def _checked(data: bytes | memoryview, header: ChunkHeader, path: str, scan: native.ManifestScan, count: int) -> Chunk:
+    """The chunk with the first `count` records of the scan, which end where its header says."""
+    rows = native.ManifestRows(*(column[:count] for column in scan.rows))
     if any(rows.flags):
-        _check_flags(rows, path)
+        for kind, flags in zip(rows.type, rows.flags, strict=True):
+            if flags and kind < TYPE_COUNT:
+                raise UnsupportedError(f"{RecordType(kind).label} record with flags {flags:#x}", path=path)
     # The last marker knows its ordinal, so a header that lies about base_record is found out.
     if scan.marker_count == count > 0 and rows.logical_offset[-1] != header.base_record + count - 1:
         what = f"base_record {header.base_record} disagrees with its last commit marker"
         raise ManifestIntegrityError(what, path=path, chunk_index=header.chunk_index, offset=24)
     if header.uploaded and not header.sealed:
         raise ManifestIntegrityError("uploaded but not sealed", path=path, chunk_index=header.chunk_index, offset=56)
-    return Chunk(path, header, data, rows, count, end, header.chunk_crc64, trimmed)
-
-
-def _check_flags(rows: native.ManifestRows, path: str) -> None:
-    for kind, flags in zip(rows.type, rows.flags, strict=True):
-        if flags and kind < TYPE_COUNT:
-            raise UnsupportedError(f"{RecordType(kind).label} record with flags {flags:#x}", path=path)
+    return Chunk(path, header, data, rows, count, header.committed_len, len(data) - header.committed_len)
 
 
 def _damage(
-    data: bytes | memoryview, header: ChunkHeader, path: str, scan: native.ManifestScan
+    data: bytes | memoryview, header: ChunkHeader, path: str, scan: native.ManifestScan, *, whole: bool
 ) -> ManifestIntegrityError:
-    def error(what: str, offset: int, segment_id: int | None = None) -> ManifestIntegrityError:
-        return ManifestIntegrityError(
-            what, path=path, chunk_index=header.chunk_index, segment_id=segment_id, offset=offset
-        )
-
-    end = header.committed_len
-    if not CHUNK_HEADER_LEN <= end <= len(data) or header.tail_offset < end:
-        return error(f"committed_len {end} does not fit a file of {len(data)} bytes", 40)
-    if scan.outcome == native.Outcome.CLEAN:
-        return error(f"its checksum {scan.crc64:#018x} is not the recorded {header.chunk_crc64:#018x}", 48)
-    segment_id = int.from_bytes(data[scan.pos + 8 : scan.pos + 16], "little") if scan.pos + 16 <= len(data) else None
-    return error(f"record damaged ({scan.fault.name.lower().replace('_', ' ')})", scan.pos, segment_id)
+    segment_id: int | None = None
+    if not whole:
+        what, offset = f"committed_len {header.committed_len} does not fit a file of {len(data)} bytes", 40
+    elif scan.outcome == native.Outcome.CLEAN:
+        what, offset = f"its checksum {scan.crc64:#018x} is not the recorded {header.chunk_crc64:#018x}", 48
+    else:
+        what, offset = f"record damaged ({scan.fault.name.lower().replace('_', ' ')})", scan.pos
+        if offset + 16 <= len(data):
+            segment_id = int.from_bytes(data[offset + 8 : offset + 16], "little")
+    return ManifestIntegrityError(what, path=path, chunk_index=header.chunk_index, segment_id=segment_id, offset=offset)
 
 
 def read_file(path: Path, *, start: int = 0, length: int | None = None) -> bytes:
@@ -357,3 +325,15 @@ class Stream:
         for chunk in self.read(position):
             at_start = position is not None and chunk.index == position.chunk_index
             yield from chunk.records(position.chunk_offset if position and at_start else CHUNK_HEADER_LEN)
+
+
+def chunk_headers(directory: Path) -> list[tuple[ChunkFile, ChunkHeader]]:
+    """The chunk files of the folder in order (parts of bundles left out)."""
+    found = []
+    for chunk in Stream(directory).chunks:
+        if chunk.length is None:
+            with contextlib.suppress(FileNotFoundError):
+                head = read_file(chunk.path, length=CHUNK_HEADER_LEN)
+                if any(head):
+                    found.append((chunk, unpack_chunk_header(head, path=str(chunk.path))))
+    return found

@@ -212,9 +212,8 @@ class ChunkUploader:
     def _body_of(sealed: SealedChunk) -> bytes:
         data = read_file(sealed.path, length=sealed.header.committed_len)  # it may not be cut to it yet
         # What leaves this machine is checked once more: a chunk damaged on disk must not become the good copy.
-        if _is_as_sealed(data, sealed.header):
-            return as_uploaded(data)
-        parse_chunk(data, path=str(sealed.path), last=False, expect_index=sealed.header.chunk_index)
+        if not _is_as_sealed(data, sealed.header):
+            parse_chunk(data, path=str(sealed.path), last=False, expect_index=sealed.header.chunk_index)
         return as_uploaded(data)
 
     def _put(self, sealed: SealedChunk, body: bytes, snapshot_id: int) -> str:

@@ -108,12 +108,10 @@ class ManifestLogWriter:
         self.observer: RecordObserver | None = None
         self.fsyncs = 0
         self.substantive = 0  # records committed since `open` that are more than the log's own bookkeeping
-        self._counted = chunk.substantive if chunk is not None else 0  # of those in the active chunk
         self._lock_fd = lock_fd
         self._next = start
         self._chunk = chunk
         self._failed = False
-        self._uncommitted = 0  # records appended since the last commit
         self._unobserved: list[tuple[int, int, int, int, bytes]] = []
 
     @classmethod
@@ -145,9 +143,7 @@ class ManifestLogWriter:
         chunk = self._chunk
         if chunk is None:
             return self._next
-        if chunk.committed_len == CHUNK_HEADER_LEN:
-            return LogPosition(chunk.index, CHUNK_HEADER_LEN, chunk.base_record)
-        return LogPosition(chunk.index, chunk.committed_len, chunk.base_record + chunk.count - self._uncommitted)
+        return LogPosition(chunk.index, chunk.committed_len, chunk.base_record + chunk.committed_count)
 
     @property
     def uncommitted_bytes(self) -> int:
@@ -163,7 +159,6 @@ class ManifestLogWriter:
         chunk = self._writable(len(data))
         ordinal = chunk.base_record + chunk.count
         chunk.append_one(*row)
-        self._uncommitted += 1
         if self.observer is not None:
             self._unobserved.append(row)
         return ordinal
@@ -176,7 +171,6 @@ class ManifestLogWriter:
         chunk = self._writable(batch.encoded_len)
         ordinal = chunk.base_record + chunk.count
         chunk.append(batch)
-        self._uncommitted += len(batch)
         if self.observer is not None:
             self._unobserved += batch.rows()
         return ordinal
@@ -186,12 +180,11 @@ class ManifestLogWriter:
         chunk = self._chunk
         if chunk is not None:
             self._refuse_if_failed()
+            before = chunk.committed_substantive
             with self._fatal():
                 committed = chunk.commit(self.env.now_ms())
             if committed:
-                self._uncommitted = 0
-                self.substantive += chunk.substantive - self._counted
-                self._counted = chunk.substantive
+                self.substantive += chunk.committed_substantive - before
                 if self.observer is not None:
                     for row in self._unobserved:
                         self.observer.observe(*row)
@@ -206,7 +199,6 @@ class ManifestLogWriter:
         """Forgets what was appended since the last commit: the callers that wanted it are told that it failed."""
         if self._chunk is not None:
             self._chunk.rollback()
-            self._uncommitted = 0
             self._unobserved = []
 
     def sync(self) -> None:
@@ -258,7 +250,6 @@ class ManifestLogWriter:
             header = chunk.seal(sync=self.settings.durable)
         self.fsyncs += self.settings.durable
         self._chunk = None
-        self._counted = 0
         self._next = LogPosition(chunk.index + 1, CHUNK_HEADER_LEN, chunk.base_record + chunk.count)
         sealed = SealedChunk(self.directory / chunk_name(chunk.index), header, chunk.count)
         on_sealed(sealed)

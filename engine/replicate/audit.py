@@ -60,13 +60,12 @@ from aof2.engine.errors import CorruptError
 from aof2.engine.manifest.batch import Event
 from aof2.engine.manifest.format import LogPosition
 from aof2.engine.manifest.index import ManifestIndex
-from aof2.engine.manifest.reader import Chunk, parse_chunk
+from aof2.engine.manifest.reader import Chunk, chunk_headers, parse_chunk
 from aof2.engine.manifest.snapshot import list_snapshots
 from aof2.engine.remote import keys
 from aof2.engine.remote.fence import Fence
 from aof2.engine.remote.store import RemoteStore
 from aof2.engine.replicate.auditmend import joined_ranges, rebuild_audit
-from aof2.engine.replicate.stream import chunk_headers
 
 log = logging.getLogger(__name__)
 

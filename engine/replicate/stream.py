@@ -44,12 +44,10 @@ from aof2.engine.manifest.chunk import is_bookkeeping, mark_uploaded
 from aof2.engine.manifest.format import (
     CHUNK_HEADER_LEN,
     LOG_SEGMENT_ID,
-    ChunkHeader,
     LogPosition,
     ManifestIntegrityError,
     chunk_key,
     chunk_name,
-    unpack_chunk_header,
 )
 from aof2.engine.manifest.payloads import (
     Payload,
@@ -59,7 +57,7 @@ from aof2.engine.manifest.payloads import (
     UploadFailed,
     UploadStarted,
 )
-from aof2.engine.manifest.reader import ChunkFile, Stream, parse_chunk, read_file
+from aof2.engine.manifest.reader import ChunkFile, Stream, chunk_headers, parse_chunk
 from aof2.engine.manifest.snapshot import HEADER, SNAPSHOT_MAGIC, check_snapshot, list_snapshots, snapshot_name
 from aof2.engine.manifest.upload import ChunkUploader, RetryPolicy
 from aof2.engine.manifest.writer import SealedChunk
@@ -141,18 +139,6 @@ def local_snapshots(directory: Path) -> list[SnapshotAt]:
             magic, _, _, _, chunk_index, chunk_offset, number, ordinal, created_ms, *_ = HEADER.unpack(head)
             if magic == SNAPSHOT_MAGIC and number == snapshot_id:
                 found.append(SnapshotAt(snapshot_id, LogPosition(chunk_index, chunk_offset, ordinal), created_ms))
-    return found
-
-
-def chunk_headers(directory: Path) -> list[tuple[ChunkFile, ChunkHeader]]:
-    """The chunk files of the folder in order (parts of bundles left out)."""
-    found = []
-    for chunk in Stream(directory).chunks:
-        if chunk.length is None:
-            with contextlib.suppress(FileNotFoundError):
-                head = read_file(chunk.path, length=CHUNK_HEADER_LEN)
-                if any(head):
-                    found.append((chunk, unpack_chunk_header(head, path=str(chunk.path))))
     return found
 
 

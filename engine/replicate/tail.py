@@ -15,9 +15,9 @@ from aof2.engine.catalog.store import View
 from aof2.engine.env import Env
 from aof2.engine.manifest.chunk import is_bookkeeping
 from aof2.engine.manifest.format import CHUNK_HEADER_LEN, LogPosition, ManifestIntegrityError
-from aof2.engine.manifest.reader import Chunk, Stream
+from aof2.engine.manifest.reader import Chunk, Stream, chunk_headers
 from aof2.engine.replicate.position import Replication, StreamPosition, touches_of
-from aof2.engine.replicate.stream import chunk_headers, state_of
+from aof2.engine.replicate.stream import state_of
 
 NEVER: Final = 1 << 62  # an ordinal that no log reaches
 
