@@ -37,7 +37,7 @@ from aof2.engine.manifest import retention
 from aof2.engine.manifest.format import LOG_SEGMENT_ID, LogPosition, ManifestIntegrityError, chunk_key
 from aof2.engine.manifest.index import ManifestEntry, ManifestIndex
 from aof2.engine.manifest.payloads import SnapshotMarker
-from aof2.engine.manifest.snapshot import Snapshot, encode_snapshot, list_snapshots, store_snapshot
+from aof2.engine.manifest.snapshot import Snapshot, SnapshotAt, encode_snapshot, list_snapshots, store_snapshot
 
 SECTION_PREFIX: Final = "db:"
 ROW_LEN_MAX: Final = 64 << 20
@@ -163,12 +163,7 @@ def _copy_at_once(view: View, stream_id: int) -> _State | None:
     return _State(position, load_pending(view, stream_id), copied, {}, {})
 
 
-class SnapshotInfo(NamedTuple):
-    snapshot_id: int
-    position: LogPosition
-
-
-def take(env: Env, catalog: Catalog, writer: CatalogWriter, directory: Path, stream_id: int) -> SnapshotInfo | None:
+def take(env: Env, catalog: Catalog, writer: CatalogWriter, directory: Path, stream_id: int) -> SnapshotAt | None:
     """Stores a snapshot of the stream and marks it in its log; None when nothing was ever written. Blocks."""
     existing = list_snapshots(directory)
     snapshot_id = existing[-1] + 1 if existing else 1
@@ -179,12 +174,12 @@ def take(env: Env, catalog: Catalog, writer: CatalogWriter, directory: Path, str
             state = _copy_at_once(view, stream_id)
     if state is None:
         return None
-    position = state.position
+    position, created_ms = state.position, env.now_ms()
     pieces = encode_snapshot(
         state.pending,
         snapshot_id=snapshot_id,
         position=position,
-        created_ms=env.now_ms(),
+        created_ms=created_ms,
         sections=state.copied.sections(state.changed),
         entries=state.copied.entries(state.changed_entries),
     )
@@ -199,7 +194,7 @@ def take(env: Env, catalog: Catalog, writer: CatalogWriter, directory: Path, str
         lambda b: b.record(marker, segment_id=LOG_SEGMENT_ID, logical_offset=position.ordinal),
         sync=True,
     )
-    return SnapshotInfo(snapshot_id, position)
+    return SnapshotAt(snapshot_id, position, created_ms)
 
 
 def retain(

@@ -25,7 +25,7 @@ from aof2.engine.inspect.paths import Place, files_below
 from aof2.engine.inspect.rows import MANIFEST_DIR, VOLUME_STREAM
 from aof2.engine.kinds import registry
 from aof2.engine.manifest.quarantine import read_quarantine
-from aof2.engine.manifest.snapshot import list_snapshots, snapshot_name
+from aof2.engine.manifest.snapshot import local_snapshots
 from aof2.engine.objects import HOT_BYTES, WARM_BYTES, chunk_bytes_here, full_mask
 from aof2.engine.replicate.position import Replication, StreamReplication
 from aof2.engine.replicate.tail import positions_of
@@ -220,9 +220,8 @@ def folder_bytes(folder: Path) -> int:
 def snapshot_age_s(folder: Path, now_ms: int) -> float | None:
     """Of the newest one; None when there is none yet."""
     try:
-        newest = list_snapshots(folder)[-1:]
-        return max(0.0, now_ms / 1000 - os.stat(folder / snapshot_name(newest[0])).st_mtime) if newest else None
-    except FileNotFoundError:
+        return max(0, now_ms - local_snapshots(folder)[-1].created_ms) / 1000
+    except (FileNotFoundError, IndexError):
         return None
 
 

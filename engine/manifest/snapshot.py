@@ -279,13 +279,28 @@ def list_snapshots(directory: Path) -> list[int]:
     return sorted(int(match[1]) for name in names if (match := SNAPSHOT_NAME.fullmatch(name)))
 
 
-def snapshot_created_ms(path: Path) -> int:
-    """When a snapshot was taken, by its header alone, of which only the magic is checked: for showing its age."""
-    with path.open("rb") as f:
-        fields = HEADER.unpack(f.read(HEADER.size))
-    if fields[0] != SNAPSHOT_MAGIC:
-        raise CorruptError("snapshot: not a snapshot", path=str(path))
-    return int(fields[8])
+class SnapshotAt(NamedTuple):
+    """A local snapshot and the place in the log it stands for."""
+
+    snapshot_id: int
+    position: LogPosition
+    created_ms: int
+
+
+def local_snapshots(directory: Path) -> list[SnapshotAt]:
+    """Snapshots in the folder by their headers, oldest first; what is not one is passed over."""
+    found = []
+    for snapshot_id in list_snapshots(directory):
+        try:
+            with open(directory / snapshot_name(snapshot_id), "rb") as f:
+                head = f.read(HEADER.size)
+        except FileNotFoundError:
+            continue  # retention was here
+        if len(head) == HEADER.size:
+            magic, _, _, _, chunk_index, chunk_offset, number, ordinal, created_ms, *_ = HEADER.unpack(head)
+            if magic == SNAPSHOT_MAGIC and number == snapshot_id:
+                found.append(SnapshotAt(snapshot_id, LogPosition(chunk_index, chunk_offset, ordinal), created_ms))
+    return found
 
 
 def store_snapshot(env: Env, directory: Path, data: bytes | Sequence[bytes | bytearray], snapshot_id: int) -> Path:
