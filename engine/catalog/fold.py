@@ -94,6 +94,7 @@ class StreamFold(ManifestIndex):
 
     def __init__(self, stream_id: int) -> None:
         super().__init__()
+        self.stream_id = stream_id
         self.prefix = t.STREAM.pack(stream_id)
         self.view: View | None = None
         self._saved_snapshot: tuple[int, int, int] | None = None
@@ -106,10 +107,7 @@ class StreamFold(ManifestIndex):
         self.log_objects = self._objects = _Touched[str, str]()
 
     def _load(self, segment_id: int) -> ManifestEntry | None:
-        if self.view is None:
-            return None
-        data = self.view.raw("segments", self._entry_key(segment_id))
-        return None if data is None else decode_entry(data)
+        return None if self.view is None else entry_of(self.view, self.stream_id, segment_id)
 
     def reload(self, view: View) -> None:
         """What is pending, from the rows; entries follow when touched."""

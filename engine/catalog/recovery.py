@@ -36,7 +36,7 @@ from aof2.engine.catalog.writer import StreamState, apply_mutations, put_positio
 from aof2.engine.env import Env
 from aof2.engine.errors import Aof2Error, CorruptError
 from aof2.engine.manifest.batch import Event
-from aof2.engine.manifest.examine import Survey, committed_part, survey
+from aof2.engine.manifest.examine import committed_part, survey
 from aof2.engine.manifest.format import (
     CHUNK_HEADER_LEN,
     LogPosition,
@@ -198,10 +198,11 @@ def _go_on_behind(env: Env, opened: Opened, directory: Path, stream_id: int) -> 
         in_remote = load_pending(view, stream_id).log_objects
     found = survey(directory)
     last = max((chunk.index for chunk in found.chunks), default=-1)
-    if position is None or last > position.chunk_index or not _rows_are_ahead(opened, found, position):
+    if position is None or last > position.chunk_index:
         return False
-    if any(where.index == position.chunk_index and _is_whole(where) for where in found.chunks):
-        return False  # a sound log that ends earlier: it is the log that counts
+    # Where the file of the position's chunk is gone, the rows are what is left of it.
+    if last == position.chunk_index and not _has_less(found.chunks[-1], position, opened._clean):
+        return False
     state_dir = directory.parent.parent
     snapshot_last = max((int(match[1]) for key in in_remote if (match := _SNAPSHOT_KEY.search(key))), default=0)
     start_behind(
@@ -223,29 +224,24 @@ def _go_on_behind(env: Env, opened: Opened, directory: Path, stream_id: int) -> 
     return True
 
 
-def _is_whole(where: ChunkFile) -> bool:
-    try:
-        return parse_chunk(where.read(), path=str(where.path), last=True, expect_index=where.index) is not None
-    except (Aof2Error, OSError):
-        return False
-
-
-def _rows_are_ahead(opened: Opened, found: Survey, position: LogPosition) -> bool:
-    """Whether nothing was committed to the damaged last chunk that the rows do not have.
+def _has_less(where: ChunkFile, position: LogPosition, clean: bool) -> bool:
+    """Whether the log's last chunk is damaged, and nothing was committed to it that the rows do not have.
 
     After a clean stop they have everything. After the end of the process they may lack the last group, but for what
     the chunk's own header says was committed.
     """
-    if opened._clean:
+    try:
+        if parse_chunk(where.read(), path=str(where.path), last=True, expect_index=where.index) is not None:
+            return False  # a sound log that ends earlier: it is the log that counts
+    except (Aof2Error, OSError):
+        pass
+    if clean:
         return True
-    for where in found.chunks:
-        if where.index == position.chunk_index:
-            try:
-                head = unpack_chunk_header(read_file(where.path, length=CHUNK_HEADER_LEN), path=str(where.path))
-            except (Aof2Error, OSError):
-                return False
-            return head.chunk_index == where.index and head.committed_len <= position.chunk_offset
-    return True  # its file is gone: the rows are what is left of it
+    try:
+        head = unpack_chunk_header(read_file(where.path, length=CHUNK_HEADER_LEN), path=str(where.path))
+    except (Aof2Error, OSError):
+        return False
+    return head.chunk_index == where.index and head.committed_len <= position.chunk_offset
 
 
 def _set_apart(env: Env, opened: Opened, directory: Path, stream_id: int, error: ManifestIntegrityError) -> None:
@@ -267,16 +263,13 @@ def _set_apart(env: Env, opened: Opened, directory: Path, stream_id: int, error:
 
 def _apply_committed_part(opened: Opened, directory: Path, stream_id: int, position: LogPosition | None) -> None:
     """The whole commits of the damaged chunk that are before the damage."""
+    first, ordinal = (position.chunk_index, position.ordinal) if position else (0, 0)
     for where in survey(directory).chunks:
-        starts = position is None and where.index == 0
-        follows = position is not None and where.index in (position.chunk_index, position.chunk_index + 1)
-        part = committed_part(where) if starts or follows else None
-        if part is None:
+        part = committed_part(where) if where.index in (first, first + 1) else None
+        if part is None or part.end_position.ordinal <= ordinal:
             continue
-        at_start = position is not None and part.index == position.chunk_index
-        if (position.ordinal if position else 0) >= part.end_position.ordinal:
-            continue
-        if not at_start and part.header.base_record != (position.ordinal if position else 0):
+        at_start = position is not None and part.index == first
+        if not at_start and part.header.base_record != ordinal:
             continue
         with contextlib.suppress(ManifestIntegrityError):
             _apply_chunk(opened.catalog, stream_id, part, position)

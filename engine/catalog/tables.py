@@ -94,22 +94,13 @@ def _un_u64(key: bytes) -> int:
     return int(_U64.unpack(key)[0])
 
 
-def _un_pair(key: bytes) -> tuple[int, int]:
-    a, b = _U64X2.unpack(key)
-    return a, b
-
-
-def _un_triple(key: bytes) -> tuple[int, int, int]:
-    a, b, c = _U64X3.unpack(key)
-    return a, b, c
-
-
 def _un_dentry(key: bytes) -> tuple[int, bytes]:
     return _un_u64(key[:8]), key[8:]
 
 
 def _un_link(key: bytes) -> tuple[int, int, bytes]:
-    return (*_un_pair(key[:16]), key[16:])
+    parent, ino = _U64X2.unpack(key[:16])
+    return parent, ino, key[16:]
 
 
 CHUNKS: Final = Table("chunk_catalog", b"c", "chunks", rows.ChunkRow, _U64.pack, _un_u64)
@@ -117,23 +108,23 @@ RESIDENCY: Final = Table("chunk_catalog", b"r", "residency", rows.ResidencyRow, 
 WARM: Final = Table("chunk_catalog", b"w", "warm", int, _U64.pack, _un_u64)  # chunks with a warm blob → its length
 # chunks → crc64 of each 64 KiB of theirs, 8 bytes little-endian each: what may be fetched and checked alone
 PIECES: Final = Table("chunk_catalog", b"p", "pieces", bytes, _U64.pack, _un_u64)
-DELTAS: Final = Table("chunk_delta_index", b"d", "deltas", rows.DeltaRow, _triple, _un_triple)
-WALS: Final = Table("wal_catalog", b"w", "wals", rows.WalRow, _pair, _un_pair)
+DELTAS: Final = Table("chunk_delta_index", b"d", "deltas", rows.DeltaRow, _triple, _U64X3.unpack)
+WALS: Final = Table("wal_catalog", b"w", "wals", rows.WalRow, _pair, _U64X2.unpack)
 CHANGES: Final = Table("change_log", b"l", "changes", rows.ChangeRow, _U64.pack, _un_u64)
 CURSORS: Final = Table("change_cursors", b"u", "cursors", rows.CursorRow, str.encode, bytes.decode)
 TENANTS: Final = Table("namespace", b"t", "tenants", rows.TenantRow, _U64.pack, _un_u64)
 INODES: Final = Table("namespace", b"i", "inodes", rows.InodeRow, _U64.pack, _un_u64)
 DENTRIES: Final = Table("namespace", b"e", "dentries", rows.DentryRow, _dentry, _un_dentry)
 XATTRS: Final = Table("namespace", b"x", "xattrs", bytes, _dentry, _un_dentry)
-OBJECTS: Final = Table("namespace", b"o", "objects", rows.ObjectRow, _pair, _un_pair)
-TOMBSTONES: Final = Table("namespace", b"z", "tombstones", int, _pair, _un_pair)  # (when, ino) → generation
+OBJECTS: Final = Table("namespace", b"o", "objects", rows.ObjectRow, _pair, _U64X2.unpack)
+TOMBSTONES: Final = Table("namespace", b"z", "tombstones", int, _pair, _U64X2.unpack)  # (when, ino) → generation
 DIRTY: Final = Table("namespace", b"y", "dirty", rows.DirtyRow, _U64.pack, _un_u64)  # inodes that are being written
 NAMELESS: Final = Table("namespace", b"n", "orphans", int, _U64.pack, _un_u64)  # inodes without a name, still open → 1
 # (ino, parent, name) → 1: the names of files with more than one
 LINKS: Final = Table("namespace", b"l", "links", int, _link, _un_link)
 PINS: Final = Table("namespace", b"p", "pins", int, _U64.pack, _un_u64)  # inodes kept on this disk → since when
 JOBS: Final = Table("jobs", b"j", "jobs", rows.JobRow, _U64.pack, _un_u64)
-UNPUBLISHED: Final = Table("jobs", b"o", "unpublished", int, _pair, _un_pair)  # sealed objects → their bytes
+UNPUBLISHED: Final = Table("jobs", b"o", "unpublished", int, _pair, _U64X2.unpack)  # sealed objects → their bytes
 JOB_TOKENS: Final = Table("jobs", b"k", "job_tokens", int, str.encode, bytes.decode)
 BLOBS: Final = Table("blobs", b"b", "blobs", rows.BlobRow, bytes, bytes)
 COUNTERS: Final = Table("meta", b"n", "counters", int, str.encode, bytes.decode)

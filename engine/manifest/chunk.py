@@ -164,7 +164,8 @@ class ActiveChunk:
             batch.lengths,
             self.crc64,
         )
-        self._advance(written, len(batch))
+        self.tail += written
+        self.count += len(batch)
         self._note_substantive(self._count_substantive(batch))
         self.env.failpoint("manifest.append.copied")
 
@@ -179,7 +180,8 @@ class ActiveChunk:
         """Makes what was appended part of the log (not yet durable). False when there was nothing to commit."""
         if self.tail == self.committed_len:
             return False
-        span_crc64 = self._span_crc()
+        with memoryview(self._map) as view, view[self._span_start : self.tail] as span:
+            span_crc64 = native.crc64(span)
         marker = COMMIT_PAYLOAD.pack(COMMIT_SCHEMA_ID, 24, self._span_start, span_crc64, self.durable_len)
         # Its ordinal as logical_offset lets a reader check the header's base_record.
         self._put(RecordType.CUSTOM_EVENT, LOG_SEGMENT_ID, self.base_record + self.count, now_ms, marker)
@@ -269,20 +271,13 @@ class ActiveChunk:
         record = header + payload
         self._map[self.tail : self.tail + len(record)] = record
         self.crc64 = native.crc64(record, self.crc64)
-        self._advance(len(record), 1)
-
-    def _advance(self, length: int, records: int) -> None:
-        self.tail += length
-        self.count += records
+        self.tail += len(record)
+        self.count += 1
 
     def _note_substantive(self, records: int) -> None:
         if records and not self.substantive:
             self.first_substantive_ms = self.env.now_ms()
         self.substantive += records
-
-    def _span_crc(self) -> int:
-        with memoryview(self._map) as view, view[self._span_start : self.tail] as span:
-            return native.crc64(span)
 
     def _reserve(self, length: int) -> None:
         need = self.tail + length

@@ -124,7 +124,9 @@ class ManifestLogWriter:
         lock_fd = _lock(directory)
         try:
             refuse_if_quarantined(directory)
-            _remove_temps(env, directory)
+            for name in os.listdir(directory):  # noqa: PTH208
+                if TEMP_NAME.fullmatch(name):
+                    env.files.unlink(directory / name)
             position, chunk = _resume(env, directory, settings, start or LogPosition(0, CHUNK_HEADER_LEN, 0))
         except BaseException:
             os.close(lock_fd)
@@ -313,12 +315,6 @@ def _lock(directory: Path) -> int:
             raise
         raise ReadOnlyError(f"{directory}: another process is writing this log; stop it first") from None
     return fd
-
-
-def _remove_temps(env: Env, directory: Path) -> None:
-    for name in os.listdir(directory):  # noqa: PTH208
-        if TEMP_NAME.fullmatch(name):
-            env.files.unlink(directory / name)
 
 
 def _resume(
