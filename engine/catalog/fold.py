@@ -86,9 +86,6 @@ class _TouchedSet(set[K]):
         super().discard(key)
 
 
-Put = Callable[[bytes, bytes | None], None]
-
-
 class StreamFold(ManifestIndex):
     """A ManifestIndex whose state is the `segments` rows of one stream."""
 
@@ -124,8 +121,15 @@ class StreamFold(ManifestIndex):
         self.snapshot = None if last is None else msgspec.msgpack.decode(last, type=tuple[int, int, int])
         self._saved_snapshot = self.snapshot
 
-    def flush(self, put: Put) -> None:
-        """Writes what the records since the last flush changed; `put(key, None)` deletes."""
+    def flush(self, txn: Any, db: Any) -> None:
+        """Writes what the records since the last flush changed."""
+
+        def put(key: bytes, value: bytes | None) -> None:
+            if value is None:
+                txn.delete(key, db=db)
+            else:
+                txn.put(key, value, db=db)
+
         encode = t.encode
         for segment_id, entry in self._entries.items():
             put(self._entry_key(segment_id), encode(entry))

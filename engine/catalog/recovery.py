@@ -32,7 +32,7 @@ from aof2.engine.catalog.behind import start_behind
 from aof2.engine.catalog.fold import load_pending
 from aof2.engine.catalog.store import MAP_BYTES, Catalog, closed_cleanly, discard, trusted
 from aof2.engine.catalog.touched import touched_files
-from aof2.engine.catalog.writer import StreamState, apply_mutations, put_positions, putter
+from aof2.engine.catalog.writer import StreamState, apply_mutations, put_positions
 from aof2.engine.env import Env
 from aof2.engine.errors import Aof2Error, CorruptError
 from aof2.engine.manifest.batch import Event
@@ -383,5 +383,5 @@ def _apply_chunk(
         fold.apply_chunk(chunk, from_offset)
         if counts is not None:
             counts.unknown_events += sum(fold.unknown_schemas.values())
-        fold.flush(putter(txn, catalog.db("segments")))
+        fold.flush(txn, catalog.db("segments"))
         put_positions(txn, catalog, {stream_id: chunk.end_position})

@@ -30,7 +30,7 @@ from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.fold import StreamFold, decode_entry, load_pending
 from aof2.engine.catalog.pages import ROW_HEAD
 from aof2.engine.catalog.store import Catalog, View
-from aof2.engine.catalog.writer import CatalogWriter, put_positions, putter
+from aof2.engine.catalog.writer import CatalogWriter, put_positions
 from aof2.engine.env import Env
 from aof2.engine.errors import CorruptError
 from aof2.engine.manifest import retention
@@ -112,7 +112,7 @@ def load(txn: Any, catalog: Catalog, stream_id: int, snapshot: Snapshot) -> None
     for key_text, etag in snapshot.index.log_objects.items():
         fold.log_objects[key_text] = etag
     fold.snapshot = snapshot.index.snapshot
-    fold.flush(putter(txn, catalog.db("segments")))
+    fold.flush(txn, catalog.db("segments"))
     put_positions(txn, catalog, {stream_id: snapshot.position})
 
 

@@ -125,7 +125,7 @@ class Catalog:
     def open(cls, env: Env, directory: Path, *, map_bytes: int = MAP_BYTES) -> Catalog:
         """Opens or creates it, and withdraws the trust in it until `close`."""
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        try:
+        with explained(directory):
             lmdb_env = lmdb.open(
                 str(directory),
                 map_size=map_bytes,
@@ -135,8 +135,6 @@ class Catalog:
                 mode=0o600,
                 max_readers=512,
             )
-        except lmdb.Error as e:
-            raise translated(e, directory) from e
         try:
             with explained(directory):
                 catalog = cls(env, directory, lmdb_env)

@@ -211,7 +211,7 @@ class CatalogTarget:
         if mutations:
             batch_id = stream.log.position.ordinal + len(stream.staged)
             stream.staged.add_event(batch_id, EVENT_SCHEMA_ID, t.encode(mutations))
-        if any(number == _CURSORS for number, _, _ in mutations):
+        if any(number == t.CURSORS.number for number, _, _ in mutations):
             stream.subscribed = None
 
     def _fold(self, stream: StreamState, records: RecordBatch) -> None:
@@ -220,7 +220,7 @@ class CatalogTarget:
         stream.fold.view = self.catalog.view_of(self._txn)
         for kind, segment_id, logical_offset, stamp, payload in records.rows():
             stream.fold.apply(kind, segment_id, logical_offset, stamp, payload)
-        stream.fold.flush(putter(self._txn, self.catalog.db("segments")))
+        stream.fold.flush(self._txn, self.catalog.db("segments"))
 
     def full(self) -> bool:
         return sum(s.staged.encoded_len for s in self._touched.values()) >= GROUP_BYTES_MAX
@@ -272,7 +272,8 @@ class CatalogTarget:
             self._txn.commit()
         except lmdb.Error as e:
             if not self._caught_up(touched, e):
-                self._fail(f"the catalog could not take what is already in its log ({e})")
+                self._failed = f"the catalog could not take what is already in its log ({e})"
+                log.critical("catalog failed", extra={"error": self._failed})
                 self._reset()
                 raise FatalIOError(self._failed) from e
         self.env.failpoint("catalog.commit.applied")
@@ -325,10 +326,6 @@ class CatalogTarget:
             raise self._poison
         if not self.enabled:
             raise ReadOnlyError("the manifest log is turned off ([manifest] enabled = false): the volume is read-only")
-
-    def _fail(self, why: str) -> None:
-        self._failed = why
-        log.critical("catalog failed", extra={"error": why})
 
     def sync(self) -> None:
         for stream in self.streams.values():
@@ -426,9 +423,6 @@ class CatalogWriter:
         self._thread.close()
 
 
-_CURSORS: Final = t.DB_NUMBER["change_cursors"]
-
-
 def apply_mutations(txn: Any, catalog: Catalog, stream_id: int, mutations: Iterable[Mutation]) -> None:
     """Row changes into the transaction; the same at run time and at replay."""
     prefix = t.STREAM.pack(stream_id)
@@ -438,16 +432,6 @@ def apply_mutations(txn: Any, catalog: Catalog, stream_id: int, mutations: Itera
             txn.delete(prefix + key, db=db)
         else:
             txn.put(prefix + key, value, db=db)
-
-
-def putter(txn: Any, db: Any) -> Callable[[bytes, bytes | None], None]:
-    def put(key: bytes, value: bytes | None) -> None:
-        if value is None:
-            txn.delete(key, db=db)
-        else:
-            txn.put(key, value, db=db)
-
-    return put
 
 
 def put_positions(txn: Any, catalog: Catalog, positions: Mapping[int, LogPosition]) -> None:

@@ -22,7 +22,7 @@ from typing import Final, Protocol
 import lmdb
 
 from aof2.engine.catalog import tables as t
-from aof2.engine.catalog.lmdb_errors import explained, translated
+from aof2.engine.catalog.lmdb_errors import explained
 from aof2.engine.catalog.recovery import replay_stream, stream_ids
 from aof2.engine.catalog.store import Catalog, View, trusted
 from aof2.engine.env import Env
@@ -51,11 +51,9 @@ class ReadOnlyCatalog:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        try:
+        with explained(directory):
             self._lmdb = _open(directory)
             self._dbs = {name: self._lmdb.open_db(name.encode(), create=False) for name in t.DATABASES}
-        except lmdb.Error as e:
-            raise translated(e, directory) from e
 
     @contextlib.contextmanager
     def view(self) -> Iterator[View]:
