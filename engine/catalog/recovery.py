@@ -375,7 +375,7 @@ def _apply_chunk(
         fold = load_pending(view, stream_id)
         fold.view = view
 
-        def on_event(event: Event, _: LogPosition) -> None:
+        def on_event(event: Event) -> None:
             if event.schema_id == EVENT_SCHEMA_ID:
                 apply_mutations(txn, catalog, stream_id, decode_event(event.body))
 

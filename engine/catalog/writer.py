@@ -218,8 +218,8 @@ class CatalogTarget:
         if not records:
             return
         stream.fold.view = self.catalog.view_of(self._txn)
-        for kind, segment_id, logical_offset, stamp, payload in records.rows():
-            stream.fold.apply(kind, segment_id, logical_offset, stamp, payload)
+        for kind, segment_id, _, stamp, payload in records.rows():
+            stream.fold.apply(kind, segment_id, stamp, payload)
         stream.fold.flush(self._txn, self.catalog.db("segments"))
 
     def full(self) -> bool:

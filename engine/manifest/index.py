@@ -23,7 +23,6 @@ from aof2.engine.manifest.format import (
     CHUNK_HEADER_LEN,
     LOG_SEGMENT_ID,
     TYPE_COUNT,
-    LogPosition,
     ManifestIntegrityError,
     ReasonCode,
     RecordType,
@@ -78,7 +77,7 @@ class ManifestEntry(msgspec.Struct, gc=False, array_like=True):
     etag: str = ""
 
 
-EventHandler = Callable[[Event, LogPosition], None]
+EventHandler = Callable[[Event], None]
 
 
 class ManifestIndex:
@@ -92,7 +91,6 @@ class ManifestIndex:
         # key → etag of the log's own chunks, bundles and snapshots on the remote
         self.log_objects: dict[str, str] = {}
         self.snapshot: tuple[int, int, int] | None = None
-        self.position = LogPosition(0, CHUNK_HEADER_LEN, 0)
         self.unknown_schemas: dict[int, int] = {}
         self.on_event: EventHandler | None = None
         self._events = EventAssembler()
@@ -113,25 +111,22 @@ class ManifestIndex:
         handlers, unpackers = _HANDLERS, p.DECODERS
         offset = kind = segment_id = 0
         try:
-            for offset, kind, _, length, segment_id, logical, stamp in zip(
+            for offset, kind, _, length, segment_id, _, stamp in zip(
                 *(column[first:].tolist() for column in chunk.rows), strict=True
             ):
                 if kind >= TYPE_COUNT:
                     continue
                 payload = unpackers[kind](data[offset + 40 : offset + 40 + length])
-                self._at = (chunk.index, offset, logical)
                 handlers[kind](self, segment_id, payload, stamp)
         except ManifestIntegrityError as e:
             raise ManifestIntegrityError(
                 e.what, path=chunk.path, chunk_index=chunk.index, segment_id=segment_id, offset=offset
             ) from None
-        self.position = chunk.end_position
 
-    def apply(self, kind: int, segment_id: int, logical_offset: int, timestamp_ms: int, payload: bytes) -> None:
-        """Folds one record that was just written; the caller keeps `position`."""
+    def apply(self, kind: int, segment_id: int, timestamp_ms: int, payload: bytes) -> None:
+        """Folds one record that was just written."""
         if kind >= TYPE_COUNT:
             return
-        self._at = (self.position.chunk_index, self.position.chunk_offset, logical_offset)
         _HANDLERS[kind](self, segment_id, p.decode(kind, payload), timestamp_ms)
 
     def same_state(self, other: ManifestIndex) -> bool:
@@ -140,8 +135,6 @@ class ManifestIndex:
 
     def _state(self) -> tuple[object, ...]:
         return (self.entries, self.pending_uploads, self.pending_deletes, self.log_objects, self.snapshot)
-
-    _at: tuple[int, int, int] = (0, 0, 0)
 
     def _entry(self, segment_id: int, stamp: int) -> ManifestEntry:
         entry = self.entries.get(segment_id)
@@ -281,22 +274,17 @@ class ManifestIndex:
             elif r.schema_id == SEGMENT_RETIRED:
                 self._segment_retired(segment_id)
             return
-        if r.schema_id not in KNOWN_SCHEMAS:
-            self._foreign_event(r)
-            return
-        event = self._events.feed(r.schema_id, r.blob)
-        if event is not None and self.on_event is not None:
-            self.on_event(event, LogPosition(self._at[0], self._at[1], 0))
-
-    def _foreign_event(self, r: p.CustomEvent) -> None:
-        """An event of a schema that this version does not know: counted, and nothing depends on it being understood."""
-        self.unknown_schemas[r.schema_id] = self.unknown_schemas.get(r.schema_id, 0) + 1
+        known = r.schema_id in KNOWN_SCHEMAS
+        if not known:
+            self.unknown_schemas[r.schema_id] = self.unknown_schemas.get(r.schema_id, 0) + 1
         try:
-            event = self._foreign.feed(r.schema_id, r.blob)
+            event = (self._events if known else self._foreign).feed(r.schema_id, r.blob)
         except ManifestIntegrityError:
-            return
+            if known:
+                raise
+            return  # nothing depends on it being understood
         if event is not None and self.on_event is not None:
-            self.on_event(event, LogPosition(self._at[0], self._at[1], 0))
+            self.on_event(event)
 
 
 # A method a record type, by its name.

@@ -173,7 +173,6 @@ def decode_snapshot(data: bytes, *, path: str = "") -> Snapshot:
     head = _head(data, path)
     sections = {name: data[at:end] for name, at, end in _sections(data, head.section_count, path)}
     index = _index(sections, head.entry_count, path)
-    index.position = head.position
     return Snapshot(head.snapshot_id, head.position, head.created_ms, index, sections)
 
 

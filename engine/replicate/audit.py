@@ -58,7 +58,6 @@ from aof2.engine.catalog.writer import CatalogWriter
 from aof2.engine.env import Env
 from aof2.engine.errors import CorruptError
 from aof2.engine.manifest.batch import Event
-from aof2.engine.manifest.format import LogPosition
 from aof2.engine.manifest.index import ManifestIndex
 from aof2.engine.manifest.reader import Chunk, chunk_headers, parse_chunk
 from aof2.engine.manifest.snapshot import list_snapshots
@@ -315,7 +314,7 @@ class TenantAudit:
             self._append(derived)
 
     def _derive_chunk(self, derived: Derivation, chunk: Chunk) -> None:
-        def on_event(event: Event, _: LogPosition) -> None:
+        def on_event(event: Event) -> None:
             if event.schema_id == EVENT_SCHEMA_ID:
                 for mutation in decode_event(event.body):
                     apply_mutation(derived, mutation)

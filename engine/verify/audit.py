@@ -22,7 +22,7 @@ from aof2.engine.catalog.store import View
 from aof2.engine.errors import CorruptError, UnsupportedError
 from aof2.engine.inspect.rows import MANIFEST_DIR
 from aof2.engine.manifest.batch import Event
-from aof2.engine.manifest.format import LogPosition, ManifestIntegrityError
+from aof2.engine.manifest.format import ManifestIntegrityError
 from aof2.engine.manifest.index import ManifestIndex
 from aof2.engine.manifest.reader import Stream
 from aof2.engine.verify.context import Context
@@ -114,7 +114,7 @@ def _pending(
     arrived: set[ArtifactRef] = set()
     deleted = 0
 
-    def on_event(event: Event, _: LogPosition) -> None:
+    def on_event(event: Event) -> None:
         nonlocal deleted
         for number, key, value in decode_event(event.body) if event.schema_id == EVENT_SCHEMA_ID else ():
             if (number, key[:1]) == _OBJECTS:

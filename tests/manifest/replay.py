@@ -28,7 +28,7 @@ def replay(
     index.on_event = on_event
     start = snapshot.position if snapshot else None
     for chunk in Stream(directory).read(start):
-        if start is None and chunk.header.base_record != index.position.ordinal:
+        if start is None and chunk.header.base_record != 0:
             raise ManifestGapError(
                 f"the log starts at record {chunk.header.base_record} and no snapshot covers what came before",
                 path=str(directory),

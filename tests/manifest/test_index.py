@@ -24,7 +24,7 @@ def fold(*records: p.Payload, segment_id: int = 1) -> ManifestIndex:
     index = ManifestIndex()
     for stamp, payload in enumerate(records):
         kind, data = p.encode(payload)
-        index.apply(kind, segment_id, 0, stamp, data)
+        index.apply(kind, segment_id, stamp, data)
     return index
 
 

@@ -35,7 +35,7 @@ def folded(rows: list[tuple[p.Payload, int]]) -> ManifestIndex:
     index = ManifestIndex()
     for stamp, (payload, segment_id) in enumerate(rows):
         kind, data = p.encode(payload)
-        index.apply(kind, segment_id, 0, stamp, data)
+        index.apply(kind, segment_id, stamp, data)
     return index
 
 
@@ -221,10 +221,10 @@ def test_events_reach_the_engine_whole_and_in_order(tmp_path: Path) -> None:
         w.append_batch(batch)
     events: list[Event] = []
     sections: list[dict[str, bytes]] = []
-    replay(tmp_path, on_event=lambda e, _: events.append(e), on_sections=sections.append)
+    replay(tmp_path, on_event=events.append, on_sections=sections.append)
     assert sections == [{"db:t": b"rows"}]
     assert [e.body for e in events] == bodies[2:]
     (tmp_path / "snapshot_1.bin").unlink()
     events.clear()
-    replay(tmp_path, on_event=lambda e, _: events.append(e))
+    replay(tmp_path, on_event=events.append)
     assert [e.body for e in events] == bodies
