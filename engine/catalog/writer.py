@@ -105,6 +105,7 @@ class StreamState:
     staged_rows: list[Mutation] = field(default_factory=list)
     subscribed: bool | None = None
     logged_bytes: int = 0  # since the last snapshot was asked for
+    observe: Callable[[int, int, bytes], object] | None = None  # (type, segment, payload) of what is committed
 
 
 class CatalogTarget:
@@ -262,6 +263,9 @@ class CatalogTarget:
         for stream in touched:
             before = stream.log.substantive
             position = stream.log.commit(sync=False)
+            if stream.observe is not None:
+                for kind, segment_id, _, _, payload in stream.staged.rows():
+                    stream.observe(kind, segment_id, payload)
             if self.observer is not None and stream.log.substantive != before:
                 size_bytes = stream.staged.encoded_len
                 if self.observer.committed(stream.stream_id, position.ordinal, size_bytes, stream.staged_rows):

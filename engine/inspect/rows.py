@@ -15,9 +15,9 @@ import errno
 import fcntl
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import lmdb
 
@@ -41,7 +41,7 @@ class NoVolumeError(Aof2Error):
 
 
 class Viewable(Protocol):
-    """Where rows can be read: an open Catalog, or one of the two below."""
+    """Where rows can be read: an open Catalog, or the one below."""
 
     def view(self) -> contextlib.AbstractContextManager[View]: ...
 
@@ -101,16 +101,12 @@ def is_live(state_dir: Path) -> bool:
     return False
 
 
-class OpenRows:
+class OpenRows(NamedTuple):
     """Rows to look at, and what they are: `rebuilt` from the logs; `damaged` streams that could not be."""
 
-    def __init__(self, source: Viewable, *, rebuilt: bool, damaged: dict[int, str] | None = None) -> None:
-        self._source = source
-        self.rebuilt = rebuilt
-        self.damaged = damaged or {}
-
-    def view(self) -> contextlib.AbstractContextManager[View]:
-        return self._source.view()
+    view: Callable[[], contextlib.AbstractContextManager[View]]
+    rebuilt: bool
+    damaged: dict[int, str]
 
 
 @contextlib.contextmanager
@@ -124,7 +120,7 @@ def open_rows(state_dir: Path) -> Iterator[OpenRows]:
             pass
         else:
             try:
-                yield OpenRows(catalog, rebuilt=False)
+                yield OpenRows(catalog.view, rebuilt=False, damaged={})
             finally:
                 catalog.close()
             return
@@ -135,7 +131,7 @@ def open_rows(state_dir: Path) -> Iterator[OpenRows]:
                 replay_stream(Env(), rebuilt, state_dir / MANIFEST_DIR / str(stream_id), stream_id, quiet=True)
             except ManifestIntegrityError as e:
                 damaged[stream_id] = str(e)
-        yield OpenRows(rebuilt, rebuilt=True, damaged=damaged)
+        yield OpenRows(rebuilt.view, rebuilt=True, damaged=damaged)
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -84,12 +84,6 @@ class SealedChunk(NamedTuple):
     record_count: int
 
 
-class RecordObserver(Protocol):
-    """Sees each record once it is committed."""
-
-    def observe(self, kind: int, segment_id: int, logical_offset: int, timestamp_ms: int, payload: bytes) -> None: ...
-
-
 class ManifestLogWriter:
     """The one writer of a stream's folder. Use `open`."""
 
@@ -105,14 +99,12 @@ class ManifestLogWriter:
         self.env = env
         self.directory = directory
         self.settings = settings
-        self.observer: RecordObserver | None = None
         self.fsyncs = 0
         self.substantive = 0  # records committed since `open` that are more than the log's own bookkeeping
         self._lock_fd = lock_fd
         self._next = start
         self._chunk = chunk
         self._failed = False
-        self._unobserved: list[tuple[int, int, int, int, bytes]] = []
 
     @classmethod
     def open(
@@ -156,13 +148,9 @@ class ManifestLogWriter:
     ) -> int:
         """Adds one record; its ordinal. OSError (no room) changes nothing."""
         kind, data = payloads.encode(payload)
-        stamp = timestamp_ms or self.env.now_ms()
-        row = (int(kind), segment_id, logical_offset, stamp, data)
         chunk = self._writable(len(data))
         ordinal = chunk.base_record + chunk.count
-        chunk.append_one(*row)
-        if self.observer is not None:
-            self._unobserved.append(row)
+        chunk.append_one(int(kind), segment_id, logical_offset, timestamp_ms or self.env.now_ms(), data)
         return ordinal
 
     def append_batch(self, batch: RecordBatch) -> int:
@@ -173,8 +161,6 @@ class ManifestLogWriter:
         chunk = self._writable(batch.encoded_len)
         ordinal = chunk.base_record + chunk.count
         chunk.append(batch)
-        if self.observer is not None:
-            self._unobserved += batch.rows()
         return ordinal
 
     def commit(self, *, sync: bool = True) -> LogPosition:
@@ -187,10 +173,6 @@ class ManifestLogWriter:
                 committed = chunk.commit(self.env.now_ms())
             if committed:
                 self.substantive += chunk.committed_substantive - before
-                if self.observer is not None:
-                    for row in self._unobserved:
-                        self.observer.observe(*row)
-                self._unobserved = []
                 if not (sync and self.settings.durable):
                     chunk.publish()
         if sync:
@@ -201,7 +183,6 @@ class ManifestLogWriter:
         """Forgets what was appended since the last commit: the callers that wanted it are told that it failed."""
         if self._chunk is not None:
             self._chunk.rollback()
-            self._unobserved = []
 
     def sync(self) -> None:
         """What is committed is durable when this returns. One fsync however much that is; none if there is nothing."""
