@@ -23,7 +23,7 @@ import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from struct import Struct
 from typing import Any, Final, NamedTuple
@@ -47,23 +47,18 @@ HEADER_CRC_AT: Final = 88
 HEADER_LEN: Final = 96
 SECTION: Final = Struct("<32sQQQ")  # name, offset, length, crc64
 SECTION_COUNT_MAX: Final = 1024
-# segment_id, _NUMBERS, string_offset, _SMALL, key_len, etag_len, state, _STATES, reserved
 ENTRY: Final = Struct("<12Q4IHH5B7s")
 ENTRY_LEN: Final = 128
-_NUMBERS: Final = (
-    "base_offset",
-    "durable_bytes",
-    "segment_crc64",
-    "ext_id",
-    "coordinator_watermark",
-    "compressed_bytes",
-    "resident_bytes",
-    "reclaimed_bytes",
-    "last_ms",
+_COLUMNS: Final = (
+    *("segment_id", "base_offset", "durable_bytes", "segment_crc64", "ext_id", "coordinator_watermark"),
+    *("compressed_bytes", "resident_bytes", "reclaimed_bytes", "last_ms", "string_offset", "source_tier"),
+    *("epoch", "job_id", "dictionary_id", "reason_code", "key_len", "etag_len"),
+    *("state", "compression", "upload", "hydration", "residency", "reserved"),
 )
-_SMALL: Final = ("source_tier", "epoch", "job_id", "dictionary_id", "reason_code")
-_STATES: Final = ("compression", "upload", "hydration", "residency")
-_STATE_BITS: Final = ("opened", "sealed", "flush_failure", "needs_repair")  # of `state`
+# `state` is the first four fields of an entry, a bit each.
+_STATES: Final = tuple(tuple(bool(state >> bit & 1) for bit in range(4)) for state in range(16))
+_STATE_OF: Final = {bits: state for state, bits in enumerate(_STATES)}
+_FIELDS: Final = ManifestEntry.__struct_fields__
 
 CRASH_POINTS: Final = (
     "manifest.snapshot.temp",
@@ -72,7 +67,9 @@ CRASH_POINTS: Final = (
 )
 
 _RESIDENCY_MAX: Final = int(Residency.TIER0 | Residency.TIER1 | Residency.TIER2)
-_numbers, _small, _states, _state_bits = (attrgetter(*names) for names in (_NUMBERS, _SMALL, _STATES, _STATE_BITS))
+_bits = attrgetter(*_FIELDS[:4])
+_numbers, _small, _progress = (attrgetter(*names) for names in (_COLUMNS[1:10], _COLUMNS[11:16], _COLUMNS[19:23]))
+_in_order_of_fields = itemgetter(*(_COLUMNS.index(name) for name in _FIELDS if name in _COLUMNS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +91,8 @@ def _pack_entry(segment_id: int, e: ManifestEntry, strings: bytearray) -> bytes:
     key, etag = e.key.encode(), e.etag.encode()
     at = len(strings)
     strings += key + etag
-    state = sum(1 << i for i, on in enumerate(_state_bits(e)) if on)
     lengths = len(key), len(etag)
-    return ENTRY.pack(segment_id, *_numbers(e), at, *_small(e), *lengths, state, *_states(e), bytes(7))
+    return ENTRY.pack(segment_id, *_numbers(e), at, *_small(e), *lengths, _STATE_OF[_bits(e)], *_progress(e), bytes(7))
 
 
 def encode_snapshot(
@@ -255,10 +251,8 @@ def _index(sections: dict[str, bytes], entry_count: int, path: str) -> ManifestI
 
 
 def _unpack_entry(row: tuple[Any, ...], strings: bytes, path: str) -> ManifestEntry:
-    segment_id, numbers, at, small = row[0], row[1:10], row[10], row[11:16]
-    key_len, etag_len, state, states, reserved = row[16], row[17], row[18], row[19:23], row[23]
-    *progress, residency = states
-    if state >> len(_STATE_BITS) or max(progress) > Progress.FAILED or residency > _RESIDENCY_MAX or any(reserved):
+    segment_id, at, key_len, etag_len, state, reserved = row[0], row[10], row[16], row[17], row[18], row[23]
+    if state >= len(_STATES) or max(row[19:22]) > Progress.FAILED or row[22] > _RESIDENCY_MAX or any(reserved):
         raise UnsupportedError(f"snapshot entry of segment {segment_id} with unknown states", path=path)
     if at + key_len + etag_len > len(strings):
         raise CorruptError(f"snapshot: entry of segment {segment_id} points outside the strings", path=path)
@@ -267,9 +261,8 @@ def _unpack_entry(row: tuple[Any, ...], strings: bytes, path: str) -> ManifestEn
         key, etag = strings[at:cut].decode(), strings[cut : cut + etag_len].decode()
     except UnicodeDecodeError:
         raise CorruptError(f"snapshot: entry of segment {segment_id} has a key that is not UTF-8", path=path) from None
-    fields = dict(zip(_NUMBERS + _SMALL + _STATES, (*numbers, *small, *states), strict=True))
-    bits = {name: bool(state >> i & 1) for i, name in enumerate(_STATE_BITS)}
-    return ManifestEntry(**bits, **fields, key=key, etag=etag)
+    fields: tuple[Any, ...] = (*_STATES[state], *_in_order_of_fields(row), key, etag)
+    return ManifestEntry(*fields)
 
 
 def list_snapshots(directory: Path) -> list[int]:
