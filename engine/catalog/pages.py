@@ -106,8 +106,7 @@ class Touched:
         """To the log's end of this moment. ManifestIntegrityError where it cannot be read."""
         at = self._at
         for chunk in Stream(self._directory).read(at):
-            first = chunk.index == at.chunk_index
-            records = list(chunk.records(at.chunk_offset) if first else chunk.records())
+            records = list(chunk.records(chunk.goes_on_at(at)))
             self.segments.update(r.segment_id for r in records if r.segment_id != LOG_SEGMENT_ID)
             for number, key, _ in mutations_in((r.type_id, r.payload) for r in records):
                 self.rows.setdefault(t.DATABASES[number], set()).add(key)

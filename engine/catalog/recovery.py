@@ -368,8 +368,6 @@ def _apply_chunk(
     catalog: Catalog, stream_id: int, chunk: Chunk, position: LogPosition | None, counts: Opened | None = None
 ) -> None:
     """One chunk's records and row changes in one transaction, with the position after them."""
-    at_start = position is not None and chunk.index == position.chunk_index
-    from_offset = position.chunk_offset if position and at_start else CHUNK_HEADER_LEN
     with catalog.writing() as txn:
         view = catalog.view_of(txn)
         fold = load_pending(view, stream_id)
@@ -380,7 +378,7 @@ def _apply_chunk(
                 apply_mutations(txn, catalog, stream_id, decode_event(event.body))
 
         fold.on_event = on_event
-        fold.apply_chunk(chunk, from_offset)
+        fold.apply_chunk(chunk, chunk.goes_on_at(position))
         if counts is not None:
             counts.unknown_events += sum(fold.unknown_schemas.values())
         fold.flush(txn, catalog.db("segments"))

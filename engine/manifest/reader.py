@@ -106,6 +106,11 @@ class Chunk:
             payload = bytes(self.data[offset + 40 : offset + 40 + length])
             yield Record(self.index, offset, base + i, kind, flags, segment_id, logical, stamp, payload)
 
+    def goes_on_at(self, position: LogPosition | None) -> int:
+        """The byte of this chunk at which a replay from `position` goes on."""
+        here = position is not None and position.chunk_index == self.index
+        return position.chunk_offset if position and here else CHUNK_HEADER_LEN
+
     def row_at(self, offset: int) -> int:
         """Which record starts there; `count` at the end."""
         row = bisect.bisect_left(self.rows.offset, offset)
@@ -323,8 +328,7 @@ class Stream:
 
     def records(self, position: LogPosition | None = None) -> Iterator[Record]:
         for chunk in self.read(position):
-            at_start = position is not None and chunk.index == position.chunk_index
-            yield from chunk.records(position.chunk_offset if position and at_start else CHUNK_HEADER_LEN)
+            yield from chunk.records(chunk.goes_on_at(position))
 
 
 def chunk_headers(directory: Path) -> list[tuple[ChunkFile, ChunkHeader]]:
