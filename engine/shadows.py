@@ -54,8 +54,8 @@ class _Shadow:
         self.divergent: set[int] = set()
         self.unsaved = True
 
-    def observe(self, kind: int, segment_id: int, logical_offset: int, timestamp_ms: int, payload: bytes) -> None:
-        self.state.observe(kind, segment_id, logical_offset, timestamp_ms, payload)
+    def observe(self, kind: int, segment_id: int, payload: bytes) -> None:
+        self.state.observe(kind, segment_id, payload)
         self.touched.add(segment_id)
         self.unsaved = True
 
@@ -74,7 +74,7 @@ class Shadows:
                 shadow = _Shadow(stream, self._begin(stream))
                 shadow.touched.update(shadow.state.segment_ids)
                 self._shadows[stream.stream_id] = shadow
-                stream.log.observer = shadow
+                stream.observe = shadow.observe
 
     def _begin(self, stream: StreamState) -> ShadowState:
         directory = self._directory(stream.stream_id)
@@ -157,5 +157,5 @@ def _catch_up(state: ShadowState, directory: Path, position: LogPosition) -> Non
         first = max(0, position.ordinal - chunk.header.base_record)
         data = bytes(chunk.data)
         rows = zip(*(column[first : chunk.count].tolist() for column in chunk.rows), strict=True)
-        for offset, kind, _, length, segment_id, logical, stamp in rows:
-            state.observe(kind, segment_id, logical, stamp, data[offset + 40 : offset + 40 + length])
+        for offset, kind, _, length, segment_id, _, _ in rows:
+            state.observe(kind, segment_id, data[offset + 40 : offset + 40 + length])

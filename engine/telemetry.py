@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING
 
 from aof2.engine import objects
 from aof2.engine.catalog import tables as t
-from aof2.engine.errors import Aof2Error
 from aof2.engine.manifest.format import CHUNK_NAME
-from aof2.engine.manifest.snapshot import list_snapshots, snapshot_created_ms, snapshot_name
+from aof2.engine.manifest.snapshot import local_snapshots
 from aof2.engine.observe.metrics import RemoteOp, StorageMetrics, StorageTier
 from aof2.engine.quota import disk_space
 from aof2.engine.replicate.position import StreamReplication
@@ -89,9 +88,8 @@ def _snapshot_age_s(volume: Volume, metrics: StorageMetrics) -> float:
 
 def _last_snapshot_ms(volume: Volume, stream_id: int) -> int:
     """When the newest snapshot on this disk was taken; now where there is none."""
-    directory = volume.manifest_dir / str(stream_id)
-    with contextlib.suppress(OSError, Aof2Error, ValueError):
-        return snapshot_created_ms(directory / snapshot_name(max(list_snapshots(directory))))
+    with contextlib.suppress(OSError, IndexError):
+        return local_snapshots(volume.manifest_dir / str(stream_id))[-1].created_ms
     return volume.env.now_ms()
 
 

@@ -164,7 +164,7 @@ def test_snapshot() -> None:
         created_ms=snapshot.created_ms,
         sections=snapshot.sections,
     )
-    assert again == data
+    assert b"".join(again) == data
 
 
 def test_audit_log() -> None:

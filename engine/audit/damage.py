@@ -20,6 +20,7 @@ Owner: the thread that replays. Reads only.
 
 from __future__ import annotations
 
+import hashlib
 import re
 import struct
 from enum import Enum
@@ -29,6 +30,7 @@ from aof2.engine.audit.commit import BATCH_BYTES_MAX, LOGSEQ_BYTES, is_pending
 from aof2.engine.audit.format import (
     ENVELOPE,
     HASH_BYTES,
+    PAYLOAD_BYTES_MAX,
     RECORD_BYTES_MIN,
     ChainBrokenError,
 )
@@ -49,10 +51,12 @@ class Tail(Enum):
 
 
 class Checked(NamedTuple):
-    """One envelope with its true hash, which may or may not be the stored one."""
+    """One envelope with its true hash, which may or may not be the stored one. `payload` is None where it is longer
+    than that of any known type."""
 
+    logseq: int  # as it is stored
     record_type: int
-    payload_len: int
+    payload: bytes | None
     computed: bytes
     stored: bytes
     end: int
@@ -62,13 +66,22 @@ def check_at(source: Source, offset: int, logseq: int, prev_hash: bytes) -> Chec
     """The record at `offset` hashed as if its logseq were `logseq`; None when it runs past the end."""
     if offset + RECORD_BYTES_MIN > source.size:
         return None
-    _, record_type, payload_len = ENVELOPE.unpack(source.read(offset, ENVELOPE.size))
-    end = offset + RECORD_BYTES_MIN + payload_len
+    buffer, i = source.window(offset, ENVELOPE.size)
+    found, record_type, payload_len = ENVELOPE.unpack_from(buffer, i)
+    length = RECORD_BYTES_MIN + payload_len
+    end = offset + length
     if end > source.size:
         return None
-    tail = offset + LOGSEQ_BYTES
-    computed = source.sha256(prev_hash + _U64.pack(logseq), tail, end - HASH_BYTES - tail)
-    return Checked(record_type, payload_len, computed, source.read(end - HASH_BYTES, HASH_BYTES), end)
+    before = prev_hash + _U64.pack(logseq)
+    if payload_len > PAYLOAD_BYTES_MAX:
+        tail = offset + LOGSEQ_BYTES
+        computed = source.sha256(before, tail, end - HASH_BYTES - tail)
+        return Checked(found, record_type, None, computed, source.read(end - HASH_BYTES, HASH_BYTES), end)
+    buffer, i = source.window(offset, length)
+    hash_at = i + length - HASH_BYTES
+    computed = hashlib.sha256(before + buffer[i + LOGSEQ_BYTES : hash_at]).digest()
+    payload = buffer[i + ENVELOPE.size : hash_at]
+    return Checked(found, record_type, payload, computed, buffer[hash_at : hash_at + HASH_BYTES], end)
 
 
 def classify(source: Source, offset: int, logseq: int, prev_hash: bytes) -> Tail:
@@ -100,7 +113,7 @@ def _whole_batch(source: Source, offset: int, logseq: int, prev_hash: bytes) -> 
         this = check_at(source, offset, logseq, prev_hash)
         if this is None or this.computed != this.stored:
             return False
-        if not first and _U64.unpack(source.read(offset, LOGSEQ_BYTES))[0] != logseq:
+        if not first and this.logseq != logseq:
             return False
         first = False
         offset, logseq, prev_hash = this.end, logseq + 1, this.stored

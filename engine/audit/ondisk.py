@@ -30,9 +30,8 @@ from aof2.engine.catalog.lmdb_errors import explained, translated
 MAP_BYTES: Final = 1 << 40  # address space; the file grows with what is in it
 COMMIT_OPS: Final = 8_000
 SCAN_ROWS: Final = 4096
-_U64: Final = struct.Struct(">Q")
 _OBJECT: Final = struct.Struct(">QQ")
-_PUBLISHED, _TOMBSTONES, _SEALS, _VISIBLE, _REFS, _LIVE = (bytes([n]) for n in range(6))
+_REFS, _LIVE = bytes([4]), bytes([5])  # tables beside those of the state
 
 
 class DiskState(VisibleState):
@@ -49,7 +48,6 @@ class DiskState(VisibleState):
             )
             self._txn: Any = self._lmdb.begin(write=True)
         self._ops = 0
-        self._count = 0
 
     def close(self) -> None:
         """Harmless when called again."""
@@ -66,7 +64,6 @@ class DiskState(VisibleState):
         return value
 
     def _put(self, table: bytes, key: bytes, value: bytes | None) -> None:
-        """None: the row goes."""
         try:
             if value is None:
                 self._txn.delete(table + key)
@@ -81,7 +78,7 @@ class DiskState(VisibleState):
             raise translated(e, self._directory) from e
 
     def _keys(self, table: bytes) -> Iterator[bytes]:
-        """In order, some at a time: rows may change between two of them."""
+        # Some at a time: a row may change between two of them.
         after = table
         while rows := list(islice(self._from(after), SCAN_ROWS)):
             for key in rows:
@@ -94,46 +91,6 @@ class DiskState(VisibleState):
         with self._txn.cursor() as cursor:
             if cursor.set_range(start):
                 yield from cursor.iternext(keys=True, values=False)
-
-    # -- the state ---------------------------------------------------------------------------------------------
-
-    def _publish(self, key: bytes, *, on: bool) -> None:
-        self._put(_PUBLISHED, key, b"" if on else None)
-
-    def _is_published(self, key: bytes) -> bool:
-        return self._get(_PUBLISHED, key) is not None
-
-    def published(self) -> Iterator[bytes]:
-        return self._keys(_PUBLISHED)
-
-    def _stand(self, key: bytes, standing: list[int]) -> None:
-        self._put(_TOMBSTONES, key, b"".join(map(_U64.pack, standing)) if standing else None)
-
-    def _standing(self, key: bytes) -> list[int]:
-        return [logseq for (logseq,) in _U64.iter_unpack(self._get(_TOMBSTONES, key) or b"")]
-
-    def _seal(self, segment_id: int, digest: bytes) -> bytes:
-        key = _U64.pack(segment_id)
-        first = self._get(_SEALS, key)
-        if first is None:
-            self._put(_SEALS, key, digest)
-        return digest if first is None else first
-
-    def is_sealed(self, segment_id: int) -> bool:
-        return self._get(_SEALS, _U64.pack(segment_id)) is not None
-
-    def _show(self, key: bytes, *, on: bool) -> None:
-        self._count += 1 if on else -1
-        self._put(_VISIBLE, key, b"" if on else None)
-
-    def _is_visible(self, key: bytes) -> bool:
-        return self._get(_VISIBLE, key) is not None
-
-    def _in_order(self) -> Iterator[bytes]:
-        return self._keys(_VISIBLE)
-
-    def __len__(self) -> int:
-        return self._count
 
     # -- objects -----------------------------------------------------------------------------------------------
 

@@ -26,12 +26,11 @@ from aof2.engine.errors import CorruptError
 
 
 class LogRange(msgspec.Struct, frozen=True):
-    """Bytes [start, end) of the log, records from `first_logseq` on, chained to `prev_hash`."""
+    """Bytes [start, end) of the log, records from `first_logseq` on."""
 
     first_logseq: int
     start: int
     end: int
-    prev_hash: bytes
     after: Position
     """Where the next range starts."""
 
@@ -41,12 +40,12 @@ def cut_points(log: bytes | Path | Source, *, start: Position | None = None) -> 
 
     `start` is `after` of the last range already stored; without it the first range, header included, comes first.
     """
-    first, begin, prev = (start.logseq, start.offset, start.prev_hash) if start else (1, 0, ZERO_HASH)
+    first, begin = (start.logseq, start.offset) if start else (1, 0)
     for record in Replay(log, start=start):
         if isinstance(record.payload, SnapshotAnchor):
             after = Position(record.logseq + 1, record.record_hash, record.end)
-            yield LogRange(first, begin, record.end, prev, after)
-            first, begin, prev = after.logseq, after.offset, after.prev_hash
+            yield LogRange(first, begin, record.end, after)
+            first, begin = after.logseq, after.offset
 
 
 def replay_ranges(parts: Iterable[tuple[int, bytes | Path]], *, start: Position | None = None) -> Iterator[LogRecord]:
@@ -58,8 +57,7 @@ def replay_ranges(parts: Iterable[tuple[int, bytes | Path]], *, start: Position 
     for first_logseq, part in parts:
         if first_logseq != logseq:
             raise ChainBrokenError(f"the next range starts at {first_logseq}", logseq=logseq, offset=base)
-        source, close = open_source(part)
-        try:
+        with open_source(part) as source:
             begin = first_position(source).offset if base == 0 else 0
             replay = Replay(source, start=Position(logseq, prev, begin))
             last: LogRecord | None = None
@@ -71,5 +69,3 @@ def replay_ranges(parts: Iterable[tuple[int, bytes | Path]], *, start: Position 
             if last is None or not isinstance(last.payload, SnapshotAnchor) or last.end != source.size:
                 raise CorruptError(f"audit range {first_logseq} does not end with an anchor", path=source.path)
             logseq, prev, base = outcome.position.logseq, outcome.position.prev_hash, base + source.size
-        finally:
-            close()

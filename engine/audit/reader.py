@@ -15,19 +15,15 @@ Owner: the one thread that iterates. Reads only: trimming is the writer's.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple, cast
 
 import msgspec
 
-from aof2.engine.audit.damage import Tail, check_at, classify
+from aof2.engine.audit.damage import Checked, Tail, check_at, classify
 from aof2.engine.audit.format import (
-    ENVELOPE,
-    HASH_BYTES,
     HEADER,
-    PAYLOAD_BYTES_MAX,
     RECORD_BYTES_MIN,
     ZERO_HASH,
     Payload,
@@ -94,11 +90,8 @@ class Replay:
         return self.outcome
 
     def __iter__(self) -> Iterator[LogRecord]:
-        source, close = open_source(self._log)
-        try:
+        with open_source(self._log) as source:
             yield from self._records(source)
-        finally:
-            close()
 
     def _records(self, source: Source) -> Iterator[LogRecord]:
         start = self._start or first_position(source)
@@ -109,19 +102,19 @@ class Replay:
         tail = Tail.CLEAN
         commit_at: Position | None = None
         while offset < source.size:
-            step = _step(source, offset, logseq, prev, pending=commit_at is not None and commit_at.offset == offset)
-            if step is None:
+            pending = commit_at is not None and commit_at.offset == offset  # its logseq is not written yet
+            this = check_at(source, offset, logseq, prev)
+            if this is None or this.computed != this.stored or (this.logseq != logseq and not pending):
                 tail = classify(source, offset, logseq, prev)
                 if tail is Tail.TORN:
                     break
                 commit_at = Position(logseq, prev, offset)
                 continue
-            record_type, payload, stored, end = step
-            if payload is None:
-                unknown += 1
+            if this.record_type in KNOWN_TYPES:
+                yield LogRecord(logseq, _decode(source, offset, logseq, this), this.stored, offset, this.end)
             else:
-                yield LogRecord(logseq, _decode(source, offset, logseq, record_type, payload), stored, offset, end)
-            logseq, prev, offset = logseq + 1, stored, end
+                unknown += 1
+            logseq, prev, offset = logseq + 1, this.stored, this.end
         self._outcome = Outcome(
             tail=tail,
             position=Position(logseq, prev, offset),
@@ -142,46 +135,12 @@ def first_position(source: Source) -> Position:
     return Position(1, ZERO_HASH, size)
 
 
-def _step(
-    source: Source, offset: int, logseq: int, prev: bytes, *, pending: bool
-) -> tuple[int, bytes | None, bytes, int] | None:
-    """(type, payload or None if unknown, stored hash, end) of the record at `offset`, or None if it does not verify.
-
-    `pending`: its logseq field is not written yet, and is taken for `logseq`.
-    """
-    left = source.size - offset
-    if left < RECORD_BYTES_MIN:
-        return None
-    buffer, i = source.window(offset, ENVELOPE.size)
-    seq, record_type, payload_len = ENVELOPE.unpack_from(buffer, i)
-    length = RECORD_BYTES_MIN + payload_len
-    if (seq != logseq and not pending) or length > left:
-        return None
-    end = offset + length
-    if pending or record_type not in KNOWN_TYPES or payload_len > PAYLOAD_BYTES_MAX:
-        checked = check_at(source, offset, logseq, prev)
-        if checked is None or checked.computed != checked.stored:
-            return None
-        if record_type not in KNOWN_TYPES:
-            return record_type, None, checked.stored, end
-        if payload_len > PAYLOAD_BYTES_MAX:
-            raise CorruptError(
-                f"record {logseq} of type {record_type:#x} has a payload of {payload_len} bytes",
-                path=source.path,
-                offset=offset,
-            )
-        return record_type, source.read(offset + ENVELOPE.size, payload_len), checked.stored, end
-    buffer, i = source.window(offset, length)
-    body = buffer[i : i + length - HASH_BYTES]
-    stored = buffer[i + length - HASH_BYTES : i + length]
-    if hashlib.sha256(prev + body).digest() != stored:
-        return None
-    return record_type, body[ENVELOPE.size :], stored, end
-
-
-def _decode(source: Source, offset: int, logseq: int, record_type: int, payload: bytes) -> Payload:
+def _decode(source: Source, offset: int, logseq: int, this: Checked) -> Payload:
     try:
-        value = decode_payload(record_type, payload)
+        if this.payload is None:
+            length = this.end - offset - RECORD_BYTES_MIN
+            raise CorruptError(f"type {this.record_type:#x} has a payload of {length} bytes")
+        value = decode_payload(this.record_type, this.payload)
     except CorruptError as e:
         raise CorruptError(f"record {logseq}: {e.what}", path=source.path, offset=offset) from None
     return cast(Payload, value)  # None is for unknown types, and those do not come here

@@ -10,9 +10,10 @@ Owner: the one thread that replays. A crash leaves nothing.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from aof2.engine.errors import CorruptError
@@ -77,15 +78,15 @@ class Source:
         return digest.digest()
 
 
-def open_source(log: bytes | Path | Source) -> tuple[Source, Callable[[], None]]:
-    """A source over `log` and what to call when done with it."""
+@contextlib.contextmanager
+def open_source(log: bytes | Path | Source) -> Iterator[Source]:
     if isinstance(log, Source):
-        return log, lambda: None
-    if isinstance(log, bytes):
-        return Source.of_bytes(log), lambda: None
-    fd = os.open(log, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return Source.of_fd(fd, str(log)), lambda: os.close(fd)
-    except BaseException:
-        os.close(fd)
-        raise
+        yield log
+    elif isinstance(log, bytes):
+        yield Source.of_bytes(log)
+    else:
+        fd = os.open(log, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            yield Source.of_fd(fd, str(log))
+        finally:
+            os.close(fd)

@@ -17,7 +17,7 @@ order of those bytes). Each encoded ref holds its own length, so the preimage ha
 
 Invariants
 - `problems` are facts about the log's content, found under an intact chain; they never change the state.
-- Refs are kept sorted between anchors: a root costs one pass and a merge, not a full sort, when little has changed.
+- Refs are kept in order between anchors: a root costs one pass and a merge, not a full sort, when little has changed.
 
 Owner: one thread. Lives in memory only (in a scratch file for those who keep it: `ondisk.py`): replay rebuilds it.
 """
@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
@@ -45,6 +46,7 @@ from aof2.engine.audit.format import (
 from aof2.engine.audit.reader import LogRecord
 
 _HASH_STEP = 4096
+_U64 = struct.Struct(">Q")
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -66,19 +68,19 @@ class ResealConflict(Problem, frozen=True):
     """A segment sealed twice with different hashes."""
 
 
+# Of the state, a table each: published refs, tombstones that stand by ref, seals by segment, visible refs.
+_PUBLISHED, _TOMBSTONES, _SEALS, _VISIBLE = (bytes([n]) for n in range(4))
+
+
 class VisibleState:
-    """Applies records in order."""
+    """Applies records in order. Its tables are kept in memory; `ondisk.py` keeps them elsewhere."""
 
     def __init__(self) -> None:
         self.problems: list[Problem] = []
-        self.seals: dict[int, bytes] = {}
         self.last_anchor: tuple[int, SnapshotAnchor] | None = None
         """(logseq, payload) of the newest anchor."""
-        self._published: set[bytes] = set()
-        self._tombstones: dict[bytes, list[int]] = {}
-        self._visible: set[bytes] = set()
-        self._sorted: list[bytes] = []
-        self._fresh: set[bytes] = set()
+        self._rows: dict[bytes, dict[bytes, bytes]] = defaultdict(dict)
+        self._count = 0
         self._root: bytes | None = None
 
     @classmethod
@@ -94,34 +96,28 @@ class VisibleState:
     def apply_payload(self, logseq: int, payload: Payload) -> None:
         match payload:
             case ArtifactPublish(ref):
-                key = encode_ref(ref)
-                self._publish(key, on=True)
-                self._settle(key)
+                self._put(_PUBLISHED, encode_ref(ref), b"")
+                self._settle(encode_ref(ref))
             case ArtifactUnpublish(ref):
-                key = encode_ref(ref)
-                self._publish(key, on=False)
-                self._settle(key)
+                self._put(_PUBLISHED, encode_ref(ref), None)
+                self._settle(encode_ref(ref))
             case Tombstone(ref):
-                key = encode_ref(ref)
-                self._stand(key, [*self._standing(key), logseq])
-                self._settle(key)
+                self._stand(encode_ref(ref), [*self.tombstones(ref), logseq])
             case TombstoneLift(ref, lifted):
-                self._lift(logseq, encode_ref(ref), lifted)
+                standing = self.tombstones(ref)
+                if lifted in standing:
+                    self._stand(encode_ref(ref), [other for other in standing if other != lifted])
+                else:
+                    self.problems.append(BadLift(logseq, f"no tombstone of that artifact stands at logseq {lifted}"))
             case SegmentSeal(segment_id, digest):
-                first = self._seal(segment_id, digest)
-                if first != digest:
+                first = self.sealed_as(segment_id)
+                if first is None:
+                    self._put(_SEALS, _U64.pack(segment_id), digest)
+                elif first != digest:
                     what = f"segment {segment_id} sealed as {digest.hex()}, before as {first.hex()}"
                     self.problems.append(ResealConflict(logseq, what))
             case SnapshotAnchor():
                 self._anchor(logseq, payload)
-
-    def _lift(self, logseq: int, key: bytes, lifted: int) -> None:
-        standing = self._standing(key)
-        if lifted not in standing:
-            self.problems.append(BadLift(logseq, f"no tombstone of that artifact stands at logseq {lifted}"))
-            return
-        self._stand(key, [logseq for logseq in standing if logseq != lifted])
-        self._settle(key)
 
     def _anchor(self, logseq: int, anchor: SnapshotAnchor) -> None:
         self.last_anchor = (logseq, anchor)
@@ -133,17 +129,22 @@ class VisibleState:
         )
         self.problems.append(AnchorMismatch(logseq, what))
 
+    def _stand(self, key: bytes, standing: list[int]) -> None:
+        self._put(_TOMBSTONES, key, b"".join(map(_U64.pack, standing)) or None)
+        self._settle(key)
+
     def _settle(self, key: bytes) -> None:
         """Recomputes the visibility of one artifact."""
-        visible = self._is_published(key) and not self._standing(key)
-        if visible != self._is_visible(key):
+        visible = self._get(_PUBLISHED, key) is not None and self._get(_TOMBSTONES, key) is None
+        if visible != (self._get(_VISIBLE, key) is not None):
             self._root = None
-            self._show(key, on=visible)
+            self._count += 1 if visible else -1
+            self._put(_VISIBLE, key, b"" if visible else None)
 
     def root_hash(self) -> bytes:
         if self._root is None:
             digest = hashlib.sha256(struct.pack("<Q", len(self)))
-            keys = self._in_order()
+            keys = self._keys(_VISIBLE)
             while step := b"".join(islice(keys, _HASH_STEP)):
                 digest.update(step)
             self._root = digest.digest()
@@ -154,70 +155,48 @@ class VisibleState:
         return SnapshotAnchor(snapshot_id, self.root_hash())
 
     def is_visible(self, ref: ArtifactRef) -> bool:
-        return self._is_visible(encode_ref(ref))
+        return self._get(_VISIBLE, encode_ref(ref)) is not None
 
     def is_published(self, ref: ArtifactRef) -> bool:
-        return self._is_published(encode_ref(ref))
+        return self._get(_PUBLISHED, encode_ref(ref)) is not None
 
-    def is_sealed(self, segment_id: int) -> bool:
-        return segment_id in self.seals
+    def sealed_as(self, segment_id: int) -> bytes | None:
+        """The hash that it was sealed with first."""
+        return self._get(_SEALS, _U64.pack(segment_id))
 
     def tombstones(self, ref: ArtifactRef) -> tuple[int, ...]:
         """The logseqs of the tombstones that stand on `ref`, oldest first."""
-        return tuple(self._standing(encode_ref(ref)))
+        return tuple(logseq for (logseq,) in _U64.iter_unpack(self._get(_TOMBSTONES, encode_ref(ref)) or b""))
 
     def __len__(self) -> int:
         """How many artifacts are visible."""
-        return len(self._visible)
+        return self._count
 
     def __iter__(self) -> Iterator[ArtifactRef]:
         """The visible artifacts, in root order."""
-        for key in tuple(self._in_order()):
-            yield decode_key(key)
+        return map(decode_key, self._keys(_VISIBLE))
 
     def published(self) -> Iterator[bytes]:
         """Every published ref, tombstones or not, encoded, in root order."""
-        yield from sorted(self._published)
+        return self._keys(_PUBLISHED)
 
     # -- where it is kept: `ondisk.py` has other places --------------------------------------------------------
 
-    def _publish(self, key: bytes, *, on: bool) -> None:
-        (self._published.add if on else self._published.discard)(key)
+    def _get(self, table: bytes, key: bytes) -> bytes | None:
+        return self._rows[table].get(key)
 
-    def _is_published(self, key: bytes) -> bool:
-        return key in self._published
-
-    def _stand(self, key: bytes, standing: list[int]) -> None:
-        if standing:
-            self._tombstones[key] = standing
+    def _put(self, table: bytes, key: bytes, value: bytes | None) -> None:
+        """None: the row goes."""
+        if value is None:
+            self._rows[table].pop(key, None)
         else:
-            self._tombstones.pop(key, None)
+            self._rows[table][key] = value
 
-    def _standing(self, key: bytes) -> list[int]:
-        return self._tombstones.get(key, [])
-
-    def _seal(self, segment_id: int, digest: bytes) -> bytes:
-        """The hash that it was sealed with first."""
-        return self.seals.setdefault(segment_id, digest)
-
-    def _show(self, key: bytes, *, on: bool) -> None:
-        if on:
-            self._visible.add(key)
-            self._fresh.add(key)
-        else:
-            self._visible.discard(key)
-            self._fresh.discard(key)
-
-    def _is_visible(self, key: bytes) -> bool:
-        return key in self._visible
-
-    def _in_order(self) -> Iterator[bytes]:
-        # What was sorted at the last root stays sorted; timsort merges the new run into it.
-        self._sorted = [k for k in self._sorted if k in self._visible and k not in self._fresh]
-        self._sorted.extend(sorted(self._fresh))
-        self._sorted.sort()
-        self._fresh.clear()
-        return iter(self._sorted)
+    def _keys(self, table: bytes) -> Iterator[bytes]:
+        """In order; rows may change between two of them."""
+        # What is in order stays so: the next sort merges what is new into it.
+        self._rows[table] = dict(sorted(self._rows[table].items()))
+        return iter(tuple(self._rows[table]))
 
 
 def decode_key(key: bytes) -> ArtifactRef:

@@ -23,7 +23,6 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
 
 from aof2.engine.audit.commit import BATCH_BYTES_MAX, LOGSEQ_BYTES, commit_slice
 from aof2.engine.audit.damage import Tail
@@ -228,7 +227,5 @@ class AuditWriter:
     def __enter__(self) -> AuditWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()

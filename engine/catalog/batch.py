@@ -9,7 +9,7 @@ Owner: the writer thread, for the length of one call.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final, TypeVar
 
 import msgspec
@@ -20,18 +20,34 @@ from aof2.engine.catalog.rows import ChangeRow
 from aof2.engine.catalog.store import View
 from aof2.engine.catalog.tables import Table
 from aof2.engine.manifest import payloads
-from aof2.engine.manifest.batch import COMMIT_OF_ROWS, RecordBatch
+from aof2.engine.manifest.batch import COMMIT_OF_ROWS, EventAssembler, RecordBatch
+from aof2.engine.manifest.format import ManifestIntegrityError, RecordType
 
 R = TypeVar("R")
 K = TypeVar("K")
 
 EVENT_SCHEMA_ID: Final = COMMIT_OF_ROWS
 Mutation = tuple[int, bytes, bytes | None]  # database number, key without its stream, row or None: deleted
-_mutations: Final = msgspec.msgpack.Decoder(list[Mutation])
+decode_event: Final = msgspec.msgpack.Decoder(list[Mutation]).decode
 
 
-def decode_event(body: bytes) -> list[Mutation]:
-    return _mutations.decode(body)
+def mutations_in(records: Iterable[tuple[int, bytes]], *, skip_damaged: bool = False) -> Iterator[Mutation]:
+    """What the commits among these records, (type, payload) in the order of the log, change in the rows."""
+    events = EventAssembler()
+    for kind, payload in records:
+        if kind != RecordType.CUSTOM_EVENT:
+            continue
+        try:
+            record = payloads.decode(kind, payload)
+            if not isinstance(record, payloads.CustomEvent) or record.schema_id != EVENT_SCHEMA_ID:
+                continue
+            event = events.feed(record.schema_id, record.blob)
+            changes = decode_event(event.body) if event is not None else []
+        except (ManifestIntegrityError, msgspec.MsgspecError):
+            if not skip_damaged:
+                raise
+            continue
+        yield from changes
 
 
 class Batch:

@@ -50,9 +50,7 @@ def page(
     view: View, stream_id: int, name: str, *, limit: int = PAGE_LEN_MAX, after: int | None = None
 ) -> list[ManifestChangeRecord]:
     """The next records this subscriber has not acknowledged; `after`: of those, the ones behind that sequence."""
-    row = view.get(stream_id, t.CURSORS, name)
-    if row is None:
-        raise CursorExpiredError(f"cursor {name!r} is not registered; register it and start from a snapshot")
+    row = _registered(view.get(stream_id, t.CURSORS, name), name)
     behind = t.CHANGES.pack_key(max(row.acknowledged, after or 0))
     records: list[ManifestChangeRecord] = []
     for _, change in view.scan(stream_id, t.CHANGES, after=behind):
@@ -65,9 +63,7 @@ def page(
 
 def acknowledge(batch: Batch, name: str, sequence: int) -> int:
     """Everything up to `sequence` is processed; trims what no cursor needs any more. How many records went."""
-    row = batch.get(t.CURSORS, name)
-    if row is None:
-        raise CursorExpiredError(f"cursor {name!r} is not registered; register it and start from a snapshot")
+    row = _registered(batch.get(t.CURSORS, name), name)
     newest = batch.get(t.COUNTERS, "change_sequence") or 0
     acknowledged = max(row.acknowledged, min(sequence, newest))
     moved = CursorRow(acknowledged, row.registered_ms, batch.now_ms)
@@ -93,6 +89,12 @@ def expire(batch: Batch, idle_ms: int) -> list[str]:
     if idle:
         _trim(batch, dict.fromkeys(idle))
     return idle
+
+
+def _registered(row: CursorRow | None, name: str) -> CursorRow:
+    if row is None:
+        raise CursorExpiredError(f"cursor {name!r} is not registered; register it and start from a snapshot")
+    return row
 
 
 def _trim(batch: Batch, changed: dict[str, CursorRow | None]) -> int:

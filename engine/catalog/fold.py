@@ -22,7 +22,7 @@ from aof2.engine.manifest.index import ManifestEntry, ManifestIndex
 K = TypeVar("K")
 V = TypeVar("V")
 
-_entry_decoder = msgspec.msgpack.Decoder(ManifestEntry)
+decode_entry = msgspec.msgpack.Decoder(ManifestEntry).decode
 _pair_decoder = msgspec.msgpack.Decoder(tuple[int, str])
 _pending_decoder = msgspec.msgpack.Decoder(tuple[int, str, int])
 
@@ -86,14 +86,12 @@ class _TouchedSet(set[K]):
         super().discard(key)
 
 
-Put = Callable[[bytes, bytes | None], None]
-
-
 class StreamFold(ManifestIndex):
     """A ManifestIndex whose state is the `segments` rows of one stream."""
 
     def __init__(self, stream_id: int) -> None:
         super().__init__()
+        self.stream_id = stream_id
         self.prefix = t.STREAM.pack(stream_id)
         self.view: View | None = None
         self._saved_snapshot: tuple[int, int, int] | None = None
@@ -106,10 +104,7 @@ class StreamFold(ManifestIndex):
         self.log_objects = self._objects = _Touched[str, str]()
 
     def _load(self, segment_id: int) -> ManifestEntry | None:
-        if self.view is None:
-            return None
-        data = self.view.raw("segments", self._entry_key(segment_id))
-        return None if data is None else _entry_decoder.decode(data)
+        return None if self.view is None else entry_of(self.view, self.stream_id, segment_id)
 
     def reload(self, view: View) -> None:
         """What is pending, from the rows; entries follow when touched."""
@@ -126,8 +121,15 @@ class StreamFold(ManifestIndex):
         self.snapshot = None if last is None else msgspec.msgpack.decode(last, type=tuple[int, int, int])
         self._saved_snapshot = self.snapshot
 
-    def flush(self, put: Put) -> None:
-        """Writes what the records since the last flush changed; `put(key, None)` deletes."""
+    def flush(self, txn: Any, db: Any) -> None:
+        """Writes what the records since the last flush changed."""
+
+        def put(key: bytes, value: bytes | None) -> None:
+            if value is None:
+                txn.delete(key, db=db)
+            else:
+                txn.put(key, value, db=db)
+
         encode = t.encode
         for segment_id, entry in self._entries.items():
             put(self._entry_key(segment_id), encode(entry))
@@ -166,26 +168,17 @@ def load_index(view: View, stream_id: int) -> ManifestIndex:
     return index
 
 
-def load_pending(view: View, stream_id: int) -> ManifestIndex:
+def load_pending(view: View, stream_id: int) -> StreamFold:
     """The index of a stream without its entries: short by nature."""
     fold = StreamFold(stream_id)
     fold.reload(view)
-    index = ManifestIndex()
-    index.pending_uploads = dict(fold.pending_uploads)
-    index.pending_deletes = set(fold.pending_deletes)
-    index.log_objects = dict(fold.log_objects)
-    index.snapshot = fold.snapshot
-    return index
-
-
-def decode_entry(data: bytes) -> ManifestEntry:
-    return _entry_decoder.decode(data)
+    return fold
 
 
 def entry_of(view: View, stream_id: int, segment_id: int) -> ManifestEntry | None:
     """What the records say about one segment."""
     data = view.raw("segments", t.STREAM.pack(stream_id) + t.SEGMENT_ENTRY + segment_id.to_bytes(8, "big"))
-    return None if data is None else _entry_decoder.decode(data)
+    return None if data is None else decode_entry(data)
 
 
 def entries_of(view: View, stream_id: int, *, after: bytes | None = None) -> Iterator[tuple[int, ManifestEntry]]:
@@ -195,4 +188,4 @@ def entries_of(view: View, stream_id: int, *, after: bytes | None = None) -> Ite
     for key, value in view.raw_scan("segments", prefix, start):
         if key == start:
             continue
-        yield int.from_bytes(key[len(prefix) :], "big"), _entry_decoder.decode(value)
+        yield int.from_bytes(key[len(prefix) :], "big"), decode_entry(value)

@@ -8,6 +8,7 @@ The tags are in the change log. Never rename.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -59,8 +60,4 @@ class SetWatermark(_Op, frozen=True):
 
 ManifestOp = UpsertChunk | DeleteChunk | UpsertChunkDelta | DeleteChunkDelta | UpsertWal | DeleteWal | SetWatermark
 
-_decoder: Final[msgspec.msgpack.Decoder[ManifestOp]] = msgspec.msgpack.Decoder(ManifestOp)
-
-
-def decode_op(data: bytes) -> ManifestOp:
-    return _decoder.decode(data)
+decode_op: Final[Callable[[bytes], ManifestOp]] = msgspec.msgpack.Decoder(ManifestOp).decode

@@ -24,12 +24,10 @@ from typing import Final, NamedTuple
 import zstandard
 
 from aof2.engine.catalog import tables as t
-from aof2.engine.catalog.batch import EVENT_SCHEMA_ID, decode_event
+from aof2.engine.catalog.batch import mutations_in
 from aof2.engine.catalog.store import View
-from aof2.engine.manifest import payloads as p
-from aof2.engine.manifest.batch import EventAssembler
-from aof2.engine.manifest.format import LOG_SEGMENT_ID, LogPosition, RecordType
-from aof2.engine.manifest.reader import Record, Stream
+from aof2.engine.manifest.format import LOG_SEGMENT_ID, LogPosition
+from aof2.engine.manifest.reader import Stream
 
 PAGE_ROWS: Final = 4096
 PAGE_BYTES: Final = 1 << 20
@@ -39,38 +37,31 @@ OpenView = Callable[[], AbstractContextManager[View]]
 Changed = Mapping[bytes, bytes | None]
 
 
-class Place(NamedTuple):
-    """A part of a database: the rows whose keys start with `prefix`, which their copies do without."""
-
-    database: str
-    prefix: bytes
-
-
 class _Page(NamedTuple):
-    last: bytes  # the key of its last row; "" of the last page, which ends with the place
+    last: bytes  # the key of its last row; "" of the last page, behind which there is nothing
     rows: bytes  # compressed
 
 
 Pages = deque[_Page]
 
 
-def copy(opened: OpenView, place: Place) -> Pages:
-    """The rows of a place, each page as it is in a view of its own."""
+def copy(opened: OpenView, database: str, prefix: bytes) -> Pages:
+    """The rows whose keys start with `prefix`, which the copies do without; each page as it is in a view of its own."""
     pages: Pages = deque()
-    start = place.prefix
+    start = prefix
     compressor = zstandard.ZstdCompressor(level=1)
     while start:
         with opened() as view:
-            rows, last = _read_page(view, place, start)
-        pages.append(_Page(last[len(place.prefix) :], compressor.compress(rows)))
+            rows, last = _read_page(view, database, prefix, start)
+        pages.append(_Page(last[len(prefix) :], compressor.compress(rows)))
         start = last and last + b"\0"
     return pages
 
 
-def _read_page(view: View, place: Place, start: bytes) -> tuple[bytearray, bytes]:
+def _read_page(view: View, database: str, prefix: bytes, start: bytes) -> tuple[bytearray, bytes]:
     """The rows from `start` on, and the key of the last of them, if there may be more."""
-    rows, cut = bytearray(), len(place.prefix)
-    for number, (key, value) in enumerate(view.raw_scan(place.database, place.prefix, start), 1):
+    rows, cut = bytearray(), len(prefix)
+    for number, (key, value) in enumerate(view.raw_scan(database, prefix, start), 1):
         rows += ROW_HEAD.pack(len(key) - cut, len(value)) + key[cut:] + value
         if number >= PAGE_ROWS or len(rows) >= PAGE_BYTES:
             return rows, key
@@ -115,17 +106,8 @@ class Touched:
         """To the log's end of this moment. ManifestIntegrityError where it cannot be read."""
         at = self._at
         for chunk in Stream(self._directory).read(at):
-            first = chunk.index == at.chunk_index
-            self._note(chunk.records(at.chunk_offset) if first else chunk.records())
+            records = list(chunk.records(chunk.goes_on_at(at)))
+            self.segments.update(r.segment_id for r in records if r.segment_id != LOG_SEGMENT_ID)
+            for number, key, _ in mutations_in((r.type_id, r.payload) for r in records):
+                self.rows.setdefault(t.DATABASES[number], set()).add(key)
             self._at = chunk.end_position
-
-    def _note(self, records: Iterator[Record]) -> None:
-        events = EventAssembler()
-        for record in records:
-            if record.segment_id != LOG_SEGMENT_ID:
-                self.segments.add(record.segment_id)
-            event = p.decode(record.type_id, record.payload) if record.type_id == RecordType.CUSTOM_EVENT else None
-            if isinstance(event, p.CustomEvent) and event.schema_id == EVENT_SCHEMA_ID:
-                whole = events.feed(event.schema_id, event.blob)
-                for number, key, _ in decode_event(whole.body) if whole is not None else ():
-                    self.rows.setdefault(t.DATABASES[number], set()).add(key)

@@ -20,22 +20,23 @@ import logging
 import os
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
+from aof2 import native
 from aof2.engine.catalog import snapshots
 from aof2.engine.catalog.batch import EVENT_SCHEMA_ID, decode_event
 from aof2.engine.catalog.behind import start_behind
-from aof2.engine.catalog.fold import StreamFold
+from aof2.engine.catalog.fold import load_pending
 from aof2.engine.catalog.store import MAP_BYTES, Catalog, closed_cleanly, discard, trusted
 from aof2.engine.catalog.touched import touched_files
-from aof2.engine.catalog.writer import StreamState, apply_mutations, put_positions, putter
+from aof2.engine.catalog.writer import StreamState, apply_mutations, put_positions
 from aof2.engine.env import Env
 from aof2.engine.errors import Aof2Error, CorruptError
 from aof2.engine.manifest.batch import Event
-from aof2.engine.manifest.examine import Survey, survey
+from aof2.engine.manifest.examine import committed_part, survey
 from aof2.engine.manifest.format import (
     CHUNK_HEADER_LEN,
     LogPosition,
@@ -43,10 +44,10 @@ from aof2.engine.manifest.format import (
     ManifestIntegrityError,
     unpack_chunk_header,
 )
-from aof2.engine.manifest.gone import committed_part, find_gone, set_aside
-from aof2.engine.manifest.newest import newest_snapshot
+from aof2.engine.manifest.gone import find_gone, set_aside
 from aof2.engine.manifest.quarantine import lift, quarantine, read_quarantine
 from aof2.engine.manifest.reader import Chunk, ChunkFile, Stream, parse_chunk, read_file
+from aof2.engine.manifest.snapshot import newest_snapshot, usable_snapshots
 from aof2.engine.manifest.writer import LogSettings, ManifestLogWriter
 
 log = logging.getLogger(__name__)
@@ -121,8 +122,7 @@ def open_stream(env: Env, catalog: Catalog, manifest_dir: Path, settings: LogSet
     """A writer on the stream's log, which the rows are up to date with. Creates the folder of a new stream."""
     with catalog.view() as view:
         position = view.position(stream_id)
-        fold = StreamFold(stream_id)
-        fold.reload(view)
+        fold = load_pending(view, stream_id)
     writer = ManifestLogWriter.open(env, manifest_dir / str(stream_id), settings, start=position)
     return StreamState(stream_id, writer, fold)
 
@@ -195,16 +195,16 @@ def _go_on_behind(env: Env, opened: Opened, directory: Path, stream_id: int) -> 
     """The rows know everything the damaged place held: a snapshot of them takes its place. Whether they do."""
     with opened.catalog.view() as view:
         position = view.position(stream_id)
-        fold = StreamFold(stream_id)
-        fold.reload(view)
+        in_remote = load_pending(view, stream_id).log_objects
     found = survey(directory)
     last = max((chunk.index for chunk in found.chunks), default=-1)
-    if position is None or last > position.chunk_index or not _rows_are_ahead(opened, found, position):
+    if position is None or last > position.chunk_index:
         return False
-    if any(where.index == position.chunk_index and _is_whole(where) for where in found.chunks):
-        return False  # a sound log that ends earlier: it is the log that counts
+    # Where the file of the position's chunk is gone, the rows are what is left of it.
+    if last == position.chunk_index and not _has_less(found.chunks[-1], position, opened._clean):
+        return False
     state_dir = directory.parent.parent
-    snapshot_last = max((int(match[1]) for key in fold.log_objects if (match := _SNAPSHOT_KEY.search(key))), default=0)
+    snapshot_last = max((int(match[1]) for key in in_remote if (match := _SNAPSHOT_KEY.search(key))), default=0)
     start_behind(
         env,
         opened.catalog,
@@ -224,29 +224,24 @@ def _go_on_behind(env: Env, opened: Opened, directory: Path, stream_id: int) -> 
     return True
 
 
-def _is_whole(where: ChunkFile) -> bool:
-    try:
-        return parse_chunk(where.read(), path=str(where.path), last=True, expect_index=where.index) is not None
-    except (Aof2Error, OSError):
-        return False
-
-
-def _rows_are_ahead(opened: Opened, found: Survey, position: LogPosition) -> bool:
-    """Whether nothing was committed to the damaged last chunk that the rows do not have.
+def _has_less(where: ChunkFile, position: LogPosition, clean: bool) -> bool:
+    """Whether the log's last chunk is damaged, and nothing was committed to it that the rows do not have.
 
     After a clean stop they have everything. After the end of the process they may lack the last group, but for what
     the chunk's own header says was committed.
     """
-    if opened._clean:
+    try:
+        if parse_chunk(where.read(), path=str(where.path), last=True, expect_index=where.index) is not None:
+            return False  # a sound log that ends earlier: it is the log that counts
+    except (Aof2Error, OSError):
+        pass
+    if clean:
         return True
-    for where in found.chunks:
-        if where.index == position.chunk_index:
-            try:
-                head = unpack_chunk_header(read_file(where.path, length=CHUNK_HEADER_LEN), path=str(where.path))
-            except (Aof2Error, OSError):
-                return False
-            return head.chunk_index == where.index and head.committed_len <= position.chunk_offset
-    return True  # its file is gone: the rows are what is left of it
+    try:
+        head = unpack_chunk_header(read_file(where.path, length=CHUNK_HEADER_LEN), path=str(where.path))
+    except (Aof2Error, OSError):
+        return False
+    return head.chunk_index == where.index and head.committed_len <= position.chunk_offset
 
 
 def _set_apart(env: Env, opened: Opened, directory: Path, stream_id: int, error: ManifestIntegrityError) -> None:
@@ -268,16 +263,13 @@ def _set_apart(env: Env, opened: Opened, directory: Path, stream_id: int, error:
 
 def _apply_committed_part(opened: Opened, directory: Path, stream_id: int, position: LogPosition | None) -> None:
     """The whole commits of the damaged chunk that are before the damage."""
+    first, ordinal = (position.chunk_index, position.ordinal) if position else (0, 0)
     for where in survey(directory).chunks:
-        starts = position is None and where.index == 0
-        follows = position is not None and where.index in (position.chunk_index, position.chunk_index + 1)
-        part = committed_part(where) if starts or follows else None
-        if part is None:
+        part = committed_part(where) if where.index in (first, first + 1) else None
+        if part is None or part.end_position.ordinal <= ordinal:
             continue
-        at_start = position is not None and part.index == position.chunk_index
-        if (position.ordinal if position else 0) >= part.end_position.ordinal:
-            continue
-        if not at_start and part.header.base_record != (position.ordinal if position else 0):
+        at_start = position is not None and part.index == first
+        if not at_start and part.header.base_record != ordinal:
             continue
         with contextlib.suppress(ManifestIntegrityError):
             _apply_chunk(opened.catalog, stream_id, part, position)
@@ -295,32 +287,71 @@ def _is_sound(directory: Path) -> bool:
     return True
 
 
-def replay_stream(env: Env, catalog: Catalog, directory: Path, stream_id: int, *, counts: Opened | None = None) -> int:
-    """Brings one stream's rows up to the end of its log; how many records that took."""
+def replay_stream(
+    env: Env,
+    catalog: Catalog,
+    directory: Path,
+    stream_id: int,
+    *,
+    upto: LogPosition | None = None,
+    counts: Opened | None = None,
+    quiet: bool = False,
+) -> int:
+    """Brings one stream's rows up to the end of its log, or to `upto`; how many records that took. Nothing is written
+    to the log's folder.
+
+    ManifestIntegrityError: the log is damaged, or does not reach `upto`. FileNotFoundError: retention took a chunk
+    meanwhile; start again.
+    """
     with catalog.view() as view:
         position = view.position(stream_id)
     if position is None:
-        position = _load_snapshot(catalog, directory, stream_id)
+        position = _load_snapshot(catalog, directory, stream_id, upto, logging.DEBUG if quiet else logging.WARNING)
         env.failpoint("catalog.recover.loaded")
-    replayed = 0
+    began = at = position.ordinal if position else 0
+    if upto is not None and at >= upto.ordinal:
+        return 0
     reached = position is None or position.chunk_offset == CHUNK_HEADER_LEN
     for chunk in _chunks(directory, position):
         reached = True
-        replayed += _apply_chunk(catalog, stream_id, chunk, position, counts)
+        part = _cut(chunk, upto)
+        _apply_chunk(catalog, stream_id, part, position, counts)
         env.failpoint("catalog.recover.replayed")
+        at = part.end_position.ordinal
+        if upto is not None and at >= upto.ordinal:
+            break
+    if upto is not None and at < upto.ordinal:
+        what = f"the log ends at record {at}, {upto.ordinal} were written"
+        raise ManifestGapError(what, path=str(directory), chunk_index=upto.chunk_index)
     if not reached and position is not None:
         what = f"it holds no commit, though the catalog knows {position.ordinal} records"
         raise ManifestGapError(what, path=str(directory), chunk_index=position.chunk_index)
-    return replayed
+    return at - began
 
 
-def _load_snapshot(catalog: Catalog, directory: Path, stream_id: int) -> LogPosition | None:
-    snapshot = newest_snapshot(directory)
-    if snapshot is None:
-        return None
-    with catalog.writing() as txn:
-        snapshots.load(txn, catalog, stream_id, snapshot)
-    return snapshot.position
+def _load_snapshot(
+    catalog: Catalog, directory: Path, stream_id: int, upto: LogPosition | None, level: int
+) -> LogPosition | None:
+    """The newest snapshot that is whole and not past `upto`, into the rows."""
+    for snapshot in usable_snapshots(directory, level=level):
+        if upto is None or snapshot.position.ordinal <= upto.ordinal:
+            with catalog.writing() as txn:
+                snapshots.load(txn, catalog, stream_id, snapshot)
+            return snapshot.position
+    return None
+
+
+def _cut(chunk: Chunk, upto: LogPosition | None) -> Chunk:
+    """The chunk up to a position, which must be where one of its records starts, or its end."""
+    if upto is None or chunk.end_position.ordinal <= upto.ordinal:
+        return chunk
+    count = upto.ordinal - chunk.header.base_record
+    at = chunk.rows.offset[count] if count > 0 else CHUNK_HEADER_LEN
+    if count < 0 or (upto.chunk_index == chunk.index and at != upto.chunk_offset):
+        what = f"no record starts at byte {upto.chunk_offset}, where record {upto.ordinal} should"
+        raise ManifestIntegrityError(what, path=chunk.path, chunk_index=chunk.index, offset=upto.chunk_offset)
+    rows = native.ManifestRows(*(column[:count] for column in chunk.rows))
+    return replace(chunk, rows=rows, count=count, end=at)
 
 
 def _chunks(directory: Path, position: LogPosition | None) -> Iterator[Chunk]:
@@ -335,25 +366,20 @@ def _chunks(directory: Path, position: LogPosition | None) -> Iterator[Chunk]:
 
 def _apply_chunk(
     catalog: Catalog, stream_id: int, chunk: Chunk, position: LogPosition | None, counts: Opened | None = None
-) -> int:
+) -> None:
     """One chunk's records and row changes in one transaction, with the position after them."""
-    at_start = position is not None and chunk.index == position.chunk_index
-    from_offset = position.chunk_offset if position and at_start else CHUNK_HEADER_LEN
     with catalog.writing() as txn:
         view = catalog.view_of(txn)
-        fold = StreamFold(stream_id)
-        fold.reload(view)
+        fold = load_pending(view, stream_id)
         fold.view = view
 
-        def on_event(event: Event, _: LogPosition) -> None:
+        def on_event(event: Event) -> None:
             if event.schema_id == EVENT_SCHEMA_ID:
                 apply_mutations(txn, catalog, stream_id, decode_event(event.body))
 
         fold.on_event = on_event
-        fold.apply_chunk(chunk, from_offset)
+        fold.apply_chunk(chunk, chunk.goes_on_at(position))
         if counts is not None:
             counts.unknown_events += sum(fold.unknown_schemas.values())
-        fold.flush(putter(txn, catalog.db("segments")))
+        fold.flush(txn, catalog.db("segments"))
         put_positions(txn, catalog, {stream_id: chunk.end_position})
-    before = position.ordinal if position and at_start else chunk.header.base_record
-    return chunk.end_position.ordinal - before

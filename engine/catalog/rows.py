@@ -266,11 +266,6 @@ class SnapshotRow(Row, frozen=True):
     size_bytes: int = 0
 
 
-class QuotaRow(Row, frozen=True):
-    limit_bytes: int
-    used_bytes: int = 0
-
-
 class ChangeRow(Row, frozen=True):
     """A ManifestChangeRecord: what one commit changed, and the generation watermarks after it."""
 

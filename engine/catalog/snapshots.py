@@ -30,14 +30,14 @@ from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.fold import StreamFold, decode_entry, load_pending
 from aof2.engine.catalog.pages import ROW_HEAD
 from aof2.engine.catalog.store import Catalog, View
-from aof2.engine.catalog.writer import CatalogWriter, put_positions, putter
+from aof2.engine.catalog.writer import CatalogWriter, put_positions
 from aof2.engine.env import Env
 from aof2.engine.errors import CorruptError
 from aof2.engine.manifest import retention
 from aof2.engine.manifest.format import LOG_SEGMENT_ID, LogPosition, ManifestIntegrityError, chunk_key
 from aof2.engine.manifest.index import ManifestEntry, ManifestIndex
 from aof2.engine.manifest.payloads import SnapshotMarker
-from aof2.engine.manifest.snapshot import Snapshot, encode_pieces, list_snapshots, store_snapshot
+from aof2.engine.manifest.snapshot import Snapshot, SnapshotAt, encode_snapshot, list_snapshots, store_snapshot
 
 SECTION_PREFIX: Final = "db:"
 ROW_LEN_MAX: Final = 64 << 20
@@ -49,8 +49,8 @@ class _Copied:
     def __init__(self, opened: pages.OpenView, stream_id: int) -> None:
         prefix = t.STREAM.pack(stream_id)
         kept = (name for name in t.DATABASES if name not in t.DERIVED)
-        self._databases = {name: pages.copy(opened, pages.Place(name, prefix)) for name in kept}
-        self._entries = pages.copy(opened, pages.Place("segments", prefix + t.SEGMENT_ENTRY))
+        self._databases = {name: pages.copy(opened, name, prefix) for name in kept}
+        self._entries = pages.copy(opened, "segments", prefix + t.SEGMENT_ENTRY)
 
     def sections(self, changed: Mapping[str, pages.Changed]) -> dict[str, bytes]:
         return {SECTION_PREFIX + name: _section(rows, changed.get(name, {})) for name, rows in self._databases.items()}
@@ -112,7 +112,7 @@ def load(txn: Any, catalog: Catalog, stream_id: int, snapshot: Snapshot) -> None
     for key_text, etag in snapshot.index.log_objects.items():
         fold.log_objects[key_text] = etag
     fold.snapshot = snapshot.index.snapshot
-    fold.flush(putter(txn, catalog.db("segments")))
+    fold.flush(txn, catalog.db("segments"))
     put_positions(txn, catalog, {stream_id: snapshot.position})
 
 
@@ -163,12 +163,7 @@ def _copy_at_once(view: View, stream_id: int) -> _State | None:
     return _State(position, load_pending(view, stream_id), copied, {}, {})
 
 
-class SnapshotInfo(NamedTuple):
-    snapshot_id: int
-    position: LogPosition
-
-
-def take(env: Env, catalog: Catalog, writer: CatalogWriter, directory: Path, stream_id: int) -> SnapshotInfo | None:
+def take(env: Env, catalog: Catalog, writer: CatalogWriter, directory: Path, stream_id: int) -> SnapshotAt | None:
     """Stores a snapshot of the stream and marks it in its log; None when nothing was ever written. Blocks."""
     existing = list_snapshots(directory)
     snapshot_id = existing[-1] + 1 if existing else 1
@@ -179,12 +174,12 @@ def take(env: Env, catalog: Catalog, writer: CatalogWriter, directory: Path, str
             state = _copy_at_once(view, stream_id)
     if state is None:
         return None
-    position = state.position
-    pieces = encode_pieces(
+    position, created_ms = state.position, env.now_ms()
+    pieces = encode_snapshot(
         state.pending,
         snapshot_id=snapshot_id,
         position=position,
-        created_ms=env.now_ms(),
+        created_ms=created_ms,
         sections=state.copied.sections(state.changed),
         entries=state.copied.entries(state.changed_entries),
     )
@@ -199,7 +194,7 @@ def take(env: Env, catalog: Catalog, writer: CatalogWriter, directory: Path, str
         lambda b: b.record(marker, segment_id=LOG_SEGMENT_ID, logical_offset=position.ordinal),
         sync=True,
     )
-    return SnapshotInfo(snapshot_id, position)
+    return SnapshotAt(snapshot_id, position, created_ms)
 
 
 def retain(
@@ -207,7 +202,5 @@ def retain(
 ) -> retention.RetentionPlan:
     """Deletes the chunks and snapshots of the stream that retention lets go, by what the log says is uploaded."""
     with catalog.view() as view:
-        fold = StreamFold(stream_id)
-        fold.reload(view)
-    uploaded = fold.log_objects
+        uploaded = load_pending(view, stream_id).log_objects
     return retention.apply(env, directory, covered, uploaded=lambda index: chunk_key(stream_id, index) in uploaded)

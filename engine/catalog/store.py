@@ -125,7 +125,7 @@ class Catalog:
     def open(cls, env: Env, directory: Path, *, map_bytes: int = MAP_BYTES) -> Catalog:
         """Opens or creates it, and withdraws the trust in it until `close`."""
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        try:
+        with explained(directory):
             lmdb_env = lmdb.open(
                 str(directory),
                 map_size=map_bytes,
@@ -135,8 +135,6 @@ class Catalog:
                 mode=0o600,
                 max_readers=512,
             )
-        except lmdb.Error as e:
-            raise translated(e, directory) from e
         try:
             with explained(directory):
                 catalog = cls(env, directory, lmdb_env)
@@ -228,21 +226,22 @@ class Catalog:
         self._env.replace_file(self.directory / TRUST_NAME, msgspec.json.encode(trust))
 
 
+def _trust(directory: Path) -> Trust:
+    try:
+        return msgspec.json.decode((directory / TRUST_NAME).read_bytes(), type=Trust)
+    except (FileNotFoundError, msgspec.DecodeError):
+        return Trust(boot_id="", clean=False)
+
+
 def trusted(directory: Path) -> bool:
     """Whether the rows on disk may be used: closed cleanly, or written under this boot."""
-    try:
-        trust = msgspec.json.decode((directory / TRUST_NAME).read_bytes(), type=Trust)
-    except (FileNotFoundError, msgspec.DecodeError):
-        return False
+    trust = _trust(directory)
     return trust.format_version == FORMAT_VERSION and (trust.clean or trust.boot_id == current_boot_id())
 
 
 def closed_cleanly(directory: Path) -> bool:
     """Whether the last to have the rows open closed them: nothing was logged after what they hold."""
-    try:
-        return msgspec.json.decode((directory / TRUST_NAME).read_bytes(), type=Trust).clean
-    except (FileNotFoundError, msgspec.DecodeError):
-        return False
+    return _trust(directory).clean
 
 
 def discard(directory: Path) -> None:

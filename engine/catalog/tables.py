@@ -44,10 +44,6 @@ _U64X3: Final = Struct(">QQQ")
 NAME_LEN_MAX: Final = 255
 
 
-def _u64(key: int) -> bytes:
-    return _U64.pack(key)
-
-
 def _pair(key: tuple[int, int]) -> bytes:
     return _U64X2.pack(*key)
 
@@ -62,14 +58,6 @@ def _dentry(key: tuple[int, bytes]) -> bytes:
 
 def _link(key: tuple[int, int, bytes]) -> bytes:
     return _U64X2.pack(key[0], key[1]) + key[2]
-
-
-def _text(key: str) -> bytes:
-    return key.encode()
-
-
-def _raw(key: bytes) -> bytes:
-    return key
 
 
 class Table(Generic[K, R]):
@@ -99,25 +87,11 @@ class Table(Generic[K, R]):
         return self.tag + self.pack_key(key)
 
 
-_encoder: Final = msgspec.msgpack.Encoder()
-
-
-def encode(row: object) -> bytes:
-    return _encoder.encode(row)
+encode: Final = msgspec.msgpack.Encoder().encode
 
 
 def _un_u64(key: bytes) -> int:
     return int(_U64.unpack(key)[0])
-
-
-def _un_pair(key: bytes) -> tuple[int, int]:
-    a, b = _U64X2.unpack(key)
-    return a, b
-
-
-def _un_triple(key: bytes) -> tuple[int, int, int]:
-    a, b, c = _U64X3.unpack(key)
-    return a, b, c
 
 
 def _un_dentry(key: bytes) -> tuple[int, bytes]:
@@ -125,37 +99,37 @@ def _un_dentry(key: bytes) -> tuple[int, bytes]:
 
 
 def _un_link(key: bytes) -> tuple[int, int, bytes]:
-    return (*_un_pair(key[:16]), key[16:])
+    parent, ino = _U64X2.unpack(key[:16])
+    return parent, ino, key[16:]
 
 
-CHUNKS: Final = Table("chunk_catalog", b"c", "chunks", rows.ChunkRow, _u64, _un_u64)
-RESIDENCY: Final = Table("chunk_catalog", b"r", "residency", rows.ResidencyRow, _u64, _un_u64)
-WARM: Final = Table("chunk_catalog", b"w", "warm", int, _u64, _un_u64)  # chunks with a warm blob → its length
+CHUNKS: Final = Table("chunk_catalog", b"c", "chunks", rows.ChunkRow, _U64.pack, _un_u64)
+RESIDENCY: Final = Table("chunk_catalog", b"r", "residency", rows.ResidencyRow, _U64.pack, _un_u64)
+WARM: Final = Table("chunk_catalog", b"w", "warm", int, _U64.pack, _un_u64)  # chunks with a warm blob → its length
 # chunks → crc64 of each 64 KiB of theirs, 8 bytes little-endian each: what may be fetched and checked alone
-PIECES: Final = Table("chunk_catalog", b"p", "pieces", bytes, _u64, _un_u64)
-DELTAS: Final = Table("chunk_delta_index", b"d", "deltas", rows.DeltaRow, _triple, _un_triple)
-WALS: Final = Table("wal_catalog", b"w", "wals", rows.WalRow, _pair, _un_pair)
-CHANGES: Final = Table("change_log", b"l", "changes", rows.ChangeRow, _u64, _un_u64)
-CURSORS: Final = Table("change_cursors", b"u", "cursors", rows.CursorRow, _text, bytes.decode)
-TENANTS: Final = Table("namespace", b"t", "tenants", rows.TenantRow, _u64, _un_u64)
-INODES: Final = Table("namespace", b"i", "inodes", rows.InodeRow, _u64, _un_u64)
+PIECES: Final = Table("chunk_catalog", b"p", "pieces", bytes, _U64.pack, _un_u64)
+DELTAS: Final = Table("chunk_delta_index", b"d", "deltas", rows.DeltaRow, _triple, _U64X3.unpack)
+WALS: Final = Table("wal_catalog", b"w", "wals", rows.WalRow, _pair, _U64X2.unpack)
+CHANGES: Final = Table("change_log", b"l", "changes", rows.ChangeRow, _U64.pack, _un_u64)
+CURSORS: Final = Table("change_cursors", b"u", "cursors", rows.CursorRow, str.encode, bytes.decode)
+TENANTS: Final = Table("namespace", b"t", "tenants", rows.TenantRow, _U64.pack, _un_u64)
+INODES: Final = Table("namespace", b"i", "inodes", rows.InodeRow, _U64.pack, _un_u64)
 DENTRIES: Final = Table("namespace", b"e", "dentries", rows.DentryRow, _dentry, _un_dentry)
 XATTRS: Final = Table("namespace", b"x", "xattrs", bytes, _dentry, _un_dentry)
-OBJECTS: Final = Table("namespace", b"o", "objects", rows.ObjectRow, _pair, _un_pair)
-TOMBSTONES: Final = Table("namespace", b"z", "tombstones", int, _pair, _un_pair)  # (when, ino) → generation
-DIRTY: Final = Table("namespace", b"y", "dirty", rows.DirtyRow, _u64, _un_u64)  # inodes that are being written
-NAMELESS: Final = Table("namespace", b"n", "orphans", int, _u64, _un_u64)  # inodes without a name, still open → 1
+OBJECTS: Final = Table("namespace", b"o", "objects", rows.ObjectRow, _pair, _U64X2.unpack)
+TOMBSTONES: Final = Table("namespace", b"z", "tombstones", int, _pair, _U64X2.unpack)  # (when, ino) → generation
+DIRTY: Final = Table("namespace", b"y", "dirty", rows.DirtyRow, _U64.pack, _un_u64)  # inodes that are being written
+NAMELESS: Final = Table("namespace", b"n", "orphans", int, _U64.pack, _un_u64)  # inodes without a name, still open → 1
 # (ino, parent, name) → 1: the names of files with more than one
 LINKS: Final = Table("namespace", b"l", "links", int, _link, _un_link)
-PINS: Final = Table("namespace", b"p", "pins", int, _u64, _un_u64)  # inodes kept on this disk → since when
-JOBS: Final = Table("jobs", b"j", "jobs", rows.JobRow, _u64, _un_u64)
-UNPUBLISHED: Final = Table("jobs", b"o", "unpublished", int, _pair, _un_pair)  # sealed objects → their bytes
-JOB_TOKENS: Final = Table("jobs", b"k", "job_tokens", int, _text, bytes.decode)
-QUOTAS: Final = Table("quota", b"q", "quotas", rows.QuotaRow, _text, bytes.decode)
-BLOBS: Final = Table("blobs", b"b", "blobs", rows.BlobRow, _raw, _raw)
-COUNTERS: Final = Table("meta", b"n", "counters", int, _text, bytes.decode)
-SNAPSHOTS: Final = Table("meta", b"s", "snapshots", rows.SnapshotRow, _u64, _un_u64)
-WATERMARKS: Final = Table("meta", b"g", "watermarks", int, _text, bytes.decode)
+PINS: Final = Table("namespace", b"p", "pins", int, _U64.pack, _un_u64)  # inodes kept on this disk → since when
+JOBS: Final = Table("jobs", b"j", "jobs", rows.JobRow, _U64.pack, _un_u64)
+UNPUBLISHED: Final = Table("jobs", b"o", "unpublished", int, _pair, _U64X2.unpack)  # sealed objects → their bytes
+JOB_TOKENS: Final = Table("jobs", b"k", "job_tokens", int, str.encode, bytes.decode)
+BLOBS: Final = Table("blobs", b"b", "blobs", rows.BlobRow, bytes, bytes)
+COUNTERS: Final = Table("meta", b"n", "counters", int, str.encode, bytes.decode)
+SNAPSHOTS: Final = Table("meta", b"s", "snapshots", rows.SnapshotRow, _U64.pack, _un_u64)
+WATERMARKS: Final = Table("meta", b"g", "watermarks", int, str.encode, bytes.decode)
 
 # Tags inside `segments`, which holds the folded tier records as they are in ManifestIndex.
 SEGMENT_ENTRY: Final = b"s"

@@ -12,15 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
 from aof2.engine.catalog import tables as t
-from aof2.engine.catalog.batch import EVENT_SCHEMA_ID, Mutation, decode_event
+from aof2.engine.catalog.batch import Mutation, mutations_in
 from aof2.engine.catalog.store import View
-from aof2.engine.manifest import payloads as p
-from aof2.engine.manifest.batch import EventAssembler
 from aof2.engine.manifest.examine import examine, survey
-from aof2.engine.manifest.format import LogPosition, ManifestIntegrityError, RecordType
+from aof2.engine.manifest.format import LogPosition
 from aof2.engine.manifest.gone import behind_damage
 
 FILES_MAX: Final = 100
@@ -52,8 +48,9 @@ def touched_files(view: View, directory: Path, stream_id: int, position: LogPosi
 
 
 def path_of(view: View, stream_id: int, parent: int, name: bytes) -> str:
+    """The path below the tenant, by the names that the inodes above had last."""
     parts = [name]
-    while len(parts) < 4096:
+    while len(parts) < 4096:  # more would be a circle
         row = view.get(stream_id, t.INODES, parent)
         if row is None or not row.last_name:
             break
@@ -69,15 +66,4 @@ def _mutations(directory: Path, position: LogPosition | None) -> Iterator[Mutati
             if examined.chunk is not None and examined.whole
             else behind_damage(examined)
         )
-        events = EventAssembler()
-        for kind, payload in records:
-            if kind != RecordType.CUSTOM_EVENT:
-                continue
-            try:
-                record = p.decode(kind, payload)
-                if not isinstance(record, p.CustomEvent) or record.schema_id != EVENT_SCHEMA_ID:
-                    continue
-                event = events.feed(record.schema_id, record.blob)
-                yield from decode_event(event.body) if event is not None else ()
-            except (ManifestIntegrityError, msgspec.MsgspecError):
-                continue  # its first part is what is gone
+        yield from mutations_in(records, skip_damaged=True)  # the first part of an event may be what is gone

@@ -23,6 +23,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, NamedTuple, Protocol, TypeVar, cast
 
@@ -93,17 +94,18 @@ class _Submission(NamedTuple):
     work: Callable[[Batch], object]
 
 
+@dataclass(eq=False)
 class StreamState:
     """A stream as the writer holds it: its log, its fold, what the group has staged for it."""
 
-    def __init__(self, stream_id: int, log_writer: ManifestLogWriter, fold: StreamFold) -> None:
-        self.stream_id = stream_id
-        self.log = log_writer
-        self.fold = fold
-        self.staged = RecordBatch()
-        self.staged_rows: list[Mutation] = []
-        self.subscribed: bool | None = None
-        self.logged_bytes = 0  # since the last snapshot was asked for
+    stream_id: int
+    log: ManifestLogWriter
+    fold: StreamFold
+    staged: RecordBatch = field(default_factory=RecordBatch)
+    staged_rows: list[Mutation] = field(default_factory=list)
+    subscribed: bool | None = None
+    logged_bytes: int = 0  # since the last snapshot was asked for
+    observe: Callable[[int, int, bytes], object] | None = None  # (type, segment, payload) of what is committed
 
 
 class CatalogTarget:
@@ -210,16 +212,16 @@ class CatalogTarget:
         if mutations:
             batch_id = stream.log.position.ordinal + len(stream.staged)
             stream.staged.add_event(batch_id, EVENT_SCHEMA_ID, t.encode(mutations))
-        if any(number == _CURSORS for number, _, _ in mutations):
+        if any(number == t.CURSORS.number for number, _, _ in mutations):
             stream.subscribed = None
 
     def _fold(self, stream: StreamState, records: RecordBatch) -> None:
         if not records:
             return
         stream.fold.view = self.catalog.view_of(self._txn)
-        for kind, segment_id, logical_offset, stamp, payload in records.rows():
-            stream.fold.apply(kind, segment_id, logical_offset, stamp, payload)
-        stream.fold.flush(putter(self._txn, self.catalog.db("segments")))
+        for kind, segment_id, _, stamp, payload in records.rows():
+            stream.fold.apply(kind, segment_id, stamp, payload)
+        stream.fold.flush(self._txn, self.catalog.db("segments"))
 
     def full(self) -> bool:
         return sum(s.staged.encoded_len for s in self._touched.values()) >= GROUP_BYTES_MAX
@@ -261,6 +263,9 @@ class CatalogTarget:
         for stream in touched:
             before = stream.log.substantive
             position = stream.log.commit(sync=False)
+            if stream.observe is not None:
+                for kind, segment_id, _, _, payload in stream.staged.rows():
+                    stream.observe(kind, segment_id, payload)
             if self.observer is not None and stream.log.substantive != before:
                 size_bytes = stream.staged.encoded_len
                 if self.observer.committed(stream.stream_id, position.ordinal, size_bytes, stream.staged_rows):
@@ -271,7 +276,8 @@ class CatalogTarget:
             self._txn.commit()
         except lmdb.Error as e:
             if not self._caught_up(touched, e):
-                self._fail(f"the catalog could not take what is already in its log ({e})")
+                self._failed = f"the catalog could not take what is already in its log ({e})"
+                log.critical("catalog failed", extra={"error": self._failed})
                 self._reset()
                 raise FatalIOError(self._failed) from e
         self.env.failpoint("catalog.commit.applied")
@@ -324,10 +330,6 @@ class CatalogTarget:
             raise self._poison
         if not self.enabled:
             raise ReadOnlyError("the manifest log is turned off ([manifest] enabled = false): the volume is read-only")
-
-    def _fail(self, why: str) -> None:
-        self._failed = why
-        log.critical("catalog failed", extra={"error": why})
 
     def sync(self) -> None:
         for stream in self.streams.values():
@@ -425,9 +427,6 @@ class CatalogWriter:
         self._thread.close()
 
 
-_CURSORS: Final = t.DB_NUMBER["change_cursors"]
-
-
 def apply_mutations(txn: Any, catalog: Catalog, stream_id: int, mutations: Iterable[Mutation]) -> None:
     """Row changes into the transaction; the same at run time and at replay."""
     prefix = t.STREAM.pack(stream_id)
@@ -437,16 +436,6 @@ def apply_mutations(txn: Any, catalog: Catalog, stream_id: int, mutations: Itera
             txn.delete(prefix + key, db=db)
         else:
             txn.put(prefix + key, value, db=db)
-
-
-def putter(txn: Any, db: Any) -> Callable[[bytes, bytes | None], None]:
-    def put(key: bytes, value: bytes | None) -> None:
-        if value is None:
-            txn.delete(key, db=db)
-        else:
-            txn.put(key, value, db=db)
-
-    return put
 
 
 def put_positions(txn: Any, catalog: Catalog, positions: Mapping[int, LogPosition]) -> None:

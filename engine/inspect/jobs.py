@@ -17,14 +17,8 @@ from aof2.engine.inspect.rows import tenant_names
 from aof2.engine.jobs import queue
 from aof2.engine.manifest.format import ReasonCode
 
-# As the specification calls them; what a job is started with is the short word.
-TYPES: Final = {
-    JobType.CREATE_CHECKPOINT: "CreateCheckpoint",
-    JobType.VERIFY_MANIFEST: "VerifyManifest",
-    JobType.DOWNLOAD_CHECKPOINT: "DownloadCheckpoint",
-    JobType.PRUNE_CHECKPOINT: "PruneCheckpoint",
-    JobType.TRUNCATE_APPEND_ONLY: "TruncateAppendOnly",
-}
+# As the specification calls them (CreateCheckpoint); what a job is started with is the short word.
+TYPES: Final = {kind: "".join(word.capitalize() for word in kind.name.split("_")) for kind in JobType}
 SHORT: Final = {
     "checkpoint": JobType.CREATE_CHECKPOINT,
     "verify": JobType.VERIFY_MANIFEST,

@@ -12,13 +12,13 @@ from typing import Final
 import msgspec
 
 from aof2.engine.catalog import tables as t
+from aof2.engine.catalog import touched
 from aof2.engine.catalog.rows import InodeRow
 from aof2.engine.catalog.store import View
 from aof2.engine.inspect.rows import tenant_names
 from aof2.engine.intents.recover import waiting_births
 
 PATHS_MAX: Final = 5
-_DEPTH_MAX: Final = 4096  # of a path; more would be a circle
 
 
 class Left(msgspec.Struct, kw_only=True):
@@ -66,12 +66,9 @@ def left_here(view: View, state_dir: Path) -> Left:
 
 def path_of(view: View, tenant_id: int, tenant: str, inode: InodeRow) -> str:
     """One of its names, below the tenant's."""
-    parts: list[str] = []
-    at: InodeRow | None = inode
-    while at is not None and at.last_name and len(parts) < _DEPTH_MAX:
-        parts.append(at.last_name.decode(errors="backslashreplace"))
-        at = view.get(tenant_id, t.INODES, at.parent)
-    return "/".join([tenant, *reversed(parts)]) if parts else f"{tenant}/<inode {inode.ino}>"
+    if not inode.last_name:
+        return f"{tenant}/<inode {inode.ino}>"
+    return f"{tenant}/{touched.path_of(view, tenant_id, inode.parent, inode.last_name)}"
 
 
 def _taken(path: Path) -> int:

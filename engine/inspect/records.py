@@ -28,19 +28,7 @@ COLUMNS = (
 
 
 def record_object(record: Record, payload: dict[str, Any]) -> dict[str, Any]:
-    values = (
-        record.chunk_index,
-        record.chunk_offset,
-        record.ordinal,
-        record.type,
-        record.type_id,
-        record.flags,
-        record.segment_id,
-        record.logical_offset,
-        record.timestamp_ms,
-        payload,
-    )
-    return dict(zip(COLUMNS, values, strict=True))
+    return {name: payload if name == "payload" else getattr(record, name) for name in COLUMNS}
 
 
 def raw_payload(record: Record) -> dict[str, Any]:

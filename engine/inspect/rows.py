@@ -15,19 +15,18 @@ import errno
 import fcntl
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import lmdb
 
 from aof2.engine.catalog import tables as t
-from aof2.engine.catalog.lmdb_errors import explained, translated
-from aof2.engine.catalog.recovery import stream_ids
+from aof2.engine.catalog.lmdb_errors import explained
+from aof2.engine.catalog.recovery import replay_stream, stream_ids
 from aof2.engine.catalog.store import Catalog, View, trusted
 from aof2.engine.env import Env
 from aof2.engine.errors import Aof2Error, CorruptError
-from aof2.engine.inspect.rebuild import rebuild_stream
 from aof2.engine.manifest.format import ManifestIntegrityError
 
 VOLUME_STREAM: Final = 0
@@ -42,7 +41,7 @@ class NoVolumeError(Aof2Error):
 
 
 class Viewable(Protocol):
-    """Where rows can be read: an open Catalog, or one of the two below."""
+    """Where rows can be read: an open Catalog, or the one below."""
 
     def view(self) -> contextlib.AbstractContextManager[View]: ...
 
@@ -52,11 +51,9 @@ class ReadOnlyCatalog:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        try:
+        with explained(directory):
             self._lmdb = _open(directory)
             self._dbs = {name: self._lmdb.open_db(name.encode(), create=False) for name in t.DATABASES}
-        except lmdb.Error as e:
-            raise translated(e, directory) from e
 
     @contextlib.contextmanager
     def view(self) -> Iterator[View]:
@@ -104,16 +101,12 @@ def is_live(state_dir: Path) -> bool:
     return False
 
 
-class OpenRows:
+class OpenRows(NamedTuple):
     """Rows to look at, and what they are: `rebuilt` from the logs; `damaged` streams that could not be."""
 
-    def __init__(self, source: Viewable, *, rebuilt: bool, damaged: dict[int, str] | None = None) -> None:
-        self._source = source
-        self.rebuilt = rebuilt
-        self.damaged = damaged or {}
-
-    def view(self) -> contextlib.AbstractContextManager[View]:
-        return self._source.view()
+    view: Callable[[], contextlib.AbstractContextManager[View]]
+    rebuilt: bool
+    damaged: dict[int, str]
 
 
 @contextlib.contextmanager
@@ -127,7 +120,7 @@ def open_rows(state_dir: Path) -> Iterator[OpenRows]:
             pass
         else:
             try:
-                yield OpenRows(catalog, rebuilt=False)
+                yield OpenRows(catalog.view, rebuilt=False, damaged={})
             finally:
                 catalog.close()
             return
@@ -135,10 +128,10 @@ def open_rows(state_dir: Path) -> Iterator[OpenRows]:
         damaged: dict[int, str] = {}
         for stream_id in stream_ids(state_dir / MANIFEST_DIR):
             try:
-                rebuild_stream(rebuilt, state_dir / MANIFEST_DIR / str(stream_id), stream_id)
+                replay_stream(Env(), rebuilt, state_dir / MANIFEST_DIR / str(stream_id), stream_id, quiet=True)
             except ManifestIntegrityError as e:
                 damaged[stream_id] = str(e)
-        yield OpenRows(rebuilt, rebuilt=True, damaged=damaged)
+        yield OpenRows(rebuilt.view, rebuilt=True, damaged=damaged)
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ import msgspec
 
 from aof2.engine import segments
 from aof2.engine.catalog import tables as t
-from aof2.engine.catalog.fold import _entry_decoder
+from aof2.engine.catalog.fold import entries_of
 from aof2.engine.catalog.rows import HashKind, JobState, ObjectRow, ObjectState, ResidencyRow
 from aof2.engine.catalog.store import View
 from aof2.engine.env import Env
@@ -25,7 +25,7 @@ from aof2.engine.inspect.paths import Place, files_below
 from aof2.engine.inspect.rows import MANIFEST_DIR, VOLUME_STREAM
 from aof2.engine.kinds import registry
 from aof2.engine.manifest.quarantine import read_quarantine
-from aof2.engine.manifest.snapshot import list_snapshots, snapshot_name
+from aof2.engine.manifest.snapshot import local_snapshots
 from aof2.engine.objects import HOT_BYTES, WARM_BYTES, chunk_bytes_here, full_mask
 from aof2.engine.replicate.position import Replication, StreamReplication
 from aof2.engine.replicate.tail import positions_of
@@ -186,7 +186,7 @@ def _tenant(view: View, manifest_dir: Path, tenant_id: int, name: str, kind: str
         remote_bytes=sum(blob.stored_bytes for _, blob in view.scan(tenant_id, t.BLOBS)),
         dirty_objects=dirty,
         dirty_bytes=dirty_bytes,
-        needs_repair=sum(1 for _ in needs_repair(view, tenant_id)),
+        needs_repair=sum(entry.needs_repair for _, entry in entries_of(view, tenant_id)),
         log_bytes=folder_bytes(folder),
         snapshot_age_s=snapshot_age_s(folder, now_ms),
         damage=log_damage(folder),
@@ -209,16 +209,6 @@ def dirty_size(state_dir: Path, tenant: str, row: ObjectRow) -> int:
         return row.size
 
 
-def needs_repair(view: View, stream_id: int) -> list[int]:
-    """Chunks whose bytes were asked for and are neither here nor, as they should be, in the remote."""
-    prefix = t.STREAM.pack(stream_id) + t.SEGMENT_ENTRY
-    return [
-        int.from_bytes(key[len(prefix) :], "big")
-        for key, value in view.raw_scan("segments", prefix)
-        if _entry_decoder.decode(value).needs_repair
-    ]
-
-
 def folder_bytes(folder: Path) -> int:
     try:
         with os.scandir(folder) as entries:
@@ -230,9 +220,8 @@ def folder_bytes(folder: Path) -> int:
 def snapshot_age_s(folder: Path, now_ms: int) -> float | None:
     """Of the newest one; None when there is none yet."""
     try:
-        newest = list_snapshots(folder)[-1:]
-        return max(0.0, now_ms / 1000 - os.stat(folder / snapshot_name(newest[0])).st_mtime) if newest else None
-    except FileNotFoundError:
+        return max(0, now_ms - local_snapshots(folder)[-1].created_ms) / 1000
+    except (FileNotFoundError, IndexError):
         return None
 
 

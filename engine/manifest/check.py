@@ -17,7 +17,7 @@ import bisect
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
@@ -90,11 +90,6 @@ def check(directory: Path, *, on_progress: Progress | None = None) -> CheckRepor
     return report
 
 
-class _SnapshotMark(NamedTuple):
-    snapshot_id: int
-    position: LogPosition
-
-
 class _Fold:
     """One replay under way, from the log's start or from a snapshot; over at the first thing that stops a replay."""
 
@@ -102,23 +97,20 @@ class _Fold:
         self.index = index
         self.snapshot_id = snapshot_id
         self.ok = True
-        self._start: LogPosition | None = start
-        self.next_chunk = start.chunk_index
+        self.next_chunk, self._offset = start.chunk_index, start.chunk_offset
 
     def feed(self, chunk: Chunk) -> bool:
-        """Whether the chunk's records were folded in. Raises ManifestIntegrityError where they cannot be."""
+        """Whether all of the chunk's records were folded in. Raises ManifestIntegrityError where they cannot be."""
         if not self.ok or chunk.index < self.next_chunk:
             return False
-        offset = self._start.chunk_offset if self._start else CHUNK_HEADER_LEN
-        self.ok = chunk.index == self.next_chunk
-        if not self.ok:
-            return False
         self.ok = False
-        self.index.apply_chunk(chunk, offset)
+        if chunk.index != self.next_chunk:
+            return False
+        self.index.apply_chunk(chunk, self._offset)
+        whole = self._offset == CHUNK_HEADER_LEN
         self.ok = True
-        self._start = None
-        self.next_chunk += 1
-        return offset == CHUNK_HEADER_LEN
+        self.next_chunk, self._offset = chunk.index + 1, CHUNK_HEADER_LEN
+        return whole
 
 
 class _Checker:
@@ -127,13 +119,11 @@ class _Checker:
     def __init__(self, directory: Path, on_progress: Progress | None) -> None:
         self.directory = directory
         self.found = survey(directory)
-        self.report = CheckReport(
-            directory=str(directory), types={}, unknown_types={}, unknown_schemas={}, damage=[], notes=[]
-        )
+        self.report = CheckReport(directory=str(directory))
         self._on_progress = on_progress
         self._types: Counter[int] = Counter()
         self._headers: list[ChunkHeader] = []
-        self._marks: list[_SnapshotMark] = []
+        self._marks: list[tuple[int, LogPosition]] = []  # snapshots that can be read, the newest first
         self._folds: list[_Fold] = []
         self._full: _Fold | None = None
         self._end: LogPosition | None = None
@@ -167,7 +157,7 @@ class _Checker:
             except (Aof2Error, OSError) as e:
                 self._damage(finding_of(e, Kind.SNAPSHOT, self.directory / snapshot_name(snapshot_id)))
                 continue
-            self._marks.append(_SnapshotMark(snapshot_id, snapshot.position))
+            self._marks.append((snapshot_id, snapshot.position))
             if len(self._folds) < SNAPSHOTS_REPLAYED:
                 self._folds.append(_Fold(snapshot.index, snapshot.position, snapshot_id))
 
@@ -186,20 +176,17 @@ class _Checker:
                 self._unplaced.add(index)
                 self._end = None
             return
-        self._count(chunk, examined)
+        self.report.bytes += chunk.end
+        self.report.sealed_chunks += chunk.header.sealed
+        self.report.uploaded_chunks += chunk.header.uploaded
+        self.report.torn_bytes += examined.torn_bytes
+        self._types.update(chunk.rows.type.tolist())
         if self._full is None and not self.report.records and chunk.header.base_record == 0:
             self._full = _Fold(ManifestIndex(), LogPosition(index, CHUNK_HEADER_LEN, 0), None)
         self.report.records += chunk.count
         self._replay(chunk)
         self._place_snapshots(chunk)
         self._end = chunk.end_position
-
-    def _count(self, chunk: Chunk, examined: Examined) -> None:
-        self.report.bytes += chunk.end
-        self.report.sealed_chunks += chunk.header.sealed
-        self.report.uploaded_chunks += chunk.header.uploaded
-        self.report.torn_bytes += examined.torn_bytes
-        self._types.update(chunk.rows.type.tolist())
 
     def _replay(self, chunk: Chunk) -> None:
         path = Path(chunk.path)
@@ -221,26 +208,22 @@ class _Checker:
             self._damage(finding_of(error, Kind.CHUNK, path))
 
     def _place_snapshots(self, chunk: Chunk) -> None:
-        for mark in self._marks:
-            position = mark.position
+        for snapshot_id, position in self._marks:
             if position.chunk_index != chunk.index:
                 continue
             row = bisect.bisect_left(chunk.rows.offset, position.chunk_offset)
             starts = chunk.rows.offset[row] if row < chunk.count else chunk.end
             ordinal = chunk.header.base_record + row
             if starts != position.chunk_offset:
-                self._misplaced(mark, "where no record starts")
+                self._misplaced(snapshot_id, position, "where no record starts")
             elif ordinal != position.ordinal:
-                self._misplaced(mark, f"and says record {position.ordinal}, which is {ordinal} there")
+                what = f"and says record {position.ordinal}, which is {ordinal} there"
+                self._misplaced(snapshot_id, position, what)
 
-    def _misplaced(self, mark: _SnapshotMark, how: str) -> None:
-        position = mark.position
-        path = self.directory / snapshot_name(mark.snapshot_id)
-        message = f"{path}: points at chunk {position.chunk_index} byte {position.chunk_offset}, {how}"
-        finding = Finding(
-            kind=Kind.SNAPSHOT, message=message, chunk_index=position.chunk_index, offset=position.chunk_offset
-        )
-        self._damage(finding)
+    def _misplaced(self, snapshot_id: int, position: LogPosition, how: str) -> None:
+        index, offset, _ = position
+        message = f"{self.directory / snapshot_name(snapshot_id)}: points at chunk {index} byte {offset}, {how}"
+        self._damage(Finding(kind=Kind.SNAPSHOT, message=message, chunk_index=index, offset=offset))
 
     def _check_copies(self) -> None:
         """Bundled copies of chunks that are also files: checked like them, and the same bytes."""
@@ -260,8 +243,8 @@ class _Checker:
                 self._damage(Finding(kind=Kind.BUNDLE, message=message, chunk_index=where.index))
 
     def _check_retention(self) -> None:
-        covered = self._marks[0].position if self._marks else None
-        for what in retention.violations(self._headers, 0, covered):
+        covered = self._marks[0][1] if self._marks else None
+        for what in retention.violations(self._headers, covered):
             if not what.endswith("are missing"):  # told already, as a gap
                 self._damage(Finding(kind=Kind.RETENTION, message=f"{self.directory}: {what}"))
 
@@ -269,26 +252,19 @@ class _Checker:
         """Places past the end of the log, and older snapshots that the log no longer reaches back to."""
         first = self._headers[0].chunk_index if self._headers else None
         last = self._headers[-1].chunk_index if self._headers else -1
-        for i, mark in enumerate(self._marks):
-            position = mark.position
+        for i, (snapshot_id, position) in enumerate(self._marks):
             next_chunk = self._end is not None and position == (self._end.chunk_index + 1, 64, self._end.ordinal)
             starts_there = not self._headers and position.chunk_offset == CHUNK_HEADER_LEN  # as behind a hole
             if next_chunk or starts_there or position == (0, CHUNK_HEADER_LEN, 0):
                 continue
-            unreached = first is not None and position.chunk_index < first
-            if unreached and i > 0:
-                message = (
-                    f"{self.directory / snapshot_name(mark.snapshot_id)}: the log starts after it; a newer one is used"
-                )
+            # The last chunk may be there without a whole commit in it.
+            end = last if self._end is None else min(last, self._end.chunk_index)
+            if i > 0 and first is not None and position.chunk_index < first:
+                path = self.directory / snapshot_name(snapshot_id)
+                message = f"{path}: the log starts after it; a newer one is used"
                 self.report.notes.append(Finding(kind=Kind.SNAPSHOT, message=message))
-            elif self._past_end(position, last):
-                self._misplaced(mark, "which is past the end of the log")
-
-    def _past_end(self, position: LogPosition, last: int) -> bool:
-        if position.chunk_index > last:
-            return True
-        # The last chunk may be there without a whole commit in it.
-        return self._end is not None and position.chunk_index > self._end.chunk_index
+            elif position.chunk_index > end:
+                self._misplaced(snapshot_id, position, "which is past the end of the log")
 
     def _conclude(self) -> None:
         report = self.report

@@ -14,9 +14,11 @@ Owner: the log's writer thread.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import mmap
 import os
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -77,15 +79,15 @@ class ActiveChunk:
         self.committed_crc64 = header.chunk_crc64
         self.durable_len = CHUNK_HEADER_LEN
         self.count = 0
+        self.committed_count = 0
         self.substantive = 0
-        self._committed = (0, 0)
+        self.committed_substantive = 0
         self.first_substantive_ms = 0
         self.last_commit_ms = 0
         self._fd = fd
         self._size = os.fstat(fd).st_size
         self._map = mmap.mmap(fd, self._size)
         self._span_start = self.tail
-        self._span_crc64 = 0
         self._named = named
         self._name_synced = False
 
@@ -137,7 +139,8 @@ class ActiveChunk:
         except BaseException:
             env.files.close(fd)
             raise
-        chunk.count, chunk.substantive = chunk._committed = (count, substantive)
+        chunk.count = chunk.committed_count = count
+        chunk.substantive = chunk.committed_substantive = substantive
         chunk.first_substantive_ms = chunk.last_commit_ms = env.now_ms()
         if sync:
             chunk.sync()
@@ -161,7 +164,8 @@ class ActiveChunk:
             batch.lengths,
             self.crc64,
         )
-        self._advance(written, len(batch))
+        self.tail += written
+        self.count += len(batch)
         self._note_substantive(self._count_substantive(batch))
         self.env.failpoint("manifest.append.copied")
 
@@ -176,14 +180,15 @@ class ActiveChunk:
         """Makes what was appended part of the log (not yet durable). False when there was nothing to commit."""
         if self.tail == self.committed_len:
             return False
-        span_crc64 = self._span_crc()
+        with memoryview(self._map) as view, view[self._span_start : self.tail] as span:
+            span_crc64 = native.crc64(span)
         marker = COMMIT_PAYLOAD.pack(COMMIT_SCHEMA_ID, 24, self._span_start, span_crc64, self.durable_len)
         # Its ordinal as logical_offset lets a reader check the header's base_record.
         self._put(RecordType.CUSTOM_EVENT, LOG_SEGMENT_ID, self.base_record + self.count, now_ms, marker)
         self.env.failpoint("manifest.commit.marker")
         self._span_start = self.committed_len = self.tail
         self.committed_crc64 = self.crc64
-        self._committed = (self.count, self.substantive)
+        self.committed_count, self.committed_substantive = self.count, self.substantive
         self.last_commit_ms = now_ms
         self._write_header()
         self.env.failpoint("manifest.commit.header")
@@ -193,7 +198,7 @@ class ActiveChunk:
         """Forgets what was appended since the last commit; its bytes become zeros again."""
         self._map[self.committed_len : self.tail] = bytes(self.tail - self.committed_len)
         self.tail, self.crc64 = self.committed_len, self.committed_crc64
-        self.count, self.substantive = self._committed
+        self.count, self.substantive = self.committed_count, self.committed_substantive
 
     def publish(self) -> None:
         """The first commit gives the chunk its name. Without a sync first, a power loss may leave it empty: trimmed."""
@@ -266,20 +271,13 @@ class ActiveChunk:
         record = header + payload
         self._map[self.tail : self.tail + len(record)] = record
         self.crc64 = native.crc64(record, self.crc64)
-        self._advance(len(record), 1)
-
-    def _advance(self, length: int, records: int) -> None:
-        self.tail += length
-        self.count += records
+        self.tail += len(record)
+        self.count += 1
 
     def _note_substantive(self, records: int) -> None:
         if records and not self.substantive:
             self.first_substantive_ms = self.env.now_ms()
         self.substantive += records
-
-    def _span_crc(self) -> int:
-        with memoryview(self._map) as view, view[self._span_start : self.tail] as span:
-            return native.crc64(span)
 
     def _reserve(self, length: int) -> None:
         need = self.tail + length
@@ -301,22 +299,24 @@ class ActiveChunk:
 
 def mark_uploaded(env: Env, path: Path, *, sync: bool = True) -> None:
     """Sets the `uploaded` flag of a sealed chunk. The checksum does not cover the header, so the bytes stay valid."""
-    fd = open_sealed_rw(env, path)
-    try:
+    with sealed_rw(env, path) as fd:
         fcntl.flock(fd, fcntl.LOCK_EX)
         flags = int.from_bytes(os.pread(fd, 8, FLAGS_AT), "little") | ChunkFlag.UPLOADED
         env.files.pwrite(fd, int(flags).to_bytes(8, "little"), FLAGS_AT)
         if sync:
             env.files.fsync(fd)
+
+
+@contextlib.contextmanager
+def sealed_rw(env: Env, path: Path) -> Iterator[int]:
+    """A sealed chunk is read-only, for its owner too (root aside): not so within the block."""
+    path.chmod(0o600)
+    fd = env.files.open_rw(path)
+    try:
+        yield fd
     finally:
         os.fchmod(fd, 0o400)
         env.files.close(fd)
-
-
-def open_sealed_rw(env: Env, path: Path) -> int:
-    """A sealed chunk is read-only, for its owner too (root aside): lifts that until the caller restores it."""
-    path.chmod(0o600)
-    return env.files.open_rw(path)
 
 
 def as_uploaded(data: bytes) -> bytes:

@@ -14,29 +14,25 @@ Owner: the calling thread. A crash leaves nothing.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
 from aof2 import native
 from aof2.engine.errors import Aof2Error, CorruptError, UnsupportedError
 from aof2.engine.manifest.format import (
-    BUNDLE_NAME,
     CHUNK_HEADER_LEN,
-    CHUNK_NAME,
-    SNAPSHOT_NAME,
     TYPE_COUNT,
     ChunkHeader,
     ManifestIntegrityError,
     pad8,
     unpack_chunk_header,
 )
-from aof2.engine.manifest.reader import Chunk, ChunkFile, parse_chunk
+from aof2.engine.manifest.reader import Chunk, ChunkFile, Folder, parse_chunk
 
 # Faults that are in the very record the scan stopped at. A failed marker only says "somewhere in this commit".
 _PLACED: Final = frozenset(native.Fault) - {native.Fault.NONE, native.Fault.MARKER}
@@ -72,15 +68,12 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     offset: int | None = None
 
 
-class Survey(NamedTuple):
-    """What a folder holds by name. `copies` are bundled chunks that are also files of their own."""
+class Survey(Folder):
+    """The folder, with what is wrong with its bundles."""
 
-    names: frozenset[str]
-    chunks: list[ChunkFile]
-    copies: list[ChunkFile]
-    bundles: int
-    snapshots: list[int]
-    damage: list[Finding]
+    @property
+    def damage(self) -> list[Finding]:
+        return [finding_of(error, Kind.BUNDLE, path) for path, error in self.errors]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,65 +93,8 @@ class Examined:
     note: Finding | None = None
 
 
-# -- the folder --------------------------------------------------------------------------------------------------
-
-
 def survey(directory: Path) -> Survey:
-    """Lists the folder once; bundles are opened up, damaged ones as far as their chunk headers lead."""
-    names = frozenset(os.listdir(directory))  # noqa: PTH208
-    files: dict[int, ChunkFile] = {}
-    bundled: dict[int, ChunkFile] = {}
-    copies: list[ChunkFile] = []
-    damage: list[Finding] = []
-    bundles = 0
-    for name in sorted(names):
-        path = directory / name
-        if match := CHUNK_NAME.fullmatch(name):
-            files[int(match[1])] = ChunkFile(int(match[1]), path)
-        elif match := BUNDLE_NAME.fullmatch(name):
-            bundles += 1
-            chunks, found = _open_bundle(path, int(match[1]), int(match[2]))
-            damage += found
-            for chunk in chunks:
-                if chunk.index in bundled:
-                    message = f"{path}: chunk {chunk.index} is also in {bundled[chunk.index].path.name}"
-                    damage.append(Finding(kind=Kind.BUNDLE, message=message, chunk_index=chunk.index))
-                    copies.append(chunk)
-                else:
-                    bundled[chunk.index] = chunk
-    copies += [chunk for index, chunk in bundled.items() if index in files]
-    snapshots = sorted(int(match[1]) for name in names if (match := SNAPSHOT_NAME.fullmatch(name)))
-    everything = bundled | files
-    return Survey(names, [everything[i] for i in sorted(everything)], copies, bundles, snapshots, damage)
-
-
-def _open_bundle(path: Path, first: int, last: int) -> tuple[list[ChunkFile], list[Finding]]:
-    chunks: list[ChunkFile] = []
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            size = os.fstat(fd).st_size
-            pos, index = 0, first
-            while pos < size:
-                header = unpack_chunk_header(os.pread(fd, CHUNK_HEADER_LEN, pos), path=str(path))
-                length = header.committed_len
-                if header.chunk_index != index or index > last:
-                    raise _bundle_error(f"holds chunk {header.chunk_index} where {index} belongs", path, index, pos)
-                if not header.sealed or length < CHUNK_HEADER_LEN or pos + length > size:
-                    raise _bundle_error("a bundle holds whole sealed chunks only", path, index, pos)
-                chunks.append(ChunkFile(index, path, pos, length))
-                pos, index = pos + length, index + 1
-            if index <= last:
-                raise _bundle_error(f"ends before chunk {last}, which its name promises", path, index, size)
-        finally:
-            os.close(fd)
-    except (Aof2Error, OSError) as e:
-        return chunks, [finding_of(e, Kind.BUNDLE, path)]
-    return chunks, []
-
-
-def _bundle_error(what: str, path: Path, index: int, offset: int) -> ManifestIntegrityError:
-    return ManifestIntegrityError(what, path=str(path), chunk_index=index, offset=offset)
+    return Survey(directory)
 
 
 def finding_of(error: Aof2Error | OSError, kind: Kind, path: Path) -> Finding:
@@ -175,9 +111,6 @@ def finding_of(error: Aof2Error | OSError, kind: Kind, path: Path) -> Finding:
             offset=error.offset,
         )
     return Finding(kind=kind, message=str(error), offset=error.offset if isinstance(error, CorruptError) else None)
-
-
-# -- chunks ------------------------------------------------------------------------------------------------------
 
 
 def examine(found: Survey, from_chunk: int = 0) -> Iterator[Examined]:
@@ -251,7 +184,7 @@ def _torn_bytes(data: bytes, end: int) -> int:
     return max(records_end, min(len(data), pad8(written))) - end if written > end else 0
 
 
-def _salvage(data: bytes, where: ChunkFile) -> tuple[ChunkHeader | None, Chunk | None]:
+def _salvage(data: bytes, where: ChunkFile, *, commits_only: bool = False) -> tuple[ChunkHeader | None, Chunk | None]:
     """The header of a damaged chunk, and the chunk as far as it can be trusted."""
     try:
         header = unpack_chunk_header(data, path=str(where.path))
@@ -261,7 +194,7 @@ def _salvage(data: bytes, where: ChunkFile) -> tuple[ChunkHeader | None, Chunk |
         return None, None
     limit = header.committed_len if CHUNK_HEADER_LEN <= header.committed_len <= len(data) else len(data)
     scan = native.manifest_scan(data, CHUNK_HEADER_LEN, limit)
-    placed = scan.fault in _PLACED
+    placed = scan.fault in _PLACED and not commits_only
     count, end = (len(scan.rows.offset), scan.pos) if placed else (scan.marker_count, scan.marker_end)
     rows = native.ManifestRows(*(column[:count] for column in scan.rows))
     marker = scan.marker_count
@@ -269,7 +202,13 @@ def _salvage(data: bytes, where: ChunkFile) -> tuple[ChunkHeader | None, Chunk |
         return header, None  # base_record is what is damaged: the ordinals would be wrong
     if any(flags and kind < TYPE_COUNT for flags, kind in zip(rows.flags, rows.type, strict=True)):
         return header, None  # written by a newer AOF2: its records may mean something else
-    return header, Chunk(str(where.path), header, data, rows, count, end, 0, len(data) - end)
+    return header, Chunk(str(where.path), header, data, rows, count, end, len(data) - end)
 
 
-# -- the whole of it ---------------------------------------------------------------------------------------------
+def committed_part(where: ChunkFile) -> Chunk | None:
+    """The whole commits before the damage of a chunk; None where its header cannot be trusted or there is none."""
+    try:
+        _, part = _salvage(where.read(), where, commits_only=True)
+    except (Aof2Error, OSError):
+        return None
+    return part if part is not None and part.count else None

@@ -16,8 +16,7 @@ from aof2 import native
 from aof2.engine.env import Env
 from aof2.engine.errors import Aof2Error
 from aof2.engine.manifest.examine import Examined, examine, survey
-from aof2.engine.manifest.format import CHUNK_HEADER_LEN, RECORD_HEADER_LEN, LogPosition, unpack_chunk_header
-from aof2.engine.manifest.reader import Chunk, ChunkFile
+from aof2.engine.manifest.format import CHUNK_HEADER_LEN, RECORD_HEADER_LEN, LogPosition
 
 ASIDE_DIR: Final = "quarantine"
 _PAYLOAD_LEN_AT: Final = 4
@@ -40,24 +39,6 @@ class Gone(msgspec.Struct, frozen=True, kw_only=True):
         which = f"record {self.first}" if self.last == self.first else f"records {self.first} to {last}"
         rest = f", {self.readable} of them readable behind the damage and not applied" if self.readable else ""
         return f"{which} of the log (chunk {self.chunk_index} on) cannot be replayed{rest}"
-
-
-def committed_part(where: ChunkFile, *, limit: int | None = None) -> Chunk | None:
-    """The whole commits before the damage of a chunk; None where its header cannot be trusted or there is none."""
-    try:
-        data = where.read()
-        header = unpack_chunk_header(data, path=str(where.path))
-    except (Aof2Error, OSError):
-        return None
-    if header.chunk_index != where.index:
-        return None
-    end = header.committed_len if CHUNK_HEADER_LEN <= header.committed_len <= len(data) else len(data)
-    scan = native.manifest_scan(data, CHUNK_HEADER_LEN, min(end, limit or end))
-    count = scan.marker_count
-    if not count or scan.rows.logical_offset[count - 1] != header.base_record + count - 1:
-        return None
-    rows = native.ManifestRows(*(column[:count] for column in scan.rows))
-    return Chunk(str(where.path), header, data, rows, count, scan.marker_end, 0, len(data) - scan.marker_end)
 
 
 def behind_damage(examined: Examined) -> Iterator[tuple[int, bytes]]:

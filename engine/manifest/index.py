@@ -11,7 +11,7 @@ Owner: the thread that replays or writes the log. Memory only; a crash leaves no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from enum import IntEnum, IntFlag
 from typing import Final
 
@@ -23,9 +23,9 @@ from aof2.engine.manifest.format import (
     CHUNK_HEADER_LEN,
     LOG_SEGMENT_ID,
     TYPE_COUNT,
-    LogPosition,
     ManifestIntegrityError,
     ReasonCode,
+    RecordType,
 )
 from aof2.engine.manifest.reader import Chunk
 from aof2.engine.manifest.tier_events import SEGMENT_RETIRED, WARM_DROPPED, reclaimed_bytes
@@ -77,7 +77,7 @@ class ManifestEntry(msgspec.Struct, gc=False, array_like=True):
     etag: str = ""
 
 
-EventHandler = Callable[[Event, LogPosition], None]
+EventHandler = Callable[[Event], None]
 
 
 class ManifestIndex:
@@ -91,9 +91,6 @@ class ManifestIndex:
         # key → etag of the log's own chunks, bundles and snapshots on the remote
         self.log_objects: dict[str, str] = {}
         self.snapshot: tuple[int, int, int] | None = None
-        self.position = LogPosition(0, CHUNK_HEADER_LEN, 0)
-        self.unknown_types: dict[int, int] = {}
-        self.unknown_flags: dict[int, int] = {}
         self.unknown_schemas: dict[int, int] = {}
         self.on_event: EventHandler | None = None
         self._events = EventAssembler()
@@ -109,49 +106,35 @@ class ManifestIndex:
 
     def apply_chunk(self, chunk: Chunk, from_offset: int = CHUNK_HEADER_LEN) -> None:
         """Folds a verified chunk in, from a record boundary on."""
-        first = chunk._row_at(from_offset)
+        first = chunk.row_at(from_offset)
         data = bytes(chunk.data)
         handlers, unpackers = _HANDLERS, p.DECODERS
         offset = kind = segment_id = 0
         try:
-            for offset, kind, flags, length, segment_id, logical, stamp in zip(
+            for offset, kind, _, length, segment_id, _, stamp in zip(
                 *(column[first:].tolist() for column in chunk.rows), strict=True
             ):
                 if kind >= TYPE_COUNT:
-                    self._count_unknown(kind, flags)
                     continue
                 payload = unpackers[kind](data[offset + 40 : offset + 40 + length])
-                self._at = (chunk.index, offset, logical)
                 handlers[kind](self, segment_id, payload, stamp)
         except ManifestIntegrityError as e:
             raise ManifestIntegrityError(
                 e.what, path=chunk.path, chunk_index=chunk.index, segment_id=segment_id, offset=offset
             ) from None
-        self.position = chunk.end_position
 
-    def apply(self, kind: int, segment_id: int, logical_offset: int, timestamp_ms: int, payload: bytes) -> None:
-        """Folds one record that was just written; the caller keeps `position`."""
+    def apply(self, kind: int, segment_id: int, timestamp_ms: int, payload: bytes) -> None:
+        """Folds one record that was just written."""
         if kind >= TYPE_COUNT:
-            self._count_unknown(kind, 0)
             return
-        self._at = (self.position.chunk_index, self.position.chunk_offset, logical_offset)
         _HANDLERS[kind](self, segment_id, p.decode(kind, payload), timestamp_ms)
 
-    def sorted_entries(self) -> Iterator[tuple[int, ManifestEntry]]:
-        yield from sorted(self.entries.items())
-
     def same_state(self, other: ManifestIndex) -> bool:
-        """Whether both came to the same conclusions (diagnostics, such as unknown types met, aside)."""
+        """Whether both came to the same conclusions (diagnostics, such as unknown events met, aside)."""
         return self._state() == other._state()
 
     def _state(self) -> tuple[object, ...]:
         return (self.entries, self.pending_uploads, self.pending_deletes, self.log_objects, self.snapshot)
-
-    _at: tuple[int, int, int] = (0, 0, 0)
-
-    def _count_unknown(self, kind: int, flags: int) -> None:
-        self.unknown_types[kind] = self.unknown_types.get(kind, 0) + 1
-        self.unknown_flags[kind] = self.unknown_flags.get(kind, 0) | flags
 
     def _entry(self, segment_id: int, stamp: int) -> ManifestEntry:
         entry = self.entries.get(segment_id)
@@ -222,7 +205,7 @@ class ManifestIndex:
             entry.upload = Progress.FAILED
             entry.reason_code = r.reason_code
 
-    def _delete_queued(self, segment_id: int, r: p.Tier2DeleteQueued, stamp: int) -> None:
+    def _tier2_delete_queued(self, segment_id: int, r: p.Tier2DeleteQueued, stamp: int) -> None:
         # Deletes come last in a segment's life, often after it was retired: they make no entry. One that is queued ends
         # the upload of that key, if it was still under way.
         self.pending_deletes.add((segment_id, r.key))
@@ -231,7 +214,7 @@ class ManifestIndex:
         if entry is not None:
             entry.last_ms = stamp
 
-    def _deleted(self, segment_id: int, r: p.Tier2Deleted, stamp: int) -> None:
+    def _tier2_deleted(self, segment_id: int, r: p.Tier2Deleted, stamp: int) -> None:
         self.pending_deletes.discard((segment_id, r.key))
         if segment_id == LOG_SEGMENT_ID:
             self.log_objects.pop(r.key, None)
@@ -291,39 +274,20 @@ class ManifestIndex:
             elif r.schema_id == SEGMENT_RETIRED:
                 self._segment_retired(segment_id)
             return
-        if r.schema_id not in KNOWN_SCHEMAS:
-            self._foreign_event(r)
-            return
-        event = self._events.feed(r.schema_id, r.blob)
-        if event is not None and self.on_event is not None:
-            self.on_event(event, LogPosition(self._at[0], self._at[1], 0))
-
-    def _foreign_event(self, r: p.CustomEvent) -> None:
-        """An event of a schema that this version does not know: counted, and nothing depends on it being understood."""
-        self.unknown_schemas[r.schema_id] = self.unknown_schemas.get(r.schema_id, 0) + 1
+        known = r.schema_id in KNOWN_SCHEMAS
+        if not known:
+            self.unknown_schemas[r.schema_id] = self.unknown_schemas.get(r.schema_id, 0) + 1
         try:
-            event = self._foreign.feed(r.schema_id, r.blob)
+            event = (self._events if known else self._foreign).feed(r.schema_id, r.blob)
         except ManifestIntegrityError:
-            return
+            if known:
+                raise
+            return  # nothing depends on it being understood
         if event is not None and self.on_event is not None:
-            self.on_event(event, LogPosition(self._at[0], self._at[1], 0))
+            self.on_event(event)
 
 
-_HANDLERS: Final[tuple[Callable[..., None], ...]] = (
-    ManifestIndex._segment_opened,
-    ManifestIndex._seal_segment,
-    ManifestIndex._compression_started,
-    ManifestIndex._compression_done,
-    ManifestIndex._compression_failed,
-    ManifestIndex._upload_started,
-    ManifestIndex._upload_done,
-    ManifestIndex._upload_failed,
-    ManifestIndex._delete_queued,
-    ManifestIndex._deleted,
-    ManifestIndex._hydration_started,
-    ManifestIndex._hydration_done,
-    ManifestIndex._hydration_failed,
-    ManifestIndex._local_evicted,
-    ManifestIndex._snapshot_marker,
-    ManifestIndex._custom_event,
+# A method a record type, by its name.
+_HANDLERS: Final[tuple[Callable[..., None], ...]] = tuple(
+    getattr(ManifestIndex, f"_{kind.name.lower()}") for kind in RecordType
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from struct import Struct
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from aof2.engine.errors import LimitError
 from aof2.engine.manifest.format import BLOB_LEN_MAX, ManifestIntegrityError, RecordType, pad8
@@ -123,16 +123,16 @@ _FIXED: Final[dict[type, tuple[RecordType, Struct]]] = {
     LocalEvicted: (RecordType.LOCAL_EVICTED, Struct("<Q")),
     SnapshotMarker: (RecordType.SNAPSHOT_MARKER, Struct("<QQQ")),
 }
-_KEY_ONLY: Final[dict[type, RecordType]] = {
-    UploadStarted: RecordType.UPLOAD_STARTED,
-    Tier2DeleteQueued: RecordType.TIER2_DELETE_QUEUED,
-    Tier2Deleted: RecordType.TIER2_DELETED,
+# Those with a remote key: the struct has its length and what follows it; of an etag behind it (True), the length.
+_KEYED: Final[dict[type, tuple[RecordType, Struct, bool]]] = {
+    UploadStarted: (RecordType.UPLOAD_STARTED, Struct("<H"), False),
+    UploadDone: (RecordType.UPLOAD_DONE, Struct("<HH"), True),
+    UploadFailed: (RecordType.UPLOAD_FAILED, Struct("<HI"), False),
+    Tier2DeleteQueued: (RecordType.TIER2_DELETE_QUEUED, Struct("<H"), False),
+    Tier2Deleted: (RecordType.TIER2_DELETED, Struct("<H"), False),
 }
 SEAL_SHORT: Final = Struct("<QQ")
 SEAL_LONG: Final = Struct("<QQQQB")
-U16: Final = Struct("<H")
-UPLOAD_DONE: Final = Struct("<HH")
-UPLOAD_FAILED: Final = Struct("<HI")
 CUSTOM_EVENT: Final = Struct("<IH")
 
 _PADS: Final = tuple(b"\0" * n for n in range(8))
@@ -146,27 +146,11 @@ def _padded(data: bytes) -> bytes:
     return data + _PADS[-len(data) & 7]
 
 
-def _key(text: str) -> bytes:
-    data = text.encode()
-    if not 0 < len(data) <= KEY_LEN_MAX:
-        raise LimitError(f"a remote key has 1 to {KEY_LEN_MAX} bytes, this one has {len(data)}")
-    return data
-
-
 def encode(payload: Payload) -> tuple[RecordType, bytes]:
     """The type and the padded payload bytes, as the log stores them."""
-    kind = type(payload)
-    fixed = PADDED.get(kind)
+    fixed = PADDED.get(type(payload))
     if fixed is not None:
         return fixed[0], fixed[1].pack(*payload)
-    key_only = _KEY_ONLY.get(kind)
-    if key_only is not None:
-        key = _key(str(payload[0]))
-        return key_only, _padded(U16.pack(len(key)) + key)
-    return _encode_other(payload)
-
-
-def _encode_other(payload: Payload) -> tuple[RecordType, bytes]:
     match payload:
         case CustomEvent(schema_id, blob):
             return RecordType.CUSTOM_EVENT, encode_event(schema_id, blob)
@@ -174,16 +158,17 @@ def _encode_other(payload: Payload) -> tuple[RecordType, bytes]:
             return RecordType.SEAL_SEGMENT, SEAL_SHORT.pack(durable, crc)
         case SealSegment():
             return RecordType.SEAL_SEGMENT, _padded(SEAL_LONG.pack(*payload))
-        case UploadDone(key, etag):
-            k, e = _key(key), etag.encode()
-            if len(e) > KEY_LEN_MAX:
-                raise LimitError(f"an etag has at most {KEY_LEN_MAX} bytes, this one has {len(e)}")
-            return RecordType.UPLOAD_DONE, _padded(UPLOAD_DONE.pack(len(k), len(e)) + k + e)
-        case UploadFailed(key, reason):
-            k = _key(key)
-            return RecordType.UPLOAD_FAILED, _padded(UPLOAD_FAILED.pack(len(k), reason) + k)
-        case _:
-            raise TypeError(f"{type(payload).__name__} is not a manifest payload")
+    if type(payload) not in _KEYED:
+        raise TypeError(f"{type(payload).__name__} is not a manifest payload")
+    kind, head, has_etag = _KEYED[type(payload)]
+    fields: tuple[Any, ...] = payload
+    key, etag = fields[0].encode(), fields[1].encode() if has_etag else b""
+    if not 0 < len(key) <= KEY_LEN_MAX:
+        raise LimitError(f"a remote key has 1 to {KEY_LEN_MAX} bytes, this one has {len(key)}")
+    if len(etag) > KEY_LEN_MAX:
+        raise LimitError(f"an etag has at most {KEY_LEN_MAX} bytes, this one has {len(etag)}")
+    rest = (len(etag),) if has_etag else fields[1:]
+    return kind, _padded(head.pack(len(key), *rest) + key + etag)
 
 
 def encode_event(schema_id: int, blob: bytes) -> bytes:
@@ -204,13 +189,6 @@ def _need(data: bytes, used: int, what: str) -> None:
         raise ManifestIntegrityError(f"{what} payload has {len(data)} bytes, its fields take {used}")
 
 
-def _text(data: bytes, what: str) -> str:
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        raise ManifestIntegrityError(f"{what} holds a string that is not UTF-8") from None
-
-
 def _fixed_decoder(cls: Callable[..., Payload], fixed: Struct, what: str) -> Callable[[bytes], Payload]:
     def decode_fixed(data: bytes) -> Payload:
         _check(data, fixed.size, what)
@@ -219,12 +197,20 @@ def _fixed_decoder(cls: Callable[..., Payload], fixed: Struct, what: str) -> Cal
     return decode_fixed
 
 
-def _key_decoder(cls: Callable[..., Payload], what: str) -> Callable[[bytes], Payload]:
+def _key_decoder(cls: Callable[..., Payload], head: Struct, has_etag: bool, what: str) -> Callable[[bytes], Payload]:
+    start = head.size
+
     def decode_key(data: bytes) -> Payload:
-        _need(data, 2, what)
-        (key_len,) = U16.unpack_from(data)
-        _check(data, 2 + key_len, what)
-        return cls(_text(data[2 : 2 + key_len], what))
+        _need(data, start, what)
+        key_len, *rest = head.unpack_from(data)
+        cut = start + key_len
+        end = cut + rest[0] if has_etag else cut
+        _check(data, end, what)
+        try:
+            key = data[start:cut].decode()
+            return cls(key, data[cut:end].decode()) if has_etag else cls(key, *rest)
+        except UnicodeDecodeError:
+            raise ManifestIntegrityError(f"{what} holds a string that is not UTF-8") from None
 
     return decode_key
 
@@ -237,21 +223,6 @@ def _decode_seal(data: bytes) -> Payload:
     return SealSegment(*SEAL_LONG.unpack_from(data))
 
 
-def _decode_upload_done(data: bytes) -> Payload:
-    _need(data, 4, "UploadDone")
-    key_len, etag_len = UPLOAD_DONE.unpack_from(data)
-    _check(data, 4 + key_len + etag_len, "UploadDone")
-    cut = 4 + key_len
-    return UploadDone(_text(data[4:cut], "UploadDone"), _text(data[cut : cut + etag_len], "UploadDone"))
-
-
-def _decode_upload_failed(data: bytes) -> Payload:
-    _need(data, 6, "UploadFailed")
-    key_len, reason = UPLOAD_FAILED.unpack_from(data)
-    _check(data, 6 + key_len, "UploadFailed")
-    return UploadFailed(_text(data[6 : 6 + key_len], "UploadFailed"), reason)
-
-
 def _decode_event(data: bytes) -> Payload:
     _need(data, 6, "CustomEvent")
     schema_id, blob_len = CUSTOM_EVENT.unpack_from(data)
@@ -261,10 +232,8 @@ def _decode_event(data: bytes) -> Payload:
 
 DECODERS: Final[dict[int, Callable[[bytes], Payload]]] = {
     **{int(t): _fixed_decoder(cls, fixed, t.label) for cls, (t, fixed) in _FIXED.items()},
-    **{int(t): _key_decoder(cls, t.label) for cls, t in _KEY_ONLY.items()},
+    **{int(t): _key_decoder(cls, head, has_etag, t.label) for cls, (t, head, has_etag) in _KEYED.items()},
     RecordType.SEAL_SEGMENT: _decode_seal,
-    RecordType.UPLOAD_DONE: _decode_upload_done,
-    RecordType.UPLOAD_FAILED: _decode_upload_failed,
     RecordType.CUSTOM_EVENT: _decode_event,
 }
 

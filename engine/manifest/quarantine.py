@@ -23,9 +23,9 @@ NAME: Final = "quarantine.json"
 
 class Quarantine(msgspec.Struct, frozen=True, kw_only=True):
     what: str
-    chunk_index: int | None
-    segment_id: int | None
-    offset: int | None
+    chunk_index: int | None = None
+    segment_id: int | None = None
+    offset: int | None = None
     since_ms: int
     gone: str = ""
     files: list[str] = []
@@ -68,9 +68,7 @@ def read_quarantine(directory: Path) -> Quarantine | None:
     try:
         return msgspec.json.decode(data, type=Quarantine)
     except msgspec.DecodeError:
-        return Quarantine(
-            what="the quarantine mark itself is unreadable", chunk_index=None, segment_id=None, offset=None, since_ms=0
-        )
+        return Quarantine(what="the quarantine mark itself is unreadable", since_ms=0)
 
 
 def refuse_if_quarantined(directory: Path) -> None:

@@ -13,22 +13,26 @@ Owner: stateless. A crash leaves nothing.
 
 from __future__ import annotations
 
+import bisect
+import contextlib
 import fcntl
 import os
 import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from aof2 import native
-from aof2.engine.errors import UnsupportedError
+from aof2.engine.errors import Aof2Error, UnsupportedError
 from aof2.engine.manifest import payloads
 from aof2.engine.manifest.format import (
     BUNDLE_NAME,
     CAPACITY_MAX,
     CHUNK_HEADER_LEN,
     CHUNK_NAME,
+    SNAPSHOT_NAME,
     TYPE_COUNT,
     ChunkHeader,
     LogPosition,
@@ -83,7 +87,6 @@ class Chunk:
     rows: native.ManifestRows
     count: int
     end: int
-    crc64: int
     trimmed: int
 
     @property
@@ -96,23 +99,24 @@ class Chunk:
 
     def records(self, from_offset: int = CHUNK_HEADER_LEN) -> Iterator[Record]:
         """Records that start at or after `from_offset`, which must be where one starts (or the end)."""
-        first = self._row_at(from_offset)
+        first = self.row_at(from_offset)
         rows = zip(*(column[first:] for column in self.rows), strict=True)
         base = self.header.base_record + first
         for i, (offset, kind, flags, length, segment_id, logical, stamp) in enumerate(rows):
             payload = bytes(self.data[offset + 40 : offset + 40 + length])
             yield Record(self.index, offset, base + i, kind, flags, segment_id, logical, stamp, payload)
 
-    def _row_at(self, offset: int) -> int:
-        if offset == self.end:
-            return self.count
-        low, high = 0, self.count
-        while low < high:
-            middle = (low + high) // 2
-            low, high = (middle + 1, high) if self.rows.offset[middle] < offset else (low, middle)
-        if low == self.count or self.rows.offset[low] != offset:
+    def goes_on_at(self, position: LogPosition | None) -> int:
+        """The byte of this chunk at which a replay from `position` goes on."""
+        here = position is not None and position.chunk_index == self.index
+        return position.chunk_offset if position and here else CHUNK_HEADER_LEN
+
+    def row_at(self, offset: int) -> int:
+        """Which record starts there; `count` at the end."""
+        row = bisect.bisect_left(self.rows.offset, offset)
+        if offset != (self.end if row == self.count else self.rows.offset[row]):
             raise ManifestIntegrityError("no record starts here", path=self.path, chunk_index=self.index, offset=offset)
-        return low
+        return row
 
 
 def parse_chunk(
@@ -120,37 +124,24 @@ def parse_chunk(
 ) -> Chunk | None:
     """Verifies one chunk. `last`: it may be unsealed and torn; None then means that it holds no commit at all."""
     if last and bytes(data[:CHUNK_HEADER_LEN]) == _ZERO_HEADER[: len(data)]:
-        _check_never_synced(data, path, expect_index)
+        # Its header never reached the disk: then it holds no marker that speaks of synced bytes.
+        durable = native.manifest_probe_durable(data, min(CHUNK_HEADER_LEN, len(data)))
+        if durable > CHUNK_HEADER_LEN:
+            what = f"its header is lost, though {durable} bytes had been synced"
+            raise ManifestIntegrityError(what, path=path, chunk_index=expect_index, offset=0)
         return None
     header = unpack_chunk_header(data, path=path)
     if expect_index is not None and header.chunk_index != expect_index:
-        raise ManifestIntegrityError(
-            f"its header says chunk {header.chunk_index}", path=path, chunk_index=expect_index, offset=16
-        )
-    chunk = _parse_committed(data, header, path)
-    if isinstance(chunk, Chunk):
-        return chunk
-    if header.sealed or not last:
-        raise _damage(data, header, path, chunk)
-    return _parse_torn(data, header, path)
-
-
-def _check_never_synced(data: bytes | memoryview, path: str, index: int | None) -> None:
-    """A chunk whose header never reached the disk holds no marker that speaks of synced bytes."""
-    durable = native.manifest_probe_durable(data, min(CHUNK_HEADER_LEN, len(data)))
-    if durable > CHUNK_HEADER_LEN:
-        what = f"its header is lost, though {durable} bytes had been synced"
-        raise ManifestIntegrityError(what, path=path, chunk_index=index, offset=0)
-
-
-def _parse_committed(data: bytes | memoryview, header: ChunkHeader, path: str) -> Chunk | native.ManifestScan:
-    """The chunk as its header describes it, or the scan that shows that it is not like that."""
+        what = f"its header says chunk {header.chunk_index}"
+        raise ManifestIntegrityError(what, path=path, chunk_index=expect_index, offset=16)
     end = header.committed_len
     scan = native.manifest_scan(data, CHUNK_HEADER_LEN, min(end, len(data)) if end >= CHUNK_HEADER_LEN else 64)
     whole = CHUNK_HEADER_LEN <= end <= len(data) and header.tail_offset >= end
-    if not whole or scan.outcome != native.Outcome.CLEAN or scan.crc64 != header.chunk_crc64:
-        return scan
-    return _checked(data, header, path, scan, end, len(data) - end)
+    if whole and scan.outcome == native.Outcome.CLEAN and scan.crc64 == header.chunk_crc64:
+        return _checked(data, header, path, scan, len(scan.rows.offset))
+    if header.sealed or not last:
+        raise _damage(data, header, path, scan, whole=whole)
+    return _parse_torn(data, header, path)
 
 
 def _parse_torn(data: bytes | memoryview, header: ChunkHeader, path: str) -> Chunk | None:
@@ -159,62 +150,43 @@ def _parse_torn(data: bytes | memoryview, header: ChunkHeader, path: str) -> Chu
     keep = scan.marker_end
     durable = max(scan.durable_len, native.manifest_probe_durable(data, scan.pos & ~7))
     if durable > keep:
-        raise ManifestIntegrityError(
-            f"damaged below byte {durable}, which had been synced",
-            path=path,
-            chunk_index=header.chunk_index,
-            offset=scan.pos,
-        )
+        what = f"damaged below byte {durable}, which had been synced"
+        raise ManifestIntegrityError(what, path=path, chunk_index=header.chunk_index, offset=scan.pos)
     if scan.marker_count == 0:
         return None
-    rows = native.ManifestRows(*(column[: scan.marker_count] for column in scan.rows))
     header = header._replace(tail_offset=keep, committed_len=keep, chunk_crc64=scan.marker_crc64)
-    return _checked(data, header, path, scan, keep, len(data) - keep, rows)
+    return _checked(data, header, path, scan, scan.marker_count)
 
 
-def _checked(
-    data: bytes | memoryview,
-    header: ChunkHeader,
-    path: str,
-    scan: native.ManifestScan,
-    end: int,
-    trimmed: int,
-    rows: native.ManifestRows | None = None,
-) -> Chunk:
-    rows = rows or scan.rows
-    count = len(rows.offset)
+def _checked(data: bytes | memoryview, header: ChunkHeader, path: str, scan: native.ManifestScan, count: int) -> Chunk:
+    """The chunk with the first `count` records of the scan, which end where its header says."""
+    rows = native.ManifestRows(*(column[:count] for column in scan.rows))
     if any(rows.flags):
-        _check_flags(rows, path)
+        for kind, flags in zip(rows.type, rows.flags, strict=True):
+            if flags and kind < TYPE_COUNT:
+                raise UnsupportedError(f"{RecordType(kind).label} record with flags {flags:#x}", path=path)
     # The last marker knows its ordinal, so a header that lies about base_record is found out.
     if scan.marker_count == count > 0 and rows.logical_offset[-1] != header.base_record + count - 1:
         what = f"base_record {header.base_record} disagrees with its last commit marker"
         raise ManifestIntegrityError(what, path=path, chunk_index=header.chunk_index, offset=24)
     if header.uploaded and not header.sealed:
         raise ManifestIntegrityError("uploaded but not sealed", path=path, chunk_index=header.chunk_index, offset=56)
-    return Chunk(path, header, data, rows, count, end, header.chunk_crc64, trimmed)
-
-
-def _check_flags(rows: native.ManifestRows, path: str) -> None:
-    for kind, flags in zip(rows.type, rows.flags, strict=True):
-        if flags and kind < TYPE_COUNT:
-            raise UnsupportedError(f"{RecordType(kind).label} record with flags {flags:#x}", path=path)
+    return Chunk(path, header, data, rows, count, header.committed_len, len(data) - header.committed_len)
 
 
 def _damage(
-    data: bytes | memoryview, header: ChunkHeader, path: str, scan: native.ManifestScan
+    data: bytes | memoryview, header: ChunkHeader, path: str, scan: native.ManifestScan, *, whole: bool
 ) -> ManifestIntegrityError:
-    def error(what: str, offset: int, segment_id: int | None = None) -> ManifestIntegrityError:
-        return ManifestIntegrityError(
-            what, path=path, chunk_index=header.chunk_index, segment_id=segment_id, offset=offset
-        )
-
-    end = header.committed_len
-    if not CHUNK_HEADER_LEN <= end <= len(data) or header.tail_offset < end:
-        return error(f"committed_len {end} does not fit a file of {len(data)} bytes", 40)
-    if scan.outcome == native.Outcome.CLEAN:
-        return error(f"its checksum {scan.crc64:#018x} is not the recorded {header.chunk_crc64:#018x}", 48)
-    segment_id = int.from_bytes(data[scan.pos + 8 : scan.pos + 16], "little") if scan.pos + 16 <= len(data) else None
-    return error(f"record damaged ({scan.fault.name.lower().replace('_', ' ')})", scan.pos, segment_id)
+    segment_id: int | None = None
+    if not whole:
+        what, offset = f"committed_len {header.committed_len} does not fit a file of {len(data)} bytes", 40
+    elif scan.outcome == native.Outcome.CLEAN:
+        what, offset = f"its checksum {scan.crc64:#018x} is not the recorded {header.chunk_crc64:#018x}", 48
+    else:
+        what, offset = f"record damaged ({scan.fault.name.lower().replace('_', ' ')})", scan.pos
+        if offset + 16 <= len(data):
+            segment_id = int.from_bytes(data[offset + 8 : offset + 16], "little")
+    return ManifestIntegrityError(what, path=path, chunk_index=header.chunk_index, segment_id=segment_id, offset=offset)
 
 
 def read_file(path: Path, *, start: int = 0, length: int | None = None) -> bytes:
@@ -249,19 +221,70 @@ class ChunkFile:
 
 
 def split_bundle(
-    size: int, header_at: Callable[[int], bytes], *, path: str = ""
-) -> Iterator[tuple[int, int, ChunkHeader]]:
-    """(start, length, header) of each chunk in a bundle of `size` bytes: whole sealed chunks and nothing else."""
-    pos = 0
+    size: int, header_at: Callable[[int], bytes], first: int, last: int, *, path: str
+) -> Iterator[tuple[int, int, int]]:
+    """(index, start, length) of each chunk in a bundle of `size` bytes: first to last, whole, sealed, nothing else."""
+    index, pos = first, 0
+
+    def error(what: str) -> ManifestIntegrityError:
+        return ManifestIntegrityError(what, path=path, chunk_index=index, offset=pos)
+
     while pos < size:
         header = unpack_chunk_header(header_at(pos), path=path)
         length = header.committed_len
+        if header.chunk_index != index or index > last:
+            raise error(f"holds chunk {header.chunk_index} where {index} belongs")
         if not header.sealed or length < CHUNK_HEADER_LEN or pos + length > size:
-            raise ManifestIntegrityError(
-                "a bundle holds whole sealed chunks only", path=path, chunk_index=header.chunk_index, offset=pos
-            )
-        yield pos, length, header
-        pos += length
+            raise error("a bundle holds whole sealed chunks only")
+        yield index, pos, length
+        index, pos = index + 1, pos + length
+    if index <= last:
+        raise error(f"ends before chunk {last}, which its name promises")
+
+
+class Folder:
+    """What a stream's folder holds by name, listed once. `copies` are bundled chunks that are also elsewhere."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.names = frozenset(os.listdir(directory))  # noqa: PTH208
+        self.bundles = 0
+        self.copies: list[ChunkFile] = []
+        self.errors: list[tuple[Path, Aof2Error | OSError]] = []  # of bundles: the chunks before the damage are listed
+        self._bundled: dict[int, ChunkFile] = {}
+        files: dict[int, ChunkFile] = {}
+        for name in sorted(self.names):
+            if match := CHUNK_NAME.fullmatch(name):
+                files[int(match[1])] = ChunkFile(int(match[1]), directory / name)
+            elif match := BUNDLE_NAME.fullmatch(name):
+                self._open_bundle(directory / name, int(match[1]), int(match[2]))
+        self.copies += [chunk for index, chunk in self._bundled.items() if index in files]
+        # A chunk file and its copy in a bundle are the same bytes; the file is cheaper to read.
+        everything = self._bundled | files
+        self.chunks = [everything[index] for index in sorted(everything)]
+
+    @property
+    def snapshots(self) -> list[int]:
+        """The ids of those there are, oldest first."""
+        return sorted(int(match[1]) for name in self.names if (match := SNAPSHOT_NAME.fullmatch(name)))
+
+    def _open_bundle(self, path: Path, first: int, last: int) -> None:
+        """Only the headers of its chunks are read."""
+        self.bundles += 1
+        try:
+            if not path.is_file():
+                raise ManifestIntegrityError("not a file", path=str(path), chunk_index=first)
+            with open(path, "rb") as f:
+                fd = f.fileno()
+                header_at = partial(os.pread, fd, CHUNK_HEADER_LEN)
+                for index, start, length in split_bundle(os.fstat(fd).st_size, header_at, first, last, path=str(path)):
+                    other = self._bundled.setdefault(index, ChunkFile(index, path, start, length))
+                    if other.path != path:
+                        self.copies.append(ChunkFile(index, path, start, length))
+                        what = f"also in {other.path.name}"
+                        self.errors.append((path, ManifestIntegrityError(what, path=str(path), chunk_index=index)))
+        except (Aof2Error, OSError) as e:
+            self.errors.append((path, e))
 
 
 class Stream:
@@ -269,24 +292,10 @@ class Stream:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.chunks = self._list()
-
-    def _list(self) -> list[ChunkFile]:
-        found: dict[int, ChunkFile] = {}
-        bundled: dict[int, ChunkFile] = {}
-        for name in sorted(os.listdir(self.directory)):  # noqa: PTH208
-            path = self.directory / name
-            if match := CHUNK_NAME.fullmatch(name):
-                found[int(match[1])] = ChunkFile(int(match[1]), path)
-            elif match := BUNDLE_NAME.fullmatch(name):
-                for chunk in _bundle_chunks(path, int(match[1]), int(match[2])):
-                    if chunk.index in bundled:
-                        raise ManifestIntegrityError(
-                            f"also in {bundled[chunk.index].path.name}", path=str(path), chunk_index=chunk.index
-                        )
-                    bundled[chunk.index] = chunk
-        # A chunk file and its copy in a bundle are the same bytes; the file is cheaper to read.
-        return [(bundled | found)[index] for index in sorted(bundled | found)]
+        folder = Folder(directory)
+        for _, error in folder.errors:
+            raise error
+        self.chunks = folder.chunks
 
     def read(self, position: LogPosition | None = None) -> Iterator[Chunk]:
         """Verified chunks from the one at `position` on. Raises at the first that is damaged or missing."""
@@ -319,27 +328,16 @@ class Stream:
 
     def records(self, position: LogPosition | None = None) -> Iterator[Record]:
         for chunk in self.read(position):
-            at_start = position is not None and chunk.index == position.chunk_index
-            yield from chunk.records(position.chunk_offset if position and at_start else CHUNK_HEADER_LEN)
+            yield from chunk.records(chunk.goes_on_at(position))
 
 
-def _bundle_chunks(path: Path, first: int, last: int) -> Iterator[ChunkFile]:
-    """Where each chunk of a bundle is; only the headers are read."""
-    index = first
-    if not path.is_file():
-        raise ManifestIntegrityError("not a file", path=str(path), chunk_index=first)
-    with open(path, "rb") as f:
-        size = os.fstat(f.fileno()).st_size
-
-        def header_at(pos: int) -> bytes:
-            return os.pread(f.fileno(), CHUNK_HEADER_LEN, pos)
-
-        for start, length, header in split_bundle(size, header_at, path=str(path)):
-            if header.chunk_index != index:
-                what = f"holds chunk {header.chunk_index} where {index} belongs"
-                raise ManifestIntegrityError(what, path=str(path), chunk_index=index, offset=start)
-            yield ChunkFile(index, path, start, length)
-            index += 1
-    if index != last + 1:
-        what = f"ends before chunk {last}, which its name promises"
-        raise ManifestIntegrityError(what, path=str(path), chunk_index=index, offset=size)
+def chunk_headers(directory: Path) -> list[tuple[ChunkFile, ChunkHeader]]:
+    """The chunk files of the folder in order (parts of bundles left out)."""
+    found = []
+    for chunk in Stream(directory).chunks:
+        if chunk.length is None:
+            with contextlib.suppress(FileNotFoundError):
+                head = read_file(chunk.path, length=CHUNK_HEADER_LEN)
+                if any(head):
+                    found.append((chunk, unpack_chunk_header(head, path=str(chunk.path))))
+    return found

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from aof2.engine.env import Env
-from aof2.engine.manifest.format import CHUNK_HEADER_LEN, ChunkHeader, LogPosition, chunk_name, unpack_chunk_header
-from aof2.engine.manifest.reader import Stream, read_file
+from aof2.engine.manifest.format import ChunkHeader, LogPosition, chunk_name
+from aof2.engine.manifest.reader import chunk_headers
 from aof2.engine.manifest.snapshot import list_snapshots, snapshot_name
 
 SEALED_KEPT: Final = 2
@@ -42,7 +42,7 @@ def plan(headers: Sequence[ChunkHeader], snapshots: Sequence[int], covered: LogP
     return RetentionPlan(chunks, list(snapshots[:-SNAPSHOTS_KEPT]))
 
 
-def violations(headers: Sequence[ChunkHeader], oldest_expected: int | None, covered: LogPosition | None) -> list[str]:
+def violations(headers: Sequence[ChunkHeader], covered: LogPosition | None) -> list[str]:
     """What `manifest verify` says when a folder does not hold what retention promises to keep."""
     found: list[str] = []
     indexes = [h.chunk_index for h in headers]
@@ -51,21 +51,11 @@ def violations(headers: Sequence[ChunkHeader], oldest_expected: int | None, cove
             found.append(f"chunks {a + 1} to {b - 1} are missing")
     if covered is not None and indexes and indexes[0] > covered.chunk_index:
         found.append(f"the newest snapshot needs chunk {covered.chunk_index}, the oldest here is {indexes[0]}")
-    if covered is None and indexes and indexes[0] > (oldest_expected or 0):
+    if covered is None and indexes and indexes[0] > 0:
         found.append(f"no usable snapshot covers the chunks before {indexes[0]}")
     unsealed = [h.chunk_index for h in headers[:-1] if not h.sealed]
     found += [f"chunk {index} is not sealed though others follow it" for index in unsealed]
     return found
-
-
-def read_headers(directory: Path) -> list[ChunkHeader]:
-    """Headers of the chunk files in order (bundled chunks left out: they are not retention's to delete)."""
-    headers = []
-    for chunk in Stream(directory).chunks:
-        if chunk.length is None:
-            data = read_file(chunk.path, length=CHUNK_HEADER_LEN)
-            headers.append(unpack_chunk_header(data, path=str(chunk.path)))
-    return headers
 
 
 def apply(
@@ -75,7 +65,7 @@ def apply(
 
     The flag in the chunk's header is under no checksum; where the log is folded, it has the last word.
     """
-    decided = plan(read_headers(directory), list_snapshots(directory), covered)
+    decided = plan([header for _, header in chunk_headers(directory)], list_snapshots(directory), covered)
     if uploaded is not None:
         decided = decided._replace(chunks=list(itertools.takewhile(uploaded, decided.chunks)))
     for index in decided.chunks:

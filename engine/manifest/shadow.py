@@ -4,8 +4,8 @@ A volume keeps one a stream where `[manifest] shadow` asks for it (`engine/shado
 `manifest_shadow_divergence` says on how many segments the two disagree, and 0 is what it should be. The fold here is
 deliberately independent of ManifestIndex: dictionaries and names, no shared code.
 
-Owner: the log's writer thread, as the writer's `observer`. `save` replaces the file atomically; a crash leaves the
-last saved state.
+Owner: the catalog thread, which shows it each record once it is committed. `save` replaces the file atomically; a crash
+leaves the last saved state.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class ShadowState:
     def segment_ids(self) -> list[int]:
         return [int(name) for name in self.segments]
 
-    def observe(self, kind: int, segment_id: int, logical_offset: int, timestamp_ms: int, payload: bytes) -> None:
-        """One record, as the writer appends it."""
+    def observe(self, kind: int, segment_id: int, payload: bytes) -> None:
+        """One record, as the writer committed it."""
         if kind >= TYPE_COUNT or segment_id == LOG_SEGMENT_ID:
             return
         record = p.decode(kind, payload)

@@ -19,9 +19,11 @@ Owner: the log's writer thread.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from struct import Struct
 from typing import Any, Final, NamedTuple
@@ -34,6 +36,8 @@ from aof2.engine.errors import CorruptError, LimitError, UnsupportedError
 from aof2.engine.manifest.format import SNAPSHOT_NAME, LogPosition, pad8
 from aof2.engine.manifest.index import ManifestEntry, ManifestIndex, Progress, Residency
 
+log = logging.getLogger(__name__)
+
 SNAPSHOT_MAGIC: Final = 0x414F4632534E4150  # "AOF2SNAP"
 SNAPSHOT_VERSION: Final = 3
 # magic, version, header_len, entry_count, chunk_index, chunk_offset, snapshot_id, ordinal, created_ms, entry_len,
@@ -43,11 +47,18 @@ HEADER_CRC_AT: Final = 88
 HEADER_LEN: Final = 96
 SECTION: Final = Struct("<32sQQQ")  # name, offset, length, crc64
 SECTION_COUNT_MAX: Final = 1024
-# segment_id, base_offset, durable_bytes, segment_crc64, ext_id, coordinator_watermark, compressed_bytes,
-# resident_bytes, reclaimed_bytes, last_ms, string_offset, source_tier, epoch, job_id, dictionary_id, reason_code,
-# key_len, etag_len, state, compression, upload, hydration, residency, reserved
 ENTRY: Final = Struct("<12Q4IHH5B7s")
 ENTRY_LEN: Final = 128
+_COLUMNS: Final = (
+    *("segment_id", "base_offset", "durable_bytes", "segment_crc64", "ext_id", "coordinator_watermark"),
+    *("compressed_bytes", "resident_bytes", "reclaimed_bytes", "last_ms", "string_offset", "source_tier"),
+    *("epoch", "job_id", "dictionary_id", "reason_code", "key_len", "etag_len"),
+    *("state", "compression", "upload", "hydration", "residency", "reserved"),
+)
+# `state` is the first four fields of an entry, a bit each.
+_STATES: Final = tuple(tuple(bool(state >> bit & 1) for bit in range(4)) for state in range(16))
+_STATE_OF: Final = {bits: state for state, bits in enumerate(_STATES)}
+_FIELDS: Final = ManifestEntry.__struct_fields__
 
 CRASH_POINTS: Final = (
     "manifest.snapshot.temp",
@@ -56,7 +67,9 @@ CRASH_POINTS: Final = (
 )
 
 _RESIDENCY_MAX: Final = int(Residency.TIER0 | Residency.TIER1 | Residency.TIER2)
-_STATE_BITS: Final = ("opened", "sealed", "flush_failure", "needs_repair")
+_bits = attrgetter(*_FIELDS[:4])
+_numbers, _small, _progress = (attrgetter(*names) for names in (_COLUMNS[1:10], _COLUMNS[11:16], _COLUMNS[19:23]))
+_in_order_of_fields = itemgetter(*(_COLUMNS.index(name) for name in _FIELDS if name in _COLUMNS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,33 +91,8 @@ def _pack_entry(segment_id: int, e: ManifestEntry, strings: bytearray) -> bytes:
     key, etag = e.key.encode(), e.etag.encode()
     at = len(strings)
     strings += key + etag
-    state = sum(1 << i for i, name in enumerate(_STATE_BITS) if getattr(e, name))
-    return ENTRY.pack(
-        segment_id,
-        e.base_offset,
-        e.durable_bytes,
-        e.segment_crc64,
-        e.ext_id,
-        e.coordinator_watermark,
-        e.compressed_bytes,
-        e.resident_bytes,
-        e.reclaimed_bytes,
-        e.last_ms,
-        at,
-        e.source_tier,
-        e.epoch,
-        e.job_id,
-        e.dictionary_id,
-        e.reason_code,
-        len(key),
-        len(etag),
-        state,
-        e.compression,
-        e.upload,
-        e.hydration,
-        e.residency,
-        bytes(7),
-    )
+    lengths = len(key), len(etag)
+    return ENTRY.pack(segment_id, *_numbers(e), at, *_small(e), *lengths, _STATE_OF[_bits(e)], *_progress(e), bytes(7))
 
 
 def encode_snapshot(
@@ -114,26 +102,13 @@ def encode_snapshot(
     position: LogPosition,
     created_ms: int,
     sections: Mapping[str, bytes] | None = None,
-) -> bytes:
-    """The bytes of a snapshot; the same state gives the same bytes."""
-    return b"".join(
-        encode_pieces(index, snapshot_id=snapshot_id, position=position, created_ms=created_ms, sections=sections)
-    )
-
-
-def encode_pieces(
-    index: ManifestIndex,
-    *,
-    snapshot_id: int,
-    position: LogPosition,
-    created_ms: int,
-    sections: Mapping[str, bytes] | None = None,
     entries: Iterable[tuple[int, ManifestEntry]] | None = None,
 ) -> list[bytes | bytearray]:
-    """The same, in pieces to be written one behind the other: of a million segments nothing is held twice. `entries`,
-    by segment id, stand in for the index's own, and are taken one at a time."""
+    """The bytes of a snapshot, in pieces to be written one behind the other: of a million segments nothing is held
+    twice. The same state gives the same bytes. `entries`, by segment id, stand in for the index's own, and are taken
+    one at a time."""
     packed, strings = bytearray(), bytearray()
-    for segment_id, e in index.sorted_entries() if entries is None else entries:
+    for segment_id, e in sorted(index.entries.items()) if entries is None else entries:
         packed += _pack_entry(segment_id, e, strings)
     pack = msgspec.msgpack.encode
     parts: dict[str, bytes | bytearray] = {
@@ -194,7 +169,6 @@ def decode_snapshot(data: bytes, *, path: str = "") -> Snapshot:
     head = _head(data, path)
     sections = {name: data[at:end] for name, at, end in _sections(data, head.section_count, path)}
     index = _index(sections, head.entry_count, path)
-    index.position = head.position
     return Snapshot(head.snapshot_id, head.position, head.created_ms, index, sections)
 
 
@@ -277,39 +251,18 @@ def _index(sections: dict[str, bytes], entry_count: int, path: str) -> ManifestI
 
 
 def _unpack_entry(row: tuple[Any, ...], strings: bytes, path: str) -> ManifestEntry:
-    at, key_len, etag_len, state, reserved = row[10], row[16], row[17], row[18], row[23]
-    if state >> len(_STATE_BITS) or max(row[19:22]) > Progress.FAILED or row[22] > _RESIDENCY_MAX or any(reserved):
-        raise UnsupportedError(f"snapshot entry of segment {row[0]} with unknown states", path=path)
+    segment_id, at, key_len, etag_len, state, reserved = row[0], row[10], row[16], row[17], row[18], row[23]
+    if state >= len(_STATES) or max(row[19:22]) > Progress.FAILED or row[22] > _RESIDENCY_MAX or any(reserved):
+        raise UnsupportedError(f"snapshot entry of segment {segment_id} with unknown states", path=path)
     if at + key_len + etag_len > len(strings):
-        raise CorruptError(f"snapshot: entry of segment {row[0]} points outside the strings", path=path)
+        raise CorruptError(f"snapshot: entry of segment {segment_id} points outside the strings", path=path)
     cut = at + key_len
     try:
         key, etag = strings[at:cut].decode(), strings[cut : cut + etag_len].decode()
     except UnicodeDecodeError:
-        raise CorruptError(f"snapshot: entry of segment {row[0]} has a key that is not UTF-8", path=path) from None
-    return ManifestEntry(
-        **{name: bool(state >> i & 1) for i, name in enumerate(_STATE_BITS)},
-        base_offset=row[1],
-        durable_bytes=row[2],
-        segment_crc64=row[3],
-        ext_id=row[4],
-        coordinator_watermark=row[5],
-        compressed_bytes=row[6],
-        resident_bytes=row[7],
-        reclaimed_bytes=row[8],
-        last_ms=row[9],
-        source_tier=row[11],
-        epoch=row[12],
-        job_id=row[13],
-        dictionary_id=row[14],
-        reason_code=row[15],
-        compression=row[19],
-        upload=row[20],
-        hydration=row[21],
-        residency=row[22],
-        key=key,
-        etag=etag,
-    )
+        raise CorruptError(f"snapshot: entry of segment {segment_id} has a key that is not UTF-8", path=path) from None
+    fields: tuple[Any, ...] = (*_STATES[state], *_in_order_of_fields(row), key, etag)
+    return ManifestEntry(*fields)
 
 
 def list_snapshots(directory: Path) -> list[int]:
@@ -318,13 +271,28 @@ def list_snapshots(directory: Path) -> list[int]:
     return sorted(int(match[1]) for name in names if (match := SNAPSHOT_NAME.fullmatch(name)))
 
 
-def snapshot_created_ms(path: Path) -> int:
-    """When a snapshot was taken, by its header alone, of which only the magic is checked: for showing its age."""
-    with path.open("rb") as f:
-        fields = HEADER.unpack(f.read(HEADER.size))
-    if fields[0] != SNAPSHOT_MAGIC:
-        raise CorruptError("snapshot: not a snapshot", path=str(path))
-    return int(fields[8])
+class SnapshotAt(NamedTuple):
+    """A local snapshot and the place in the log it stands for."""
+
+    snapshot_id: int
+    position: LogPosition
+    created_ms: int
+
+
+def local_snapshots(directory: Path) -> list[SnapshotAt]:
+    """Snapshots in the folder by their headers, oldest first; what is not one is passed over."""
+    found = []
+    for snapshot_id in list_snapshots(directory):
+        try:
+            with open(directory / snapshot_name(snapshot_id), "rb") as f:
+                head = f.read(HEADER.size)
+        except FileNotFoundError:
+            continue  # retention was here
+        if len(head) == HEADER.size:
+            magic, _, _, _, chunk_index, chunk_offset, number, ordinal, created_ms, *_ = HEADER.unpack(head)
+            if magic == SNAPSHOT_MAGIC and number == snapshot_id:
+                found.append(SnapshotAt(snapshot_id, LogPosition(chunk_index, chunk_offset, ordinal), created_ms))
+    return found
 
 
 def store_snapshot(env: Env, directory: Path, data: bytes | Sequence[bytes | bytearray], snapshot_id: int) -> Path:
@@ -341,3 +309,18 @@ def load_snapshot(directory: Path, snapshot_id: int) -> Snapshot:
     if snapshot.snapshot_id != snapshot_id:
         raise CorruptError(f"snapshot: its header says {snapshot.snapshot_id}", path=str(path), offset=48)
     return snapshot
+
+
+def usable_snapshots(directory: Path, *, level: int = logging.DEBUG) -> Iterator[Snapshot]:
+    """Those that are whole, newest first; what is passed over is logged at that level. One that is damaged or from the
+    future costs a longer replay, as long as the chunks before it are still here."""
+    for snapshot_id in reversed(list_snapshots(directory)):
+        try:
+            yield load_snapshot(directory, snapshot_id)
+        except (CorruptError, UnsupportedError, FileNotFoundError) as e:
+            log.log(level, "snapshot passed over", extra={"snapshot_id": snapshot_id, "error": str(e)})
+
+
+def newest_snapshot(directory: Path) -> Snapshot | None:
+    """Where a start begins; one that is passed over is worth a warning there."""
+    return next(usable_snapshots(directory, level=logging.WARNING), None)

@@ -22,7 +22,7 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 import msgspec
 
@@ -52,6 +52,8 @@ from aof2.engine.manifest.reader import parse_chunk, read_file
 from aof2.engine.manifest.writer import SealedChunk
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 CRASH_POINTS: Final = (
     "manifest.upload.put",
@@ -212,9 +214,8 @@ class ChunkUploader:
     def _body_of(sealed: SealedChunk) -> bytes:
         data = read_file(sealed.path, length=sealed.header.committed_len)  # it may not be cut to it yet
         # What leaves this machine is checked once more: a chunk damaged on disk must not become the good copy.
-        if _is_as_sealed(data, sealed.header):
-            return as_uploaded(data)
-        parse_chunk(data, path=str(sealed.path), last=False, expect_index=sealed.header.chunk_index)
+        if not _is_as_sealed(data, sealed.header):
+            parse_chunk(data, path=str(sealed.path), last=False, expect_index=sealed.header.chunk_index)
         return as_uploaded(data)
 
     def _put(self, sealed: SealedChunk, body: bytes, snapshot_id: int) -> str:
@@ -231,11 +232,11 @@ class ChunkUploader:
         """Replaces the remote chunks first..last, which a snapshot covers, by one bundle."""
         key = bundle_key(self.stream_id, first, last)
         sources = [chunk_key(self.stream_id, index) for index in range(first, last + 1)]
-        self._log(UploadStarted(key), first)
+        self._log([UploadStarted(key)], first)
         etag = self._retrying(key, first, lambda: self._remote.compose(key, sources))
         self.env.failpoint("manifest.compact.composed")
         queued: list[Payload] = [UploadDone(key, etag), marker, *(Tier2DeleteQueued(source) for source in sources)]
-        self._log_all(queued, first)
+        self._log(queued, first)
         self.env.failpoint("manifest.compact.queued")
         self.finish_deletes(sources, first)
         return etag
@@ -243,15 +244,11 @@ class ChunkUploader:
     def finish_deletes(self, keys: Sequence[str], chunk_index: int = 0) -> None:
         """Deletes objects whose deletion is queued in the log; also what a restart resumes."""
         for key in keys:
-            self._retrying(key, chunk_index, functools.partial(self._delete, key), upload=False)
+            self._retrying(key, chunk_index, functools.partial(self._remote.delete, [key]), upload=False)
             self.env.failpoint("manifest.compact.deleted")
-        self._log_all([Tier2Deleted(key) for key in keys], chunk_index)
+        self._log([Tier2Deleted(key) for key in keys], chunk_index)
 
-    def _delete(self, key: str) -> str:
-        self._remote.delete([key])
-        return ""
-
-    def _retrying(self, key: str, chunk_index: int, attempt: Callable[[], str], *, upload: bool = True) -> str:
+    def _retrying(self, key: str, chunk_index: int, attempt: Callable[[], T], *, upload: bool = True) -> T:
         """A failed upload is in the log, with its reason; a failed delete is still queued there."""
         policy = self._policy
         for number in range(1, policy.attempts + 1):
@@ -259,7 +256,7 @@ class ChunkUploader:
                 return attempt()
             except TransientError as e:
                 if upload:
-                    self._log(UploadFailed(key, e.reason_code), chunk_index)
+                    self._log([UploadFailed(key, e.reason_code)], chunk_index)
                 log.info(
                     "manifest object not reached", extra={"key": key, "reason_code": e.reason_code, "attempt": number}
                 )
@@ -270,10 +267,7 @@ class ChunkUploader:
                 self._sleep_s(self.env.rng.uniform(ceiling / 2, ceiling))
         raise AssertionError("unreachable: the last attempt returns or raises")
 
-    def _log(self, payload: Payload, chunk_index: int) -> None:
-        self._log_all([payload], chunk_index)
-
-    def _log_all(self, records: Sequence[Payload], chunk_index: int) -> None:
+    def _log(self, records: Sequence[Payload], chunk_index: int) -> None:
         if records:
             self._append(_about([(payload, chunk_index) for payload in records]))
 

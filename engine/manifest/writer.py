@@ -21,9 +21,9 @@ import errno
 import fcntl
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -31,7 +31,7 @@ from aof2.engine.env import Env
 from aof2.engine.errors import FatalIOError, LimitError, ReadOnlyError
 from aof2.engine.manifest import payloads
 from aof2.engine.manifest.batch import RecordBatch
-from aof2.engine.manifest.chunk import ActiveChunk, is_bookkeeping, open_sealed_rw
+from aof2.engine.manifest.chunk import ActiveChunk, is_bookkeeping, sealed_rw
 from aof2.engine.manifest.format import (
     CAPACITY_MAX,
     CAPACITY_MIN,
@@ -84,12 +84,6 @@ class SealedChunk(NamedTuple):
     record_count: int
 
 
-class RecordObserver(Protocol):
-    """Sees each record once it is committed."""
-
-    def observe(self, kind: int, segment_id: int, logical_offset: int, timestamp_ms: int, payload: bytes) -> None: ...
-
-
 class ManifestLogWriter:
     """The one writer of a stream's folder. Use `open`."""
 
@@ -105,16 +99,12 @@ class ManifestLogWriter:
         self.env = env
         self.directory = directory
         self.settings = settings
-        self.observer: RecordObserver | None = None
         self.fsyncs = 0
         self.substantive = 0  # records committed since `open` that are more than the log's own bookkeeping
-        self._counted = chunk.substantive if chunk is not None else 0  # of those in the active chunk
         self._lock_fd = lock_fd
         self._next = start
         self._chunk = chunk
         self._failed = False
-        self._uncommitted = 0  # records appended since the last commit
-        self._unobserved: list[tuple[int, int, int, int, bytes]] = []
 
     @classmethod
     def open(
@@ -126,7 +116,9 @@ class ManifestLogWriter:
         lock_fd = _lock(directory)
         try:
             refuse_if_quarantined(directory)
-            _remove_temps(env, directory)
+            for name in os.listdir(directory):  # noqa: PTH208
+                if TEMP_NAME.fullmatch(name):
+                    env.files.unlink(directory / name)
             position, chunk = _resume(env, directory, settings, start or LogPosition(0, CHUNK_HEADER_LEN, 0))
         except BaseException:
             os.close(lock_fd)
@@ -145,31 +137,20 @@ class ManifestLogWriter:
         chunk = self._chunk
         if chunk is None:
             return self._next
-        if chunk.committed_len == CHUNK_HEADER_LEN:
-            return LogPosition(chunk.index, CHUNK_HEADER_LEN, chunk.base_record)
-        return LogPosition(chunk.index, chunk.committed_len, chunk.base_record + chunk.count - self._uncommitted)
+        return LogPosition(chunk.index, chunk.committed_len, chunk.base_record + chunk.committed_count)
 
     @property
     def uncommitted_bytes(self) -> int:
         return 0 if self._chunk is None else self._chunk.tail - self._chunk.committed_len
-
-    @property
-    def unsynced_bytes(self) -> int:
-        return 0 if self._chunk is None else self._chunk.committed_len - self._chunk.durable_len
 
     def append(
         self, payload: payloads.Payload, *, segment_id: int = 0, logical_offset: int = 0, timestamp_ms: int = 0
     ) -> int:
         """Adds one record; its ordinal. OSError (no room) changes nothing."""
         kind, data = payloads.encode(payload)
-        stamp = timestamp_ms or self.env.now_ms()
-        row = (int(kind), segment_id, logical_offset, stamp, data)
         chunk = self._writable(len(data))
         ordinal = chunk.base_record + chunk.count
-        chunk.append_one(*row)
-        self._uncommitted += 1
-        if self.observer is not None:
-            self._unobserved.append(row)
+        chunk.append_one(int(kind), segment_id, logical_offset, timestamp_ms or self.env.now_ms(), data)
         return ordinal
 
     def append_batch(self, batch: RecordBatch) -> int:
@@ -180,9 +161,6 @@ class ManifestLogWriter:
         chunk = self._writable(batch.encoded_len)
         ordinal = chunk.base_record + chunk.count
         chunk.append(batch)
-        self._uncommitted += len(batch)
-        if self.observer is not None:
-            self._unobserved += batch.rows()
         return ordinal
 
     def commit(self, *, sync: bool = True) -> LogPosition:
@@ -190,14 +168,11 @@ class ManifestLogWriter:
         chunk = self._chunk
         if chunk is not None:
             self._refuse_if_failed()
+            before = chunk.committed_substantive
             with self._fatal():
                 committed = chunk.commit(self.env.now_ms())
             if committed:
-                self._uncommitted = 0
-                self.substantive += chunk.substantive - self._counted
-                self._counted = chunk.substantive
-                self._observe(self._unobserved)
-                self._unobserved = []
+                self.substantive += chunk.committed_substantive - before
                 if not (sync and self.settings.durable):
                     chunk.publish()
         if sync:
@@ -208,8 +183,6 @@ class ManifestLogWriter:
         """Forgets what was appended since the last commit: the callers that wanted it are told that it failed."""
         if self._chunk is not None:
             self._chunk.rollback()
-            self._uncommitted = 0
-            self._unobserved = []
 
     def sync(self) -> None:
         """What is committed is durable when this returns. One fsync however much that is; none if there is nothing."""
@@ -228,31 +201,23 @@ class ManifestLogWriter:
             return False
         if chunk.tail + self.settings.record_len_max > self.settings.chunk_capacity:
             return True
-        deadline = self.rotation_due_ms()
-        now = self.env.now_ms()
-        # A clock that went backwards must not hold a chunk back for as long as it was off.
-        return deadline is not None and (now >= deadline or now < chunk.last_commit_ms)
+        return self.rotation_wait_s() == 0.0
 
     def holds_below(self, ordinal: int) -> bool:
         """Whether the active chunk holds records before that one."""
         chunk = self._chunk
         return chunk is not None and chunk.count > 0 and chunk.base_record < ordinal
 
-    def rotation_due_ms(self) -> int | None:
-        """When the timer rotates the active chunk, or None: nothing but the log's own bookkeeping in it."""
+    def rotation_wait_s(self) -> float | None:
+        """Seconds until the timer rotates, 0 when it is time; None: nothing but the log's own bookkeeping is in it."""
         chunk = self._chunk
         if chunk is None or chunk.substantive == 0:
             return None
         period = self.settings.rotation_period_ms
         quiet = max(chunk.last_commit_ms, chunk.first_substantive_ms) + period
-        return min(quiet, chunk.first_substantive_ms + ROTATION_AGE_PERIODS_MAX * period)
-
-    def rotation_wait_s(self) -> float | None:
-        """Seconds until the timer rotates, 0 when it is time; a clock that went back makes it time."""
-        chunk, due_ms = self._chunk, self.rotation_due_ms()
-        if chunk is None or due_ms is None:
-            return None
+        due_ms = min(quiet, chunk.first_substantive_ms + ROTATION_AGE_PERIODS_MAX * period)
         now_ms = self.env.now_ms()
+        # A clock that went backwards must not hold a chunk back for as long as it was off.
         return 0.0 if now_ms < chunk.last_commit_ms else max(0, due_ms - now_ms) / 1000
 
     def rotate(self, on_sealed: Callable[[SealedChunk], object] = lambda _: None) -> SealedChunk | None:
@@ -268,7 +233,6 @@ class ManifestLogWriter:
             header = chunk.seal(sync=self.settings.durable)
         self.fsyncs += self.settings.durable
         self._chunk = None
-        self._counted = 0
         self._next = LogPosition(chunk.index + 1, CHUNK_HEADER_LEN, chunk.base_record + chunk.count)
         sealed = SealedChunk(self.directory / chunk_name(chunk.index), header, chunk.count)
         on_sealed(sealed)
@@ -290,11 +254,6 @@ class ManifestLogWriter:
             os.close(self._lock_fd)
             self._lock_fd = -1
             self._chunk = None
-
-    def _observe(self, rows: Iterable[tuple[int, int, int, int, bytes]]) -> None:
-        if self.observer is not None:
-            for row in rows:
-                self.observer.observe(*row)
 
     def _writable(self, length: int) -> ActiveChunk:
         self._refuse_if_failed()
@@ -339,12 +298,6 @@ def _lock(directory: Path) -> int:
     return fd
 
 
-def _remove_temps(env: Env, directory: Path) -> None:
-    for name in os.listdir(directory):  # noqa: PTH208
-        if TEMP_NAME.fullmatch(name):
-            env.files.unlink(directory / name)
-
-
 def _resume(
     env: Env, directory: Path, settings: LogSettings, start: LogPosition
 ) -> tuple[LogPosition, ActiveChunk | None]:
@@ -384,14 +337,10 @@ def _resume_after(
     if last.header.sealed:
         if last.trimmed:
             # Sealed and synced, but the process ended before the file was cut.
-            fd = open_sealed_rw(env, Path(last.path))
-            try:
+            with sealed_rw(env, Path(last.path)) as fd:
                 env.files.truncate(fd, last.end)
-                os.fchmod(fd, 0o400)
                 if settings.durable:
                     env.files.fsync(fd)
-            finally:
-                env.files.close(fd)
         return LogPosition(end.chunk_index + 1, CHUNK_HEADER_LEN, end.ordinal), None
     header = last.header._replace(tail_offset=last.end)
     substantive = sum(not is_bookkeeping(r.type_id, r.segment_id, r.payload) for r in last.records())

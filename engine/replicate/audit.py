@@ -58,15 +58,13 @@ from aof2.engine.catalog.writer import CatalogWriter
 from aof2.engine.env import Env
 from aof2.engine.errors import CorruptError
 from aof2.engine.manifest.batch import Event
-from aof2.engine.manifest.format import LogPosition
 from aof2.engine.manifest.index import ManifestIndex
-from aof2.engine.manifest.reader import Chunk, parse_chunk
+from aof2.engine.manifest.reader import Chunk, chunk_headers, parse_chunk
 from aof2.engine.manifest.snapshot import list_snapshots
 from aof2.engine.remote import keys
 from aof2.engine.remote.fence import Fence
 from aof2.engine.remote.store import RemoteStore
 from aof2.engine.replicate.auditmend import joined_ranges, rebuild_audit
-from aof2.engine.replicate.stream import chunk_headers
 
 log = logging.getLogger(__name__)
 
@@ -106,7 +104,7 @@ class Derivation:
         return artifact_ref(self._tenant, row.ino, row.generation, row.sha256)
 
     def chunk(self, row: ChunkRow) -> None:
-        if len(row.sha256) == 32 and not self.state.is_sealed(row.chunk_id):
+        if len(row.sha256) == 32 and self.state.sealed_as(row.chunk_id) is None:
             self._emit(SegmentSeal(row.chunk_id, row.sha256))
 
     def object(self, row: ObjectRow) -> None:
@@ -316,7 +314,7 @@ class TenantAudit:
             self._append(derived)
 
     def _derive_chunk(self, derived: Derivation, chunk: Chunk) -> None:
-        def on_event(event: Event, _: LogPosition) -> None:
+        def on_event(event: Event) -> None:
             if event.schema_id == EVENT_SCHEMA_ID:
                 for mutation in decode_event(event.body):
                     apply_mutation(derived, mutation)

@@ -138,15 +138,8 @@ class RemoteLog:
     def _split(self, span: tuple[int, int]) -> Iterator[tuple[int, bytes]]:
         key = bundle_key(self.stream_id, *span)
         _, data = self.store.get_blob(key)
-        expected = span[0]
-        for start, length, header in split_bundle(len(data), lambda pos: data[pos : pos + CHUNK_HEADER_LEN], path=key):
-            if header.chunk_index != expected:
-                what = f"holds chunk {header.chunk_index} where {expected} belongs"
-                raise ManifestIntegrityError(what, path=key, chunk_index=expected, offset=start)
-            yield expected, data[start : start + length]
-            expected += 1
-        if expected != span[1] + 1:
-            raise ManifestIntegrityError(f"ends before chunk {span[1]}", path=key, chunk_index=expected)
+        at = split_bundle(len(data), lambda pos: data[pos : pos + CHUNK_HEADER_LEN], *span, path=key)
+        return ((index, data[start : start + length]) for index, start, length in at)
 
     def snapshot(self, snapshot_id: int) -> tuple[bytes, Snapshot]:
         """RemoteMissingError, CorruptError or UnsupportedError when it cannot be used."""

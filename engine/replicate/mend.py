@@ -34,9 +34,8 @@ from aof2.engine.manifest.chunk import as_downloaded
 from aof2.engine.manifest.examine import examine, survey
 from aof2.engine.manifest.format import BUNDLE_NAME, ChunkHeader, ManifestGapError, chunk_name, unpack_chunk_header
 from aof2.engine.manifest.gone import set_aside
-from aof2.engine.manifest.newest import usable_snapshots
 from aof2.engine.manifest.reader import Chunk, ChunkFile, parse_chunk
-from aof2.engine.manifest.snapshot import Snapshot, list_snapshots, load_snapshot, snapshot_name
+from aof2.engine.manifest.snapshot import Snapshot, list_snapshots, load_snapshot, snapshot_name, usable_snapshots
 from aof2.engine.remote.errors import RemoteMissingError
 from aof2.engine.remote.store import RemoteStore
 from aof2.engine.replicate.listing import RemoteLog

@@ -26,17 +26,14 @@ from aof2.engine.errors import Aof2Error, CorruptError, UnsupportedError
 from aof2.engine.manifest import retention
 from aof2.engine.manifest.chunk import as_uploaded
 from aof2.engine.manifest.format import chunk_name
-from aof2.engine.manifest.reader import ChunkFile
-from aof2.engine.manifest.snapshot import check_snapshot, snapshot_name
+from aof2.engine.manifest.reader import ChunkFile, chunk_headers
+from aof2.engine.manifest.snapshot import SnapshotAt, check_snapshot, local_snapshots, snapshot_name
 from aof2.engine.remote import keys
 from aof2.engine.remote.store import BlobInfo, RemoteStore
 from aof2.engine.replicate.listing import Inventory, RemoteLog, list_stream
 from aof2.engine.replicate.stream import (
     LogState,
-    SnapshotAt,
     StreamUploads,
-    chunk_headers,
-    local_snapshots,
     log_state,
     sealed_chunk,
 )
@@ -140,7 +137,7 @@ class _Examination:
         snapshots = sorted(self.here.snapshots)
         covered = self.here.snapshots[snapshots[-1]].position if snapshots else None
         headers = [header for _, header in chunk_headers(self.directory)]
-        rules = retention.violations(headers, None, covered)
+        rules = retention.violations(headers, covered)
         return StreamReport(stream_id=self.stream_id, objects=findings, retention=rules)
 
     def _expected(self, key: str, info: BlobInfo | None) -> ObjectFinding:

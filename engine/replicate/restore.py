@@ -32,6 +32,7 @@ from aof2.engine.env import Env
 from aof2.engine.errors import Aof2Error, CorruptError
 from aof2.engine.manifest.format import CHUNK_HEADER_LEN, LogPosition
 from aof2.engine.manifest.reader import Stream, parse_chunk
+from aof2.engine.manifest.snapshot import local_snapshots
 from aof2.engine.manifest.writer import LogSettings
 from aof2.engine.remote import keys
 from aof2.engine.remote.errors import RemoteMissingError
@@ -40,7 +41,6 @@ from aof2.engine.remote.open import open_remote
 from aof2.engine.remote.store import RemoteStore
 from aof2.engine.replicate.follow import Follower, StreamFollowed
 from aof2.engine.replicate.lost import Lost, TenantSalvage
-from aof2.engine.replicate.stream import local_snapshots
 from aof2.engine.settings.remote import RemoteSettings
 
 VOLUME_STREAM: Final = 0

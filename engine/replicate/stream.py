@@ -34,7 +34,7 @@ from aof2 import native
 from aof2.engine.catalog import snapshots
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.batch import Batch
-from aof2.engine.catalog.fold import StreamFold
+from aof2.engine.catalog.fold import load_pending
 from aof2.engine.catalog.store import Catalog, View
 from aof2.engine.catalog.writer import CatalogWriter
 from aof2.engine.env import Env
@@ -44,12 +44,9 @@ from aof2.engine.manifest.chunk import is_bookkeeping, mark_uploaded
 from aof2.engine.manifest.format import (
     CHUNK_HEADER_LEN,
     LOG_SEGMENT_ID,
-    ChunkHeader,
-    LogPosition,
     ManifestIntegrityError,
     chunk_key,
     chunk_name,
-    unpack_chunk_header,
 )
 from aof2.engine.manifest.payloads import (
     Payload,
@@ -59,8 +56,8 @@ from aof2.engine.manifest.payloads import (
     UploadFailed,
     UploadStarted,
 )
-from aof2.engine.manifest.reader import ChunkFile, Stream, parse_chunk, read_file
-from aof2.engine.manifest.snapshot import HEADER, SNAPSHOT_MAGIC, check_snapshot, list_snapshots, snapshot_name
+from aof2.engine.manifest.reader import ChunkFile, Stream, chunk_headers, parse_chunk
+from aof2.engine.manifest.snapshot import SnapshotAt, check_snapshot, local_snapshots, snapshot_name
 from aof2.engine.manifest.upload import ChunkUploader, RetryPolicy
 from aof2.engine.manifest.writer import SealedChunk
 from aof2.engine.remote import keys
@@ -82,14 +79,6 @@ CRASH_POINTS: Final = (
     "replicate.snapshot.logged",
     "replicate.prune.queued",
 )
-
-
-class SnapshotAt(NamedTuple):
-    """A local snapshot and the place in the log it stands for."""
-
-    snapshot_id: int
-    position: LogPosition
-    created_ms: int
 
 
 class LogState(NamedTuple):
@@ -120,40 +109,11 @@ def log_state(catalog: Catalog, stream_id: int) -> LogState:
 
 
 def state_of(view: View, stream_id: int) -> LogState:
-    fold = StreamFold(stream_id)
-    fold.reload(view)
+    fold = load_pending(view, stream_id)
     uploads = [key for segment_id, key in fold.pending_uploads if segment_id == LOG_SEGMENT_ID]
     deletes = [key for segment_id, key in fold.pending_deletes if segment_id == LOG_SEGMENT_ID]
     marker_id = fold.snapshot[0] if fold.snapshot else 0
     return LogState(dict(fold.log_objects), sorted(uploads), sorted(deletes), marker_id)
-
-
-def local_snapshots(directory: Path) -> list[SnapshotAt]:
-    """Snapshots in the folder by their headers, oldest first; what is not one is passed over."""
-    found = []
-    for snapshot_id in list_snapshots(directory):
-        try:
-            with open(directory / snapshot_name(snapshot_id), "rb") as f:
-                head = f.read(HEADER.size)
-        except FileNotFoundError:
-            continue  # retention was here
-        if len(head) == HEADER.size:
-            magic, _, _, _, chunk_index, chunk_offset, number, ordinal, created_ms, *_ = HEADER.unpack(head)
-            if magic == SNAPSHOT_MAGIC and number == snapshot_id:
-                found.append(SnapshotAt(snapshot_id, LogPosition(chunk_index, chunk_offset, ordinal), created_ms))
-    return found
-
-
-def chunk_headers(directory: Path) -> list[tuple[ChunkFile, ChunkHeader]]:
-    """The chunk files of the folder in order (parts of bundles left out)."""
-    found = []
-    for chunk in Stream(directory).chunks:
-        if chunk.length is None:
-            with contextlib.suppress(FileNotFoundError):
-                head = read_file(chunk.path, length=CHUNK_HEADER_LEN)
-                if any(head):
-                    found.append((chunk, unpack_chunk_header(head, path=str(chunk.path))))
-    return found
 
 
 def chunk_bytes(directory: Path) -> int:

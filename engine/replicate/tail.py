@@ -10,16 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from aof2.engine.catalog.batch import EVENT_SCHEMA_ID, Mutation, decode_event
+from aof2.engine.catalog.batch import mutations_in
 from aof2.engine.catalog.store import View
 from aof2.engine.env import Env
-from aof2.engine.manifest.batch import EVENT_SCHEMA_MIN, EventAssembler
 from aof2.engine.manifest.chunk import is_bookkeeping
 from aof2.engine.manifest.format import CHUNK_HEADER_LEN, LogPosition, ManifestIntegrityError
-from aof2.engine.manifest.payloads import CustomEvent
-from aof2.engine.manifest.reader import Chunk, Record, Stream
+from aof2.engine.manifest.reader import Chunk, Stream, chunk_headers
 from aof2.engine.replicate.position import Replication, StreamPosition, touches_of
-from aof2.engine.replicate.stream import chunk_headers, state_of
+from aof2.engine.replicate.stream import state_of
 
 NEVER: Final = 1 << 62  # an ordinal that no log reaches
 
@@ -59,21 +57,7 @@ def _first_missing(directory: Path, is_uploaded: Callable[[int], bool]) -> LogPo
 
 def _note(position: StreamPosition, chunk: Chunk) -> None:
     """One chunk as if it were one commit: it goes up as a whole."""
-    events = EventAssembler()
-    mutations: list[Mutation] = []
-    since_ms = 0
-    for record in chunk.records():
-        if is_bookkeeping(record.type_id, record.segment_id, record.payload):
-            continue
-        since_ms = since_ms or record.timestamp_ms
-        mutations += _mutations(events, record)
-    if since_ms:
-        position.note(chunk.end_position.ordinal, since_ms, chunk.end - CHUNK_HEADER_LEN, touches_of(mutations))
-
-
-def _mutations(events: EventAssembler, record: Record) -> list[Mutation]:
-    payload = record.decoded() if record.known else None
-    if not isinstance(payload, CustomEvent) or payload.schema_id < EVENT_SCHEMA_MIN:
-        return []
-    event = events.feed(payload.schema_id, payload.blob)
-    return decode_event(event.body) if event is not None and event.schema_id == EVENT_SCHEMA_ID else []
+    records = [r for r in chunk.records() if not is_bookkeeping(r.type_id, r.segment_id, r.payload)]
+    if records:
+        touches = touches_of(mutations_in((r.type_id, r.payload) for r in records))
+        position.note(chunk.end_position.ordinal, records[0].timestamp_ms, chunk.end - CHUNK_HEADER_LEN, touches)

@@ -26,7 +26,7 @@ RESERVE_STEP_BYTES: Final = 4 << 20
 
 
 class SegmentFile:
-    """Writes go to the end, and count once `advance`d over."""
+    """Writes go to the end."""
 
     def __init__(
         self, env: Env, path: Path, fd: int, *, end: int, size_max: int, tail_bytes: int, step_bytes: int

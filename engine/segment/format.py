@@ -79,7 +79,6 @@ HEADER_BYTES: Final = {Version.V2: _HEADER_V2.size, Version.V3: _HEADER_V3.size}
 RECORD_BYTES: Final = {Version.V2: _RECORD_V2.size, Version.V3: _RECORD_V3.size}
 FOOTER_BYTES: Final = {Version.V2: _FOOTER_V2.size, Version.V3: _FOOTER_V3.size}
 HEADER_BYTES_MAX: Final = max(HEADER_BYTES.values())
-HEADER_BYTES_MIN: Final = min(HEADER_BYTES.values())
 POINTER_BYTES: Final = _POINTER.size
 
 if (*HEADER_BYTES.values(), *RECORD_BYTES.values(), *FOOTER_BYTES.values(), POINTER_BYTES) != (

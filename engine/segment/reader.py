@@ -176,7 +176,15 @@ class SegmentReader:
         """Records in columns, from `start` (a position told earlier) or the first record to the last."""
         start = start or self._marks[0]
         whole = start == self._marks[0]
-        scanner = self._scanner_all() if whole else self._scanner_at(start)
+        if not self._marks[0].offset <= start.offset <= self._end():
+            raise CorruptError("no record starts there", path=self._name, offset=start.offset)
+        durable = self._end() if self.footer else self._durable
+        scanner = scanner_of(
+            *(self._view, self.header, None if whole else start),
+            end=self._end(),
+            durable=durable,
+            rows_max=ROWS_PER_BATCH,
+        )
         index = start.record_index
         for rows in scanner:
             yield Batch(index, rows, self._view, RECORD_BYTES[self._version])
@@ -186,23 +194,6 @@ class SegmentReader:
 
     def _end(self) -> int:
         return self.footer.durable_bytes if self.footer else len(self._view)
-
-    def _scanner_all(self) -> SegmentScanner:
-        durable = self._end() if self.footer else self._durable
-        return scanner_of(self._view, self.header, end=self._end(), durable=durable, rows_max=ROWS_PER_BATCH)
-
-    def _scanner_at(self, start: Position) -> SegmentScanner:
-        if not HEADER_BYTES[self._version] <= start.offset <= self._end():
-            raise CorruptError("no record starts there", path=self._name, offset=start.offset)
-        return SegmentScanner(
-            *(self._view,),
-            start=start.offset,
-            end=self._end(),
-            version=self.header.version,
-            durable=self._end() if self.footer else self._durable,
-            next_logical=start.logical_offset,
-            rows_max=ROWS_PER_BATCH,
-        )
 
     def _remember(self, index: int, rows: SegmentRows) -> None:
         if index > self._marks[-1].record_index:

@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -82,35 +83,27 @@ def recover_stream(
     return _Recovery(env, directory, stream_id, durable_hints or {}, locate, full).run()
 
 
+@dataclass
 class _Recovery:
     """One run of recovery: the lists it fills, and the steps that fill them."""
 
-    def __init__(
-        self,
-        env: Env,
-        directory: Path,
-        stream_id: int | None,
-        durable_hints: Mapping[int, int],
-        locate: Callable[[int], Path | None] | None,
-        full: bool,
-    ) -> None:
-        self.env = env
-        self.directory = directory
-        self.stream_id = stream_id
-        self.durable_hints = durable_hints
-        self.locate = locate
-        self.full = full
-        self.pointer: Pointer | NoPointer = NoPointer.MISSING
-        self.agrees = False  # the pointer's segment is there and tells the same
-        self.older_ids: tuple[int, ...] = ()
-        self.sealed: dict[int, SealedSegment] = {}
-        self.footers: dict[int, SealedSegment] = {}  # the sealed ones, and those whose records turned out damaged
-        self.unsealed: dict[int, ActiveSegment] = {}
-        self.tails: dict[int, tuple[Tail, bytes]] = {}  # of the unsealed: and the records beyond a tear
-        self.damaged: dict[int, DamagedSegment] = {}
-        self.active: ActiveSegment | None = None
-        self.recordless: dict[int, str] = {}  # files without a whole record, and what is wrong with them
-        self.warnings: list[RecoveryWarning] = []
+    env: Env
+    directory: Path
+    stream_id: int | None
+    durable_hints: Mapping[int, int]
+    locate: Callable[[int], Path | None] | None
+    full: bool
+    pointer: Pointer | NoPointer = NoPointer.MISSING
+    agrees: bool = False  # the pointer's segment is there and tells the same
+    older_ids: tuple[int, ...] = ()
+    sealed: dict[int, SealedSegment] = field(default_factory=dict)
+    footers: dict[int, SealedSegment] = field(default_factory=dict)  # the sealed, and those with damaged records
+    unsealed: dict[int, ActiveSegment] = field(default_factory=dict)
+    tails: dict[int, tuple[Tail, bytes]] = field(default_factory=dict)  # of the unsealed: and the records beyond a tear
+    damaged: dict[int, DamagedSegment] = field(default_factory=dict)
+    active: ActiveSegment | None = None
+    recordless: dict[int, str] = field(default_factory=dict)  # files without a whole record: what is wrong with them
+    warnings: list[RecoveryWarning] = field(default_factory=list)
 
     def run(self) -> StreamState:
         repair.sweep_temps(self.env, self.directory)
@@ -353,10 +346,5 @@ class _Recovery:
 
     def _warn(self, kind: WarningKind, message: str, segment_id: int | None = None, size_bytes: int = 0) -> None:
         self.warnings.append(RecoveryWarning(kind, message, segment_id, size_bytes))
-        extra = {
-            "event": str(kind),
-            "stream_dir": str(self.directory),
-            "segment_id": segment_id,
-            "size_bytes": size_bytes,
-        }
-        log.warning("%s: %s", self.directory.name, message, extra=extra)
+        where = {"event": str(kind), "stream_dir": str(self.directory), "segment_id": segment_id}
+        log.warning("%s: %s", self.directory.name, message, extra={**where, "size_bytes": size_bytes})

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from aof2.engine.errors import CorruptError, UnsupportedError
 from aof2.engine.segment.format import HEADER_BYTES, SegmentFooter, SegmentHeader, Version
+from aof2.engine.segment.model import Position
 from aof2.native import Fault, Outcome, SegmentScanner, crc64, segment_resync
 
 _ZEROS = bytes(1 << 16)
@@ -48,18 +49,24 @@ class Tail:
 
 
 def scanner_of(
-    view: memoryview, header: SegmentHeader, *, end: int, durable: int = 0, rows_max: int = 65536
+    view: memoryview,
+    header: SegmentHeader,
+    start: Position | None = None,
+    *,
+    end: int,
+    durable: int = 0,
+    rows_max: int = 65536,
 ) -> SegmentScanner:
-    """A scanner over all records, started so that its crc64 becomes the segment's."""
-    start = HEADER_BYTES[Version(header.version)]
+    """A scanner over the records from `start` on. Over all of them, its crc64 becomes the segment's."""
+    first = HEADER_BYTES[Version(header.version)]
     return SegmentScanner(
         view,
-        start=start,
+        start=start.offset if start else first,
         end=end,
         version=header.version,
         durable=durable,
-        crc64=crc64(view[:start]),
-        next_logical=header.base_offset,
+        crc64=0 if start else crc64(view[:first]),
+        next_logical=start.logical_offset if start else header.base_offset,
         rows_max=rows_max,
     )
 

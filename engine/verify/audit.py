@@ -19,7 +19,7 @@ from aof2.engine.catalog.batch import EVENT_SCHEMA_ID, decode_event
 from aof2.engine.catalog.rows import ObjectState
 from aof2.engine.errors import CorruptError, UnsupportedError
 from aof2.engine.manifest.batch import Event
-from aof2.engine.manifest.format import LogPosition, ManifestIntegrityError
+from aof2.engine.manifest.format import ManifestIntegrityError
 from aof2.engine.manifest.index import ManifestIndex
 from aof2.engine.manifest.reader import Stream
 from aof2.engine.replicate.audit import AUDIT_CHUNK, AUDIT_LOGSEQ
@@ -69,7 +69,7 @@ def check_audit(s: OneStream) -> Iterator[Finding]:
 
 def _seals(s: OneStream, state: VisibleState) -> Iterator[str]:
     for chunk_id, chunk in s.scan(t.CHUNKS):
-        sealed = state.seals.get(chunk_id)
+        sealed = state.sealed_as(chunk_id)
         if sealed is not None and sealed != chunk.sha256:
             yield f"chunk {chunk_id} was sealed as {sealed.hex()}, its row says {chunk.sha256.hex()}"
 
@@ -106,7 +106,7 @@ def _pending(s: OneStream) -> tuple[set[tuple[int, int]], int, set[ArtifactRef]]
     arrived: set[ArtifactRef] = set()
     deleted = 0
 
-    def on_event(event: Event, _: LogPosition) -> None:
+    def on_event(event: Event) -> None:
         nonlocal deleted
         for number, key, value in decode_event(event.body) if event.schema_id == EVENT_SCHEMA_ID else ():
             if (number, key[:1]) == _OBJECTS:

@@ -17,9 +17,8 @@ from aof2.engine.catalog import tables as t
 from aof2.engine.manifest import payloads as p
 from aof2.engine.manifest.check import check
 from aof2.engine.manifest.format import LOG_SEGMENT_ID, LogPosition, ManifestIntegrityError, RecordType
-from aof2.engine.manifest.newest import usable_snapshots
 from aof2.engine.manifest.reader import Record, Stream
-from aof2.engine.manifest.snapshot import Snapshot
+from aof2.engine.manifest.snapshot import Snapshot, usable_snapshots
 from aof2.engine.remote.keys import ChunkBlobKey, parse_key
 from aof2.engine.verify.context import OneStream
 from aof2.engine.verify.findings import Finding, Kind, Severity

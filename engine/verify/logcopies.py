@@ -23,8 +23,8 @@ from aof2.engine.errors import CorruptError, UnsupportedError
 from aof2.engine.inspect.rows import MANIFEST_DIR
 from aof2.engine.manifest.batch import RecordBatch
 from aof2.engine.manifest.format import LOG_SEGMENT_ID
-from aof2.engine.manifest.newest import usable_snapshots
 from aof2.engine.manifest.payloads import Payload, Tier2Deleted, Tier2DeleteQueued, UploadDone
+from aof2.engine.manifest.snapshot import usable_snapshots
 from aof2.engine.remote import keys
 from aof2.engine.remote.errors import RemoteMissingError
 from aof2.engine.remote.store import RemoteStore

@@ -28,8 +28,8 @@ from aof2.engine.manifest.check import CheckReport, check
 from aof2.engine.manifest.examine import Kind as LogKind
 from aof2.engine.manifest.examine import examine, survey
 from aof2.engine.manifest.gone import set_aside
-from aof2.engine.manifest.newest import usable_snapshots
 from aof2.engine.manifest.quarantine import lift, read_quarantine
+from aof2.engine.manifest.snapshot import usable_snapshots
 from aof2.engine.opening import log_settings
 from aof2.engine.remote.store import RemoteStore
 from aof2.engine.replicate.claim import look

@@ -23,11 +23,10 @@ from types import TracebackType
 
 import msgspec
 
-from aof2.engine.catalog.recovery import stream_ids
+from aof2.engine.catalog.recovery import replay_stream, stream_ids
 from aof2.engine.catalog.store import Catalog, trusted
 from aof2.engine.env import Env
 from aof2.engine.errors import Aof2Error
-from aof2.engine.inspect.rebuild import rebuild_stream
 from aof2.engine.inspect.rows import CATALOG_DIR, MANIFEST_DIR
 from aof2.engine.manifest.format import LogPosition, ManifestIntegrityError
 from aof2.engine.verify.findings import Finding, Kind, RebuildCatalog, Severity, finding
@@ -122,7 +121,7 @@ class Truth:
                 continue
             upto = positions[stream_id] if positions is not None else None
             try:
-                rebuild_stream(self.rows, self._manifest_dir / str(stream_id), stream_id, upto)
+                replay_stream(Env(), self.rows, self._manifest_dir / str(stream_id), stream_id, upto=upto, quiet=True)
             except ManifestIntegrityError as e:
                 self.damaged[stream_id] = str(e)
             except FileNotFoundError:

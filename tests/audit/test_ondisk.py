@@ -62,7 +62,7 @@ def test_the_same_answers_as_in_memory(tmp_path: Path, monkeypatch: pytest.Monke
                 assert disk.tombstones(ref(n)) == memory.tombstones(ref(n))
                 assert disk.is_published(ref(n)) == memory.is_published(ref(n))
                 assert disk.is_visible(ref(n)) == memory.is_visible(ref(n))
-                assert disk.is_sealed(n) == memory.is_sealed(n)
+                assert disk.sealed_as(n) == memory.sealed_as(n)
             live = [ref(n) for n in range(0, 40, 3)]
             known = {r.digest for r in live}
             assert [r.digest for r in disk.without(live)] == [k[8:] for k in memory.published() if k[8:] not in known]

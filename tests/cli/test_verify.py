@@ -133,7 +133,7 @@ def test_damaged_snapshot(tmp_path: Path) -> None:
 
 def store(tmp_path: Path, index: ManifestIndex, position: LogPosition) -> None:
     data = encode_snapshot(index, snapshot_id=9, position=position, created_ms=1)
-    (tmp_path / "snapshot_9.bin").write_bytes(data)
+    (tmp_path / "snapshot_9.bin").write_bytes(b"".join(data))
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_snapshot_right_after_a_rotation_and_at_the_end(tmp_path: Path) -> None:
 def test_snapshot_that_disagrees_with_the_log(tmp_path: Path) -> None:
     make_log(tmp_path)
     index = ManifestIndex()
-    index.apply(0, 77, 0, 1, p.encode(p.SegmentOpened(1, 1))[1])
+    index.apply(0, 77, 1, p.encode(p.SegmentOpened(1, 1))[1])
     store(tmp_path, index, LogPosition(1, 64, 5))
     (finding,) = check(tmp_path).damage
     assert finding.kind is Kind.SNAPSHOT

@@ -7,10 +7,9 @@ from pathlib import Path
 
 from aof2.engine.manifest.format import CHUNK_HEADER_LEN, LOG_SEGMENT_ID, LogPosition, ManifestGapError
 from aof2.engine.manifest.index import EventHandler, ManifestIndex
-from aof2.engine.manifest.newest import newest_snapshot
 from aof2.engine.manifest.payloads import SnapshotMarker
 from aof2.engine.manifest.reader import Stream
-from aof2.engine.manifest.snapshot import Snapshot, encode_snapshot, list_snapshots, store_snapshot
+from aof2.engine.manifest.snapshot import Snapshot, encode_snapshot, list_snapshots, newest_snapshot, store_snapshot
 from aof2.engine.manifest.writer import ManifestLogWriter
 
 CRASH_POINTS = ("manifest.snapshot.stored", "manifest.snapshot.marked")
@@ -29,7 +28,7 @@ def replay(
     index.on_event = on_event
     start = snapshot.position if snapshot else None
     for chunk in Stream(directory).read(start):
-        if start is None and chunk.header.base_record != index.position.ordinal:
+        if start is None and chunk.header.base_record != 0:
             raise ManifestGapError(
                 f"the log starts at record {chunk.header.base_record} and no snapshot covers what came before",
                 path=str(directory),

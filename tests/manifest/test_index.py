@@ -24,7 +24,7 @@ def fold(*records: p.Payload, segment_id: int = 1) -> ManifestIndex:
     index = ManifestIndex()
     for stamp, payload in enumerate(records):
         kind, data = p.encode(payload)
-        index.apply(kind, segment_id, 0, stamp, data)
+        index.apply(kind, segment_id, stamp, data)
     return index
 
 
@@ -111,9 +111,10 @@ def test_the_shadow_agrees_whatever_is_written(
     directory = tmp_path_factory.mktemp("log")
     shadow = ShadowState()
     with ManifestLogWriter.open(Env(), directory, small(durable=False)) as w:
-        w.observer = shadow
         for payload, segment_id in rows:
             w.append(payload, segment_id=segment_id)
+            kind, data = p.encode(payload)
+            shadow.observe(kind, segment_id, data)
     assert divergence(shadow, replay(directory)) == []
     shadow.save(Env(), directory)
     assert ShadowState.load(directory).segments == shadow.segments
@@ -121,14 +122,13 @@ def test_the_shadow_agrees_whatever_is_written(
 
 def test_the_shadow_tells_what_the_log_missed(tmp_path: Path) -> None:
     shadow = ShadowState()
+    opened = p.SegmentOpened(0, 1)
     with ManifestLogWriter.open(Env(), tmp_path, small()) as w:
-        w.observer = shadow
-        w.append(p.SegmentOpened(0, 1), segment_id=1)
-        w.append(p.SegmentOpened(0, 1), segment_id=3)
-        w.commit()
-        for segment_id, record in ((1, p.LocalEvicted(5)), (2, p.SegmentOpened(0, 1))):
-            kind, data = p.encode(record)
-            shadow.observe(kind, segment_id, 0, 0, data)
+        w.append(opened, segment_id=1)
+        w.append(opened, segment_id=3)
+    for segment_id, record in ((1, opened), (3, opened), (1, p.LocalEvicted(5)), (2, opened)):
+        kind, data = p.encode(record)
+        shadow.observe(kind, segment_id, data)
     assert divergence(shadow, replay(tmp_path)) == [1, 2]
 
 

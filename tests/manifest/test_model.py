@@ -124,7 +124,7 @@ class LogMachine(RuleBasedStateMachine):
         index = ManifestIndex()
         for payload, segment_id, stamp in self.committed:
             kind, data = p.encode(payload)
-            index.apply(kind, segment_id, 0, stamp, data)
+            index.apply(kind, segment_id, stamp, data)
         return index
 
     @invariant()
@@ -139,7 +139,7 @@ class LogMachine(RuleBasedStateMachine):
             return
         rows = plain(list(Stream(self.whole).records()))
         events: list[Event] = []
-        index = replay(self.whole, on_event=lambda e, _: events.append(e))
+        index = replay(self.whole, on_event=events.append)
         assert [e.body for e in events] == self.events
         assert index.same_state(self.model())
         assert len([r for r in rows if not (r[1] == 15 and r[2] == 0 and r[5][:4] == b"\x10\0\0\0")]) == len(

@@ -15,9 +15,14 @@ from aof2.engine.manifest import payloads as p
 from aof2.engine.manifest.batch import Event, RecordBatch
 from aof2.engine.manifest.format import LOG_SEGMENT_ID, LogPosition, ManifestGapError
 from aof2.engine.manifest.index import ManifestIndex
-from aof2.engine.manifest.newest import newest_snapshot
 from aof2.engine.manifest.reader import Stream
-from aof2.engine.manifest.snapshot import decode_snapshot, encode_snapshot, list_snapshots, load_snapshot
+from aof2.engine.manifest.snapshot import (
+    decode_snapshot,
+    encode_snapshot,
+    list_snapshots,
+    load_snapshot,
+    newest_snapshot,
+)
 from aof2.engine.manifest.writer import ManifestLogWriter
 from tests.manifest.replay import replay, take_snapshot
 
@@ -30,7 +35,7 @@ def folded(rows: list[tuple[p.Payload, int]]) -> ManifestIndex:
     index = ManifestIndex()
     for stamp, (payload, segment_id) in enumerate(rows):
         kind, data = p.encode(payload)
-        index.apply(kind, segment_id, 0, stamp, data)
+        index.apply(kind, segment_id, stamp, data)
     return index
 
 
@@ -49,7 +54,7 @@ SAMPLE = folded(
 
 
 def encoded(index: ManifestIndex = SAMPLE, **sections: bytes) -> bytes:
-    return encode_snapshot(index, snapshot_id=4, position=AT, created_ms=1, sections=sections)
+    return b"".join(encode_snapshot(index, snapshot_id=4, position=AT, created_ms=1, sections=sections))
 
 
 @given(st.lists(st.tuples(PAYLOADS, st.integers(0, 2**64 - 1)), max_size=40), st.binary(max_size=50))
@@ -216,10 +221,10 @@ def test_events_reach_the_engine_whole_and_in_order(tmp_path: Path) -> None:
         w.append_batch(batch)
     events: list[Event] = []
     sections: list[dict[str, bytes]] = []
-    replay(tmp_path, on_event=lambda e, _: events.append(e), on_sections=sections.append)
+    replay(tmp_path, on_event=events.append, on_sections=sections.append)
     assert sections == [{"db:t": b"rows"}]
     assert [e.body for e in events] == bodies[2:]
     (tmp_path / "snapshot_1.bin").unlink()
     events.clear()
-    replay(tmp_path, on_event=lambda e, _: events.append(e))
+    replay(tmp_path, on_event=events.append)
     assert [e.body for e in events] == bodies

@@ -15,7 +15,7 @@ from aof2.engine.manifest import payloads as p
 from aof2.engine.manifest import retention
 from aof2.engine.manifest.batch import RecordBatch
 from aof2.engine.manifest.format import LOG_SEGMENT_ID, ChunkHeader, LogPosition, ManifestIntegrityError
-from aof2.engine.manifest.reader import Stream
+from aof2.engine.manifest.reader import Stream, chunk_headers
 from aof2.engine.manifest.upload import ChunkUploader, RetryPolicy, UploadGaveUpError
 from aof2.engine.manifest.writer import ManifestLogWriter, SealedChunk
 from tests.manifest.replay import replay, take_snapshot
@@ -162,7 +162,7 @@ def test_chunks_that_go_up_together_share_their_commits(tmp_path: Path) -> None:
     assert kinds(tmp_path) == [(3, "UploadStarted")] * 3 + [(3, "UploadDone")] * 3
     assert list(log.bucket.objects) == [f"manifest/7/{i}.mlog" for i in range(3)]
     assert told == [0, 1, 2]
-    assert [h.uploaded for h in retention.read_headers(tmp_path)[:3]] == [True] * 3
+    assert [h.uploaded for _, h in chunk_headers(tmp_path)[:3]] == [True] * 3
     assert replay(tmp_path).pending_uploads == {}
 
 
@@ -180,7 +180,7 @@ def test_of_chunks_that_go_up_together_one_fails(tmp_path: Path) -> None:
     with pytest.raises(UploadGaveUpError):
         log.uploader.upload_all(chunks, on_put=lambda sealed: told.append(sealed.header.chunk_index))
     assert (told, list(log.bucket.objects)) == ([0], ["manifest/7/0.mlog"])
-    assert [h.uploaded for h in retention.read_headers(tmp_path)[:3]] == [True, False, False]
+    assert [h.uploaded for _, h in chunk_headers(tmp_path)[:3]] == [True, False, False]
     index = replay(tmp_path)
     assert list(index.log_objects) == ["manifest/7/0.mlog"]
     assert sorted(key for _, key in index.pending_uploads) == ["manifest/7/1.mlog", "manifest/7/2.mlog"]
@@ -289,7 +289,7 @@ def test_what_retention_deletes_is_not_missed(tmp_path: Path) -> None:
     assert decided == ([2, 3], [])
     assert replay(tmp_path).same_state(whole)
     assert retention.apply(log.writer.env, tmp_path, snapshot.position) == ([], [])
-    found = retention.read_headers(tmp_path)
-    assert retention.violations(found, None, snapshot.position) == []
-    assert retention.violations(found, None, None) == ["no usable snapshot covers the chunks before 4"]
+    found = [h for _, h in chunk_headers(tmp_path)]
+    assert retention.violations(found, snapshot.position) == []
+    assert retention.violations(found, None) == ["no usable snapshot covers the chunks before 4"]
     log.writer.close()

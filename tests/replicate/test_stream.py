@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from aof2.engine.env import Env
-from aof2.engine.manifest.chunk import open_sealed_rw
+from aof2.engine.manifest.chunk import sealed_rw
 from aof2.engine.remote import fence
 from aof2.engine.replicate.stream import StreamUploads, log_state
 from tests.replicate.helpers import TENANT, make_file, open_directory, open_state
@@ -46,9 +46,8 @@ def test_a_chunk_that_was_never_cut_leaves_no_gap(tmp_path: Path) -> None:
     fill(v, 100, 101, 102)
     path = v.directory(TENANT) / "1.mlog"
     v.close()
-    fd = open_sealed_rw(env, path)
-    os.ftruncate(fd, 16 << 10)
-    os.close(fd)
+    with sealed_rw(env, path) as fd:
+        os.ftruncate(fd, 16 << 10)
     v = open_state(tmp_path, env, rotation_period_ms=3_600_000)
     put: list[int] = []
     run(uploads_of(v, tmp_path, put))

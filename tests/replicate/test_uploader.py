@@ -11,8 +11,7 @@ import trio
 from aof2.engine.catalog import writer
 from aof2.engine.catalog.fold import load_index
 from aof2.engine.manifest.format import LOG_SEGMENT_ID
-from aof2.engine.manifest.reader import parse_chunk
-from aof2.engine.manifest.retention import read_headers
+from aof2.engine.manifest.reader import chunk_headers, parse_chunk
 from aof2.engine.manifest.snapshot import decode_snapshot, list_snapshots
 from aof2.engine.remote.errors import FencedError
 from aof2.engine.remote.fence import claim, read_volume
@@ -31,7 +30,7 @@ def test_what_is_sealed_is_on_the_remote_with_its_metadata(tmp_path: Path) -> No
         await r.write(make_file(3))
         await r.write(make_file(4))
         directory = r.volume.directory(TENANT)
-        headers = [h for h in read_headers(directory) if h.sealed]
+        headers = [h for _, h in chunk_headers(directory) if h.sealed]
         assert [h.uploaded for h in headers] == [True] * len(headers)
         found = keys_of(r.store, f"manifest/{TENANT}/")
         assert found == [f"manifest/{TENANT}/{i}.mlog" for i in range(4)] + [f"manifest/{TENANT}/snapshot_1.bin"]
@@ -123,7 +122,7 @@ def test_an_outage_is_sat_out_without_filling_the_log(tmp_path: Path) -> None:
         assert len(records) == 1  # said once, not at every try
         r.store.down = False
         await r.settle()
-        headers = [h for h in read_headers(r.volume.directory(TENANT)) if h.sealed]
+        headers = [h for _, h in chunk_headers(r.volume.directory(TENANT)) if h.sealed]
         assert len(headers) >= 2
         assert all(h.uploaded for h in headers)
         assert not log_state(r.catalog, TENANT).pending_uploads
@@ -223,12 +222,12 @@ def test_retention_follows_uploads_and_snapshots(tmp_path: Path) -> None:
     async def body(r: Rig) -> None:
         for i in range(8):
             await r.write(make_file(i))
-        assert len(read_headers(r.volume.directory(TENANT))) >= 8
+        assert len(chunk_headers(r.volume.directory(TENANT))) >= 8
         await r.snapshot()
         await r.write(make_file(9))
         await r.snapshot()
         await r.snapshot()
-        assert len(read_headers(r.volume.directory(TENANT))) <= 4
+        assert len(chunk_headers(r.volume.directory(TENANT))) <= 4
         assert list_snapshots(r.volume.directory(TENANT)) == [2, 3]
 
     run_rig(tmp_path, body)
