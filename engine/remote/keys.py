@@ -19,7 +19,7 @@ Owner: pure functions. A crash leaves nothing.
 from __future__ import annotations
 
 import re
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 VOLUME_KEY: Final = "volume.json"
 RESERVED_PREFIX: Final = ".aof2-"
@@ -29,12 +29,6 @@ KEY_BYTES_MAX: Final = 900
 _U64_MAX: Final = (1 << 64) - 1
 _TENANT: Final = re.compile(r"[a-z0-9_-]{1,64}")
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
-_PLACE: Final = r"(?P<tenant>[a-z0-9_-]{1,64})"
-_HASH: Final = r"(?P<hash>[0-9a-f]{64})"
-
-
-def _u64(name: str) -> str:
-    return rf"(?P<{name}>0|[1-9][0-9]{{0,19}})"
 
 
 class ChunkBlobKey(NamedTuple):
@@ -96,27 +90,53 @@ RemoteKey = (
     | VolumeKey
 )
 
-_PATTERNS: Final = (
-    (
-        ChunkBlobKey,
-        rf"checkpoints/{_PLACE}/{_u64('checkpoint_id')}/chunk-{_u64('chunk_id')}-{_u64('generation')}-{_HASH}\.blob",
-    ),
-    (
-        DeltaBlobKey,
-        rf"checkpoints/{_PLACE}/{_u64('checkpoint_id')}/"
-        rf"delta-{_u64('chunk_id')}-{_u64('delta_id')}-{_u64('generation')}-{_HASH}\.blob",
-    ),
-    (SnapshotMetaKey, rf"snapshots/{_PLACE}/{_u64('snapshot_id')}/meta-{_HASH}\.json"),
-    (ManifestChunkKey, rf"manifest/{_u64('stream_id')}/{_u64('chunk_index')}\.mlog"),
-    (ManifestBundleKey, rf"manifest/{_u64('stream_id')}/bundle-{_u64('first')}-{_u64('last')}\.mlogs"),
-    (ManifestSnapshotKey, rf"manifest/{_u64('stream_id')}/snapshot_{_u64('snapshot_id')}\.bin"),
-    (AuditRangeKey, rf"audit/{_u64('tenant_id')}/{_u64('first_logseq')}\.asl"),
+_NAMES: Final[dict[type[RemoteKey], str]] = {  # the fields in the order of the tuple
+    ChunkBlobKey: "checkpoints/{tenant}/{checkpoint_id}/chunk-{chunk_id}-{generation}-{sha256}.blob",
+    DeltaBlobKey: "checkpoints/{tenant}/{checkpoint_id}/delta-{chunk_id}-{delta_id}-{generation}-{sha256}.blob",
+    SnapshotMetaKey: "snapshots/{tenant}/{snapshot_id}/meta-{sha256}.json",
+    ManifestChunkKey: "manifest/{stream_id}/{chunk_index}.mlog",
+    ManifestBundleKey: "manifest/{stream_id}/bundle-{first}-{last}.mlogs",
+    ManifestSnapshotKey: "manifest/{stream_id}/snapshot_{snapshot_id}.bin",
+    AuditRangeKey: "audit/{tenant_id}/{first_logseq}.asl",
+    VolumeKey: VOLUME_KEY,
+}
+_NUMBER: Final = "(0|[1-9][0-9]{0,19})"
+_TEXTS: Final = {"tenant": f"({_TENANT.pattern})", "sha256": "([0-9a-f]{64})"}
+_PATTERNS: Final = tuple(
+    (kind, re.compile(re.sub(r"\{(\w+)\}", lambda field: _TEXTS.get(field[1], _NUMBER), name.replace(".", r"\."))))
+    for kind, name in _NAMES.items()
 )
-_COMPILED: Final = tuple((kind, re.compile(pattern)) for kind, pattern in _PATTERNS)
+
+
+def name_of(key: RemoteKey) -> str:
+    """The object's name; ValueError for fields that none has."""
+    return _NAMES[type(key)].format(**{field: _written(field, value) for field, value in key._asdict().items()})
+
+
+def _written(field: str, value: Any) -> str | int:
+    if field == "sha256":
+        if len(value) != 32:
+            raise ValueError(f"a SHA-256 has 32 bytes, not {len(value)}")
+        return str(value.hex())
+    if field == "tenant":
+        if not _TENANT.fullmatch(value):
+            raise ValueError(f"tenant {value!r}: allowed are 1 to 64 of a-z 0-9 _ -")
+        return str(value)
+    if not 0 <= value <= _U64_MAX:
+        raise ValueError(f"{value} is not a u64")
+    return int(value)
 
 
 def chunk_blob_key(tenant: str, checkpoint_id: int, chunk_id: int, generation: int, sha256: bytes) -> str:
-    return f"{checkpoint_prefix(tenant, checkpoint_id)}chunk-{_n(chunk_id)}-{_n(generation)}-{_hex(sha256)}.blob"
+    return name_of(ChunkBlobKey(tenant, checkpoint_id, chunk_id, generation, sha256))
+
+
+def manifest_snapshot_key(stream_id: int, snapshot_id: int) -> str:
+    return name_of(ManifestSnapshotKey(stream_id, snapshot_id))
+
+
+def audit_range_key(tenant_id: int, first_logseq: int) -> str:
+    return name_of(AuditRangeKey(tenant_id, first_logseq))
 
 
 def content_of(name: bytes) -> bytes:
@@ -124,51 +144,20 @@ def content_of(name: bytes) -> bytes:
     return name.removesuffix(b".blob")[-64:]
 
 
-def delta_blob_key(
-    tenant: str, checkpoint_id: int, chunk_id: int, delta_id: int, generation: int, sha256: bytes
-) -> str:
-    name = f"delta-{_n(chunk_id)}-{_n(delta_id)}-{_n(generation)}-{_hex(sha256)}.blob"
-    return f"{checkpoint_prefix(tenant, checkpoint_id)}{name}"
-
-
-def snapshot_meta_key(tenant: str, snapshot_id: int, sha256: bytes) -> str:
-    return f"snapshots/{_t(tenant)}/{_n(snapshot_id)}/meta-{_hex(sha256)}.json"
-
-
-def manifest_snapshot_key(stream_id: int, snapshot_id: int) -> str:
-    return f"manifest/{_n(stream_id)}/snapshot_{_n(snapshot_id)}.bin"
-
-
-def audit_range_key(tenant_id: int, first_logseq: int) -> str:
-    return f"audit/{_n(tenant_id)}/{_n(first_logseq)}.asl"
-
-
-def checkpoint_prefix(tenant: str, checkpoint_id: int) -> str:
-    """Everything one checkpoint uploaded."""
-    return f"checkpoints/{_t(tenant)}/{_n(checkpoint_id)}/"
-
-
 def parse_key(key: str) -> RemoteKey | None:
     """What the object is, or None for a name that is not ours."""
-    if key == VOLUME_KEY:
-        return VolumeKey()
-    for kind, pattern in _COMPILED:
+    for kind, pattern in _PATTERNS:
         match = pattern.fullmatch(key)
-        if match is None:
-            continue
-        fields = match.groupdict()
-        values: list[str | int | bytes] = []
-        for name, text in fields.items():
-            if name == "tenant":
-                values.append(text)
-            elif name == "hash":
-                values.append(bytes.fromhex(text))
-            elif int(text) > _U64_MAX:
-                return None
-            else:
-                values.append(int(text))
-        return kind(*values)  # type: ignore[arg-type]
+        if match is not None:
+            values = [_read(field, text) for field, text in zip(kind._fields, match.groups(), strict=True)]
+            return None if any(isinstance(v, int) and v > _U64_MAX for v in values) else kind(*values)
     return None
+
+
+def _read(field: str, text: str) -> Any:
+    if field == "sha256":
+        return bytes.fromhex(text)
+    return text if field == "tenant" else int(text)
 
 
 def check_key(key: str) -> str:
@@ -198,21 +187,3 @@ def check_prefix(prefix: str) -> str:
         if prefix.endswith("//"):
             raise ValueError(f"not a remote prefix: {prefix[:100]!r}")
     return prefix
-
-
-def _n(value: int) -> int:
-    if not 0 <= value <= _U64_MAX:
-        raise ValueError(f"{value} is not a u64")
-    return value
-
-
-def _t(tenant: str) -> str:
-    if not _TENANT.fullmatch(tenant):
-        raise ValueError(f"tenant {tenant!r}: allowed are 1 to 64 of a-z 0-9 _ -")
-    return tenant
-
-
-def _hex(sha256: bytes) -> str:
-    if len(sha256) != 32:
-        raise ValueError(f"a SHA-256 has 32 bytes, not {len(sha256)}")
-    return sha256.hex()

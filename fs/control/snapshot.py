@@ -19,7 +19,7 @@ from aof2.engine.catalog.rows import SnapshotRow
 from aof2.engine.catalog.store import View
 from aof2.engine.errors import Aof2Error
 from aof2.engine.inspect.snapshots import SnapshotStatus, every_snapshot, snapshot_status
-from aof2.engine.remote.keys import snapshot_meta_key
+from aof2.engine.remote.keys import SnapshotMetaKey, name_of
 from aof2.engine.remote.source import FileSource
 from aof2.engine.volume import Volume
 from aof2.fs.control import durable
@@ -78,7 +78,7 @@ async def _take(volume: Volume, tenant_id: int, tenant: str, name: str) -> Snaps
             tree = await trio.to_thread.run_sync(
                 snapshots.write_tree, view, tenant_id, tenant, row, folder / "meta.json"
             )
-        key = snapshot_meta_key(tenant, row.snapshot_id, tree.sha256)
+        key = name_of(SnapshotMetaKey(tenant, row.snapshot_id, tree.sha256))
         source = FileSource(folder / "meta.json")
         await trio.to_thread.run_sync(partial(volume.remote.put_blob, key, source, tree.length, sha256=tree.sha256))
     finally:
