@@ -72,22 +72,22 @@ class BreakerState(StrEnum):
     HALF_OPEN = "half-open"
 
 
-class RemoteStats(msgspec.Struct, frozen=True, kw_only=True):
-    """A snapshot of the counters; seconds are on the monotonic clock."""
+class RemoteStats(msgspec.Struct, kw_only=True):
+    """The counters; seconds are on the monotonic clock."""
 
-    requests: int
-    retries: int
-    throttled: int
-    unavailable: int
-    bytes_sent: int
-    bytes_received: int
-    puts_skipped: int
-    interval_s: float
-    breaker: BreakerState
-    breaker_opened: int
-    probe_in_s: float  # until the next call is let through; 0: now
+    requests: int = 0
+    retries: int = 0
+    throttled: int = 0
+    unavailable: int = 0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    puts_skipped: int = 0
+    interval_s: float = 0.0
+    breaker: BreakerState = BreakerState.CLOSED
+    breaker_opened: int = 0
+    probe_in_s: float = 0.0  # until the next call is let through; 0: now
     refused: int = 0
-    retries_by: dict[str, int] = msgspec.field(default_factory=dict)  # by operation: get, put, head, list, delete
+    retries_by: Counter[str] = msgspec.field(default_factory=Counter)  # by operation: get, put, head, list, delete
     refusal: Refusal | None = None  # the one that lasts longest
 
 
@@ -104,27 +104,17 @@ class Resilience:
         sleep_s: Callable[[float], object] | None = None,
         prefix: str = "",
     ) -> None:
-        self.refusals = Refusals(prefix)
-        self.requests = 0
-        self.retries = 0
-        self._retries_by: Counter[str] = Counter()
-        self.throttled = 0
-        self.unavailable = 0
-        self.bytes_sent = 0
-        self.bytes_received = 0
-        self.puts_skipped = 0
-        self.breaker_opened = 0
+        self._refusals = Refusals(prefix)
+        self._now = RemoteStats()
         self._env = env
         self._name = name
         self._retries_max = retries
         self._closing = threading.Event()
         self._sleep_s = sleep_s or self._closing.wait
         self._lock = threading.Lock()
-        self._interval_s = 0.0
         self._next_start_s = 0.0
         self._slowed_at_s = -1.0
         self._failures = 0
-        self._state = BreakerState.CLOSED
         self._opened_at_s = 0.0
         self._probe_at_s = 0.0
         self._cool_down_max_s = min(COOL_DOWN_S_MAX, timeout_s / 2)
@@ -157,20 +147,17 @@ class Resilience:
                     raise
                 log.info("remote: trying again", extra={"what": what, "error": str(e), "attempt": number + 1})
             except RemoteAuthError as e:
-                self._on_answer()
                 self._on_refused(what, e)
                 raise
             except Aof2Error:
-                self._on_answer()
                 self._on_let_in(what)
                 raise
             else:
-                self._on_answer(success=True)
-                self._on_let_in(what)
+                self._on_let_in(what, success=True)
                 return result
             with self._lock:
-                self.retries += 1
-                self._retries_by[_operation(what)] += 1
+                self._now.retries += 1
+                self._now.retries_by[_operation(what)] += 1
             self.pause(what, pause_s)
         raise AssertionError("unreachable: the last attempt returns or raises")
 
@@ -178,12 +165,12 @@ class Resilience:
         """Waits for this request's turn while the remote asks for fewer."""
         with self._lock:
             now = self._env.monotonic_s()
-            turn = max(now, self._next_start_s) if self._interval_s else now
+            turn = max(now, self._next_start_s) if self._now.interval_s else now
             if turn >= deadline.at_s:
                 raise deadline.passed(what)
-            if self._interval_s:
-                self._next_start_s = turn + self._interval_s
-            self.requests += 1
+            if self._now.interval_s:
+                self._next_start_s = turn + self._now.interval_s
+            self._now.requests += 1
         if turn > now:
             self.pause(what, turn - now)
         if self._closing.is_set():
@@ -201,11 +188,11 @@ class Resilience:
         with self._lock:
             if self._closing.is_set():
                 raise closed(what)
-            if self._state is BreakerState.CLOSED:
+            if self._now.breaker is BreakerState.CLOSED:
                 return False
             now = self._env.monotonic_s()
-            if self._state is BreakerState.OPEN and now >= self._probe_at_s:
-                self._state = BreakerState.HALF_OPEN
+            if self._now.breaker is BreakerState.OPEN and now >= self._probe_at_s:
+                self._now.breaker = BreakerState.HALF_OPEN
                 return True
             since_s = now - self._opened_at_s
             wait_s = self._probe_in_s()
@@ -218,117 +205,107 @@ class Resilience:
 
     def _probe_in_s(self) -> float:
         """Under the lock."""
-        if self._state is BreakerState.CLOSED:
+        if self._now.breaker is BreakerState.CLOSED:
             return 0.0
         return max(0.0, self._probe_at_s - self._env.monotonic_s())
 
     def _end_probe(self) -> None:
         """A probe that neither succeeded nor failed (its caller was stopped) leaves the question open."""
         with self._lock:
-            if self._state is BreakerState.HALF_OPEN:
-                self._state = BreakerState.OPEN
-
-    def _on_answer(self, *, success: bool = False) -> None:
-        with self._lock:
-            if success and self._interval_s:
-                self._interval_s *= 0.9
-                if self._interval_s < INTERVAL_S_MIN / 2:
-                    self._interval_s = 0.0
-            self._alive()
+            if self._now.breaker is BreakerState.HALF_OPEN:
+                self._now.breaker = BreakerState.OPEN
 
     def _on_refused(self, what: str, error: RemoteAuthError) -> None:
         with self._lock:
-            first = self.refusals.note(what, str(error), self._env.now_ms())
+            self._alive()
+            first = self._refusals.note(what, str(error), self._env.now_ms())
         if first:
             log.info("remote: refused", extra={"remote": self._name, "what": what, "error": str(error)})
 
-    def _on_let_in(self, what: str) -> None:
+    def _on_let_in(self, what: str, *, success: bool = False) -> None:
         with self._lock:
-            over = self.refusals.let_in(what)
+            if success and self._now.interval_s:
+                self._now.interval_s *= 0.9
+                if self._now.interval_s < INTERVAL_S_MIN / 2:
+                    self._now.interval_s = 0.0
+            self._alive()
+            over = self._refusals.let_in(what)
         if over is not None:
             lasted_s = round((self._env.now_ms() - over.since_ms) / 1000, 1)
             log.info("remote: let in again", extra={"remote": self._name, "what": what, "after_s": lasted_s})
 
     def _on_throttled(self, started_s: float) -> None:
         with self._lock:
-            self.throttled += 1
+            self._now.throttled += 1
             if started_s >= self._slowed_at_s:
-                self._interval_s = min(INTERVAL_S_MAX, max(INTERVAL_S_MIN, self._interval_s * 2))
+                self._now.interval_s = min(INTERVAL_S_MAX, max(INTERVAL_S_MIN, self._now.interval_s * 2))
                 self._slowed_at_s = self._env.monotonic_s()
-                self._next_start_s = self._slowed_at_s + self._interval_s
+                self._next_start_s = self._slowed_at_s + self._now.interval_s
             self._alive()
 
     def _alive(self) -> None:
         """The remote answered. Under the lock."""
         self._failures = 0
-        if self._state is not BreakerState.CLOSED:
-            self._state = BreakerState.CLOSED
+        if self._now.breaker is not BreakerState.CLOSED:
+            self._now.breaker = BreakerState.CLOSED
             self._cool_down_s = min(COOL_DOWN_S, self._cool_down_max_s)
             lasted_s = self._env.monotonic_s() - self._opened_at_s
             log.info("remote: available again", extra={"remote": self._name, "after_s": round(lasted_s, 1)})
 
     def _on_unavailable(self, error: RemoteUnavailableError) -> None:
         with self._lock:
-            self.unavailable += 1
+            self._now.unavailable += 1
             self._failures += 1
             now = self._env.monotonic_s()
-            if self._state is BreakerState.CLOSED and self._failures >= BREAKER_FAILURES:
+            if self._now.breaker is BreakerState.CLOSED and self._failures >= BREAKER_FAILURES:
                 self._opened_at_s = now
-                self.breaker_opened += 1
+                self._now.breaker_opened += 1
                 self._last_error = str(error)
                 self._open(now)
                 log.warning("remote: %s is unavailable: %s", self._name, error)
-            elif self._state is not BreakerState.CLOSED:
-                if self._state is BreakerState.HALF_OPEN:
+            elif self._now.breaker is not BreakerState.CLOSED:
+                if self._now.breaker is BreakerState.HALF_OPEN:
                     self._cool_down_s = min(self._cool_down_max_s, self._cool_down_s * 2)
                 self._last_error = str(error)
                 self._open(now)  # a call still under way failed: as good as a probe
 
     def _open(self, now: float) -> None:
-        self._state = BreakerState.OPEN
+        self._now.breaker = BreakerState.OPEN
         self._probe_at_s = now + self._env.rng.uniform(self._cool_down_s / 2, self._cool_down_s)
 
     @property
     def is_fair(self) -> bool:
         """A request may go out at once: breaker closed, no throttling, no shutdown."""
-        return self._state is BreakerState.CLOSED and not self._interval_s and not self._closing.is_set()
+        return self._now.breaker is BreakerState.CLOSED and not self._now.interval_s and not self._closing.is_set()
 
     def went_well(self, received: int) -> None:
         """A request outside `run` was answered."""
         with self._lock:
-            self.requests += 1
-            self.bytes_received += received
+            self._now.requests += 1
+            self._now.bytes_received += received
             self._alive()
 
     def sent(self, count: int) -> None:
         with self._lock:
-            self.bytes_sent += count
+            self._now.bytes_sent += count
 
     def received(self, count: int) -> None:
         with self._lock:
-            self.bytes_received += count
+            self._now.bytes_received += count
 
     def skipped_put(self) -> None:
         with self._lock:
-            self.puts_skipped += 1
+            self._now.puts_skipped += 1
 
     def stats(self) -> RemoteStats:
+        """As they are now."""
         with self._lock:
-            return RemoteStats(
-                requests=self.requests,
-                retries=self.retries,
-                retries_by=dict(self._retries_by),
-                throttled=self.throttled,
-                unavailable=self.unavailable,
-                bytes_sent=self.bytes_sent,
-                bytes_received=self.bytes_received,
-                puts_skipped=self.puts_skipped,
-                interval_s=self._interval_s,
-                breaker=self._state,
-                breaker_opened=self.breaker_opened,
+            return msgspec.structs.replace(
+                self._now,
+                retries_by=self._now.retries_by.copy(),
                 probe_in_s=self._probe_in_s(),
-                refused=self.refusals.total,
-                refusal=self.refusals.oldest(),
+                refused=self._refusals.total,
+                refusal=self._refusals.oldest(),
             )
 
     def close(self) -> None:
