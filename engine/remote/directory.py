@@ -115,8 +115,7 @@ class DirectoryStore:
             with self._temp(path, source, size, crc, deadline) as temp:
                 if not if_absent:
                     self._env.files.rename(temp, path)
-                    return self._named(key, path, crc, meta)
-                if self._link(temp, path):
+                if not if_absent or self._link(temp, path):
                     return self._named(key, path, crc, meta)
             raise RemoteUnavailableError(f"put of {key}: another put came first")  # the next try finds what it put
 
@@ -171,7 +170,8 @@ class DirectoryStore:
                 if crc != crc64:
                     raise CorruptError(f"the source of {path.name} has changed: crc64 {crc:016x}, not {crc64:016x}")
                 env.failpoint("remote.dir.temp")
-                now_ns = _unlike(env.now_ms(), env.rng.getrandbits(20))
+                # No other put shares this mtime: the clock's tick is too coarse to tell two puts apart.
+                now_ns = env.now_ms() * 1_000_000 + env.rng.getrandbits(20) % 1_000_000
                 os.utime(fd, ns=(now_ns, now_ns))
                 env.files.fsync(fd)
             finally:
@@ -214,12 +214,9 @@ class DirectoryStore:
 
         def attempt() -> tuple[BlobInfo, bytes]:
             for _ in range(2):
-                fd, found = self._open(key)
-                try:
+                with self._opened(key) as (fd, found):
                     note = read_note(self._root, key, found)
                     data = self._whole(fd, found.st_size, f"get of {key}", given or self._deadline(found.st_size))
-                finally:
-                    os.close(fd)
                 crc = crc64_of_bytes(data)
                 if note is None or note.crc64 == crc:
                     return self._info_of(key, found, note or Note.bare(found, crc)), data
@@ -241,11 +238,15 @@ class DirectoryStore:
             raise ValueError(f"range {offset}+{length}")
 
         def attempt() -> bytes:
-            fd, found = self._open(key)
-            try:
-                return self._exact(key, fd, found.st_size, offset, length)
-            finally:
-                os.close(fd)
+            with self._opened(key) as (fd, found):
+                if offset + length > found.st_size:
+                    what = f"the object has {found.st_size} bytes, {length} at {offset} were expected"
+                    raise RemoteCorruptError(what, path=key)
+                data = os.pread(fd, length, offset)
+            if len(data) != length:
+                raise RemoteUnavailableError(f"get of {key}: {len(data)} bytes came of {length}")
+            self._weather.received(length)
+            return data
 
         return self._run(f"get of {key}", attempt, self._deadline(length))
 
@@ -258,26 +259,17 @@ class DirectoryStore:
         for at in range(0, length, step):
             piece = target.put_from(piece, self.get_range(key, offset + at, min(step, length - at)))
 
-    def _exact(self, key: str, fd: int, size: int, offset: int, length: int) -> bytes:
-        if offset + length > size:
-            raise RemoteCorruptError(f"the object has {size} bytes, {length} at {offset} were expected", path=key)
-        data = os.pread(fd, length, offset)
-        if len(data) != length:
-            raise RemoteUnavailableError(f"get of {key}: {len(data)} bytes came of {length}")
-        self._weather.received(length)
-        return data
-
     def head_blob(self, key: str) -> BlobInfo | None:
         self._path(key)
         return self._run(f"head of {key}", lambda: self._info(key), self._deadline(0))
 
     # Listing and deleting
 
-    def list(self, prefix: str = "", *, start_after: str | None = None) -> Iterator[BlobInfo]:
+    def list(self, prefix: str = "") -> Iterator[BlobInfo]:
         check_prefix(prefix)
         self._run(f"list of {prefix}", lambda: None, self._deadline(0))
         try:
-            for key, found in walk(self._root, prefix, start_after):
+            for key, found in walk(self._root, prefix):
                 note = read_note(self._root, key, found)
                 etag = _etag(found.st_size, note.crc64) if note else ""
                 yield BlobInfo(key=key, size=found.st_size, etag=etag, modified_ms=found.st_mtime_ns // 1_000_000)
@@ -290,10 +282,9 @@ class DirectoryStore:
 
     def _delete(self, key: str) -> None:
         path = self._path(key)
-        if self._info_stat(key) is not None:
-            with suppress(FileNotFoundError):
-                self._env.files.unlink(path)
-                self._env.files.fsync_dir(path.parent)
+        with suppress(RemoteMissingError, FileNotFoundError), self._opened(key):
+            self._env.files.unlink(path)
+            self._env.files.fsync_dir(path.parent)
         note = note_path(self._root, key)
         with suppress(FileNotFoundError, NotADirectoryError):
             self._env.files.unlink(note)
@@ -363,34 +354,23 @@ class DirectoryStore:
         found = self._root.stat()
         return found.st_dev, found.st_ino
 
-    def _open(self, key: str) -> tuple[int, os.stat_result]:
+    @contextmanager
+    def _opened(self, key: str) -> Iterator[tuple[int, os.stat_result]]:
         fd = open_object(self._root, key)
         if fd is None:
             raise RemoteMissingError(f"{key}: no such object")
-        return fd, os.fstat(fd)
-
-    def _content(self, key: str) -> bytes | None:
-        fd = open_object(self._root, key)
-        if fd is None:
-            return None
-        with open(fd, "rb") as f:
-            return f.read()
-
-    def _info_stat(self, key: str) -> os.stat_result | None:
-        fd = open_object(self._root, key)
-        if fd is None:
-            return None
         try:
-            return os.fstat(fd)
+            yield fd, os.fstat(fd)
         finally:
             os.close(fd)
 
+    def _content(self, key: str) -> bytes | None:
+        with suppress(RemoteMissingError), self._opened(key) as (fd, found):
+            return os.pread(fd, found.st_size, 0)
+        return None
+
     def _info(self, key: str) -> BlobInfo | None:
-        fd = open_object(self._root, key)
-        if fd is None:
-            return None
-        try:
-            found = os.fstat(fd)
+        with suppress(RemoteMissingError), self._opened(key) as (fd, found):
             note = read_note(self._root, key, found)
             if note is None:
                 crc = 0
@@ -398,8 +378,7 @@ class DirectoryStore:
                     crc = crc64_of_bytes(os.pread(fd, PIECE_BYTES, at), crc)
                 note = Note.bare(found, crc)
             return self._info_of(key, found, note)
-        finally:
-            os.close(fd)
+        return None
 
     def _info_of(self, key: str, found: os.stat_result, note: Note) -> BlobInfo:
         metadata, _, sha = split_checksums(note.metadata)
@@ -438,11 +417,6 @@ class DirectoryStore:
 
 def _etag(size: int, crc64: int) -> str:
     return f'"{size:x}-{crc64:016x}"'
-
-
-def _unlike(now_ms: int, noise: int) -> int:
-    """An mtime that no other put shares: the clock's tick is too coarse to tell two puts apart."""
-    return now_ms * 1_000_000 + noise % 1_000_000
 
 
 def _fenced(key: str) -> FencedError:

@@ -155,16 +155,12 @@ def write_note(env: Env, root: Path, key: str, note: Note) -> None:
     env.files.fsync_dir(path.parent)
 
 
-def walk(root: Path, prefix: str, start_after: str | None) -> Iterator[tuple[str, os.stat_result]]:
+def walk(root: Path, prefix: str, base: str = "") -> Iterator[tuple[str, os.stat_result]]:
     """Objects below the root in byte order of their keys. Subtrees that cannot hold any are not read."""
-    yield from _walk(root, "", os.fsencode(prefix), os.fsencode(start_after) if start_after is not None else None)
-
-
-def _walk(folder: Path, base: str, prefix: bytes, start_after: bytes | None) -> Iterator[tuple[str, os.stat_result]]:
     try:
-        with os.scandir(folder) as entries:
+        with os.scandir(root / base) as entries:
             names = [
-                (os.fsencode(f"{base}{entry.name}{'/' if entry.is_dir(follow_symlinks=False) else ''}"), entry)
+                (f"{base}{entry.name}{'/' if entry.is_dir(follow_symlinks=False) else ''}", entry)
                 for entry in entries
                 if not entry.name.startswith(RESERVED_PREFIX)
             ]
@@ -172,15 +168,14 @@ def _walk(folder: Path, base: str, prefix: bytes, start_after: bytes | None) -> 
         if not base:
             raise
         return
-    for key, entry in sorted(names, key=lambda pair: pair[0]):
-        if entry.is_dir(follow_symlinks=False):
-            shared = min(len(key), len(prefix))
-            if key[:shared] == prefix[:shared] and (start_after is None or key + b"\xff" > start_after):
-                yield from _walk(folder / entry.name, os.fsdecode(key), prefix, start_after)
-        elif key.startswith(prefix) and (start_after is None or key > start_after):
+    for key, entry in sorted(names, key=lambda pair: os.fsencode(pair[0])):
+        if key.endswith("/"):
+            if key.startswith(prefix) or prefix.startswith(key):
+                yield from walk(root, prefix, key)
+        elif key.startswith(prefix):
             try:
                 found = entry.stat(follow_symlinks=False)
             except FileNotFoundError:
                 continue
             if stat.S_ISREG(found.st_mode):
-                yield os.fsdecode(key), found
+                yield key, found

@@ -75,9 +75,9 @@ class MeteredStore:
     def head_blob(self, key: str) -> BlobInfo | None:
         return self._measured(RemoteOp.HEAD, lambda: self._inner.head_blob(key))
 
-    def list(self, prefix: str = "", *, start_after: str | None = None) -> Iterator[BlobInfo]:
+    def list(self, prefix: str = "") -> Iterator[BlobInfo]:
         # Pages are asked for as the caller goes on: the first is what can be timed.
-        return self._measured(RemoteOp.LIST, lambda: self._inner.list(prefix, start_after=start_after))
+        return self._measured(RemoteOp.LIST, lambda: self._inner.list(prefix))
 
     def delete(self, keys: Iterable[str]) -> None:
         self._measured(RemoteOp.DELETE, lambda: self._inner.delete(keys))

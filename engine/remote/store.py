@@ -8,7 +8,7 @@ Invariants
 - What a put stores has the crc64 it was told to have, or nothing is stored.
 - A put of bytes that are already there under that key moves none of them.
 - Listing is in byte order of the keys on a directory and on AWS. SeaweedFS sorts folder by folder (`a/b` before `a-b`),
-  so a caller that needs the order sorts; `start_after` a listed key goes on behind it anywhere.
+  so a caller that needs the order sorts.
 - Missing objects count as deleted. A missing bucket or folder is never taken for missing objects.
 
 Owner: shared by all threads; make it after the fork. A crash leaves whole objects, and unfinished uploads that
@@ -91,8 +91,8 @@ class RemoteStore(Protocol):
     def head_blob(self, key: str) -> BlobInfo | None:
         """What there is under the key, or None."""
 
-    def list(self, prefix: str = "", *, start_after: str | None = None) -> Iterator[BlobInfo]:
-        """Objects whose key starts with `prefix` and is greater than `start_after`. The deadline is for each page."""
+    def list(self, prefix: str = "") -> Iterator[BlobInfo]:
+        """Objects whose key starts with `prefix`. The deadline is for each page."""
 
     def delete(self, keys: Iterable[str]) -> None:
         """The objects are gone afterwards, whether or not they were there."""

@@ -23,8 +23,8 @@ def put(store: RemoteStore, key: str, data: bytes) -> str:
     return store.put_blob(key, data, len(data))
 
 
-def keys_of(store: RemoteStore, prefix: str = "", start_after: str | None = None) -> list[str]:
-    return [info.key for info in store.list(prefix, start_after=start_after)]
+def keys_of(store: RemoteStore, prefix: str = "") -> list[str]:
+    return [info.key for info in store.list(prefix)]
 
 
 class Clock:

@@ -116,14 +116,10 @@ def test_list_is_in_byte_order_and_pages(store: RemoteStore) -> None:
     assert sorted(listed, key=str.encode) == keys
     if isinstance(store, DirectoryStore):
         assert listed == keys
-        assert keys_of(store, "", "a/b-c") == [k for k in keys if k.encode() > b"a/b-c"]
         assert keys_of(store, "a/") == ["a/b-c/d", "a/b/c"]
     assert sorted(keys_of(store, "a/b")) == ["a/b-c/d", "a/b/c"]
     assert keys_of(store, "b/1") == ["b/1", "b/10"]
     assert keys_of(store, "many/") == [f"many/{i:04}" for i in range(40)]
-    assert keys_of(store, "many/", "many/0037") == ["many/0038", "many/0039"]
-    for i, key in enumerate(listed):
-        assert keys_of(store, "", key) == listed[i + 1 :], key
     assert [i.size for i in store.list("b/")] == [3, 4, 3]
 
 
