@@ -29,10 +29,11 @@ Owner: any thread. A crash leaves unfinished multipart uploads, no half objects.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from itertools import islice
+from functools import partial
 from typing import Any, Final
 
 from aof2.engine.env import Env
@@ -46,10 +47,9 @@ from aof2.engine.remote.errors import (
 )
 from aof2.engine.remote.keys import check_key, check_prefix
 from aof2.engine.remote.resilience import Deadline, RemoteStats
-from aof2.engine.remote.s3_calls import S3Calls
-from aof2.engine.remote.s3_client import PreconditionFailedError, UploadGoneError, translate
+from aof2.engine.remote.s3_client import PreconditionFailedError, UploadGoneError, answered
 from aof2.engine.remote.s3_put import QUICK_BYTES_MAX
-from aof2.engine.remote.s3_read import READ_WINDOW, S3Reader, spans_of, to_ms
+from aof2.engine.remote.s3_read import S3Reader, spans_of, to_ms
 from aof2.engine.remote.s3_upload import (
     COPY_PART_BYTES_MAX,
     COPY_PART_BYTES_MIN,
@@ -57,15 +57,14 @@ from aof2.engine.remote.s3_upload import (
     MultipartUpload,
     as_header,
 )
-from aof2.engine.remote.source import Buffer, ChunksSource, FileTarget, Source, checked_crc64, whole
+from aof2.engine.remote.source import Buffer, ChunksSource, Source, checked_crc64, whole
 from aof2.engine.remote.store import (
     BlobInfo,
     check_metadata,
     combined_crc64,
-    default_timeout_s,
     with_checksums,
 )
-from aof2.engine.settings.remote import RemoteSettings, parse_url
+from aof2.engine.settings.remote import RemoteSettings
 from aof2.native import crc64 as crc64_of_bytes
 
 MULTIPART_BYTES: Final = 16 << 20
@@ -75,28 +74,13 @@ WRITE_WINDOW: Final = 4
 DELETE_BATCH: Final = 1000
 
 
-class S3Store:
+class S3Store(S3Reader):
     """See the module's text."""
 
     def __init__(self, env: Env, settings: RemoteSettings, *, sleep_s: Callable[[float], object] | None = None) -> None:
-        url = parse_url(settings.url)
-        self._env = env
-        self._prefix = url.prefix
-        self._bucket = url.bucket
-        self._timeout_s = settings.timeout_s
+        super().__init__(env, settings, sleep_s=sleep_s)
         self._write_window = min(WRITE_WINDOW, max(2, settings.parallel // 2))
         self._active_uploads: set[str] = set()
-        self._calls = S3Calls(env, settings, url.bucket, sleep_s=sleep_s)
-        self._reader = S3Reader(
-            self._calls,
-            url.prefix,
-            window=min(READ_WINDOW, settings.parallel),
-            deadline_for=self._deadline,
-        )
-
-    @property
-    def _client(self) -> Any:
-        return self._calls.client
 
     # Puts
 
@@ -140,22 +124,19 @@ class S3Store:
             raise RemoteUnavailableError(f"upload of {key}: it, or its source, was changed by someone else") from None
 
     def put_if_absent(self, key: str, data: bytes, metadata: Mapping[str, str] | None = None) -> str:
-        name, crc = self._name(key), crc64_of_bytes(data)
-        meta = with_checksums(check_metadata(metadata), crc, None)
-        deadline = self._deadline(len(data))
-        try:
-            return self._put(name, data, crc, meta, deadline, IfNoneMatch="*")
-        except PreconditionFailedError:
-            return self._own_or_fenced(key, data, deadline)
+        return self._put_if(key, data, check_metadata(metadata), IfNoneMatch="*")
 
     def replace_if_match(self, key: str, data: bytes, etag: str | None) -> str:
-        name, crc = self._name(key), crc64_of_bytes(data)
-        meta = with_checksums({}, crc, None)
-        deadline = self._deadline(len(data))
         condition = {"IfNoneMatch": "*"} if etag is None else {"IfMatch": etag}
+        return self._put_if(key, data, {}, **condition)
+
+    def _put_if(self, key: str, data: bytes, metadata: Mapping[str, str], **condition: str) -> str:
+        name, crc, deadline = self._name(key), crc64_of_bytes(data), self._deadline(len(data))
         try:
-            return self._put(name, data, crc, meta, deadline, **condition)
-        except (PreconditionFailedError, RemoteMissingError):
+            return self._put(name, data, crc, with_checksums(metadata, crc, None), deadline, **condition)
+        except (PreconditionFailedError, RemoteMissingError) as e:
+            if isinstance(e, RemoteMissingError) and "IfMatch" not in condition:
+                raise
             return self._own_or_fenced(key, data, deadline)
 
     def _put(
@@ -167,13 +148,9 @@ class S3Store:
         headers |= {CONDITIONS[key]: value for key, value in conditions.items()}
 
         def by_sdk() -> str:
-            answer = self._client.put_object(
-                Bucket=self._bucket,
-                Key=name,
-                Body=payload,
-                Metadata=metadata,
-                ChecksumCRC64NVME=as_header(crc),
-                **conditions,
+            checksum = as_header(crc)
+            answer = self._calls.sdk(
+                "put_object", Key=name, Body=payload, Metadata=metadata, ChecksumCRC64NVME=checksum, **conditions
             )
             self._calls.weather.sent(len(payload))
             return str(answer["ETag"])
@@ -191,7 +168,7 @@ class S3Store:
 
     def _already(self, key: str, size: int, crc: int, deadline: Deadline, *, fence: bool) -> str | None:
         """The etag when these bytes are there. Other bytes: FencedError if that matters, else None."""
-        found = self._reader.head(key, deadline)
+        found = self._head(key, deadline)
         if found is None:
             return None
         if found.size == size and found.crc64 == crc:
@@ -203,70 +180,40 @@ class S3Store:
 
     def _own_or_fenced(self, key: str, data: bytes, deadline: Deadline) -> str:
         try:
-            info, found = self._reader.get(key, deadline)
+            info, found = self._get(key, deadline)
         except RemoteMissingError:
             raise FencedError(f"{key}: it is gone, another writer removed it") from None
         if found != data:
             raise FencedError(f"{key}: holds other bytes, put there by another writer")
         return info.etag
 
-    # Gets
-
-    def get_blob(self, key: str, *, timeout_s: float | None = None) -> tuple[BlobInfo, bytes]:
-        self._name(key)
-        return self._reader.get(key, None if timeout_s is None else Deadline(self._env, timeout_s))
-
-    def get_range(self, key: str, offset: int, length: int) -> bytes:
-        self._check_range(key, offset, length)
-        return self._reader.read_range(key, offset, length, self._deadline(length))
-
-    async def glance(self, key: str, offset: int, length: int) -> bytes | None:
-        self._name(key)
-        return await self._reader.glance(key, offset, length)
-
-    def receive_range(self, key: str, offset: int, length: int, target: FileTarget) -> None:
-        self._check_range(key, offset, length)
-        self._reader.receive(key, offset, length, target, self._deadline(length))
-
-    def _check_range(self, key: str, offset: int, length: int) -> None:
-        self._name(key)
-        if offset < 0 or length < 0:
-            raise ValueError(f"range {offset}+{length}")
-
-    def head_blob(self, key: str) -> BlobInfo | None:
-        self._name(key)
-        return self._reader.head(key, self._deadline(0))
-
     # Listing and deleting
 
-    def list(self, prefix: str = "", *, start_after: str | None = None) -> Iterator[BlobInfo]:
-        check_prefix(prefix)
-        where: dict[str, str] = {} if start_after is None else {"StartAfter": self._prefix + start_after}
+    def list(self, prefix: str = "") -> Iterator[BlobInfo]:
+        name = self._prefix + check_prefix(prefix)
+        pages = self._pages(f"list of {name}", "list_objects_v2", ["ContinuationToken"], Prefix=name)
+        for row in itertools.chain.from_iterable(page.get("Contents", ()) for page in pages):
+            yield BlobInfo(
+                key=str(row["Key"]).removeprefix(self._prefix),
+                size=int(row["Size"]),
+                etag=str(row["ETag"]),
+                modified_ms=to_ms(row["LastModified"]),
+            )
+
+    def _pages(self, what: str, operation: str, marks: Sequence[str], **params: str) -> Iterator[Mapping[str, Any]]:
+        """The pages of a listing; `marks` are what the next one starts at."""
+        where: dict[str, str] = {}
         while True:
-            page = self._page(prefix, where, self._deadline(0))
-            for row in page.get("Contents", ()):
-                yield BlobInfo(
-                    key=str(row["Key"]).removeprefix(self._prefix),
-                    size=int(row["Size"]),
-                    etag=str(row["ETag"]),
-                    modified_ms=to_ms(row["LastModified"]),
-                )
+            ask = partial(self._calls.sdk, operation, **params, **where)
+            page: Mapping[str, Any] = self._calls.read(what, ask, self._deadline(0))
+            yield page
             if not page.get("IsTruncated"):
                 return
-            where = {"ContinuationToken": page["NextContinuationToken"]}
-
-    def _page(self, prefix: str, where: dict[str, str], deadline: Deadline) -> dict[str, Any]:
-        name = self._prefix + prefix
-
-        def attempt() -> dict[str, Any]:
-            page: dict[str, Any] = self._client.list_objects_v2(Bucket=self._bucket, Prefix=name, **where)
-            return page
-
-        return self._calls.read(f"list of {name}", attempt, deadline)
+            where = {mark: page[f"Next{mark}"] for mark in marks}
 
     def delete(self, keys: Iterable[str]) -> None:
         names = iter([self._name(key) for key in keys])
-        while batch := list_of(islice(names, DELETE_BATCH)):
+        while batch := list_of(itertools.islice(names, DELETE_BATCH)):
             self._delete_batch(batch, self._deadline(0))
 
     def _delete_batch(self, names: Sequence[str], deadline: Deadline) -> None:
@@ -274,10 +221,10 @@ class S3Store:
         request = {"Objects": [{"Key": name} for name in names], "Quiet": True}
 
         def attempt() -> None:
-            answer = self._client.delete_objects(Bucket=self._bucket, Delete=request)
-            for failed in answer.get("Errors", ()):
-                if failed.get("Code") != "NoSuchKey":
-                    raise _delete_error(failed, what)
+            answer = self._calls.sdk("delete_objects", Delete=request)
+            for code in (failed.get("Code", "") for failed in answer.get("Errors", ())):
+                if code != "NoSuchKey":
+                    raise answered(403 if code == "AccessDenied" else 500, code, "DeleteObjects")
 
         try:
             self._calls.write(what, attempt, deadline)
@@ -285,11 +232,9 @@ class S3Store:
             self._delete_singly(names, deadline)  # some servers know no DeleteObjects, or want another checksum for it
 
     def _delete_singly(self, names: Sequence[str], deadline: Deadline) -> None:
-        def start(name: str) -> Future[None]:
-            def attempt() -> None:
-                self._client.delete_object(Bucket=self._bucket, Key=name)
-
-            return self._calls.start_write(f"delete of {name}", attempt, deadline)
+        def start(name: str) -> Future[Any]:
+            delete = partial(self._calls.sdk, "delete_object", Key=name)
+            return self._calls.start_write(f"delete of {name}", delete, deadline)
 
         for name, future in [(name, start(name)) for name in names]:
             with suppress(RemoteMissingError):
@@ -299,13 +244,16 @@ class S3Store:
 
     def compose(self, key: str, sources: Sequence[str]) -> str:
         name = self._name(key)
-        infos = self._reader.heads([check_key(source) for source in sources], self._deadline(0))
+        found = self._heads([check_key(source) for source in sources], self._deadline(0))
+        infos = [info for info in found if info is not None]
+        if len(infos) < len(sources):
+            raise RemoteMissingError(f"compose: {sources[found.index(None)]} is not there")
         size = sum(info.size for info in infos)
         deadline = self._deadline(2 * size)
         crc = combined_crc64(infos)
         if not _copyable([info.size for info in infos]):
             spans = [span for info in infos for span in spans_of(info.key, 0, info.size, info.etag)]
-            joined = ChunksSource(lambda: (fetched.data for fetched in self._reader.fetch_in_order(spans, deadline)))
+            joined = ChunksSource(lambda: (fetched.data for fetched in self._fetch_in_order(spans, deadline)))
             return self._send(key, joined, size, crc, None, deadline, if_absent=True)
         if crc is not None and (etag := self._already(key, size, crc, deadline, fence=True)):
             return etag
@@ -318,7 +266,7 @@ class S3Store:
             if crc is not None and (etag := self._already(key, size, crc, deadline, fence=True)):
                 return etag
             raise RemoteUnavailableError(f"compose of {key}: a source or the upload changed under way") from None
-        made = self._reader.head(key, deadline)
+        made = self._head(key, deadline)
         if made is None or made.size != size or crc not in (None, made.crc64):
             raise RemoteCorruptError(f"it was composed of {size} bytes, and is not them", path=key)
         return etag
@@ -327,49 +275,24 @@ class S3Store:
 
     def abort_stale_uploads(self, older_than_s: float) -> int:
         before_ms = self._env.now_ms() - int(older_than_s * 1000)
+        marks = ["KeyMarker", "UploadIdMarker"]
         aborted = 0
-        where: dict[str, str] = {}
-        while True:
-            page = self._uploads_page(where, self._deadline(0))
+        for page in self._pages("list of uploads", "list_multipart_uploads", marks, Prefix=self._prefix):
             for row in page.get("Uploads", ()):
                 name, upload_id = str(row["Key"]), str(row["UploadId"])
                 old = to_ms(row["Initiated"]) <= before_ms
                 if old and name.startswith(self._prefix) and upload_id not in self._active_uploads:
-                    aborted += self._abort(name, upload_id, self._deadline(0))
-            if not page.get("IsTruncated"):
-                return aborted
-            where = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
-
-    def _uploads_page(self, where: dict[str, str], deadline: Deadline) -> dict[str, Any]:
-        def attempt() -> dict[str, Any]:
-            page: dict[str, Any] = self._client.list_multipart_uploads(
-                Bucket=self._bucket, Prefix=self._prefix, **where
-            )
-            return page
-
-        return self._calls.read("list of uploads", attempt, deadline)
-
-    def _abort(self, name: str, upload_id: str, deadline: Deadline) -> bool:
-        def attempt() -> None:
-            self._client.abort_multipart_upload(Bucket=self._bucket, Key=name, UploadId=upload_id)
-
-        try:
-            self._calls.write(f"abort of the upload of {name}", attempt, deadline)
-        except UploadGoneError:
-            return False
-        return True
+                    abort = partial(self._calls.sdk, "abort_multipart_upload", Key=name, UploadId=upload_id)
+                    with suppress(UploadGoneError):
+                        self._calls.write(f"abort of the upload of {name}", abort, self._deadline(0))
+                        aborted += 1
+        return aborted
 
     def stats(self) -> RemoteStats:
         return self._calls.weather.stats()
 
     def close(self) -> None:
         self._calls.close()
-
-    def _name(self, key: str) -> str:
-        return self._prefix + check_key(key)
-
-    def _deadline(self, size: int) -> Deadline:
-        return Deadline(self._env, default_timeout_s(self._timeout_s, size))
 
 
 list_of = list  # the class has a method of that name
@@ -380,11 +303,3 @@ def _copyable(sizes: Sequence[int]) -> bool:
     if not sizes or len(sizes) > PARTS_MAX or not all(0 < size <= COPY_PART_BYTES_MAX for size in sizes):
         return False
     return sum(sizes) >= COPY_PART_BYTES_MIN and all(size >= COPY_PART_BYTES_MIN for size in sizes[:-1])
-
-
-def _delete_error(failed: Mapping[str, Any], what: str) -> Exception:
-    from botocore.exceptions import ClientError
-
-    status = 403 if failed.get("Code") == "AccessDenied" else 500
-    response = {"Error": {"Code": failed.get("Code", "")}, "ResponseMetadata": {"HTTPStatusCode": status}}
-    return translate(ClientError(response, "DeleteObjects"), what)

@@ -16,6 +16,7 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
 from aof2.engine.env import Env
@@ -81,10 +82,9 @@ class S3Calls:
         self._writers = ThreadPoolExecutor(writers, thread_name_prefix="aof2-remote-write")
         self._bucket_seen_s: float | None = None
 
-    @property
-    def client(self) -> Any:
-        """With the newest keys: ask for it anew in each attempt."""
-        return self._sdk.client
+    def sdk(self, operation: str, **params: Any) -> Any:
+        """One request of the SDK about the bucket, with the newest keys."""
+        return getattr(self._sdk.client, operation)(Bucket=self.bucket, **params)
 
     def read(self, what: str, attempt: Callable[[], T], deadline: Deadline) -> T:
         return self.wait(self.start_read(what, attempt, deadline), what, deadline)
@@ -175,7 +175,7 @@ class S3Calls:
             return
         what = f"bucket {self.bucket}"
         try:
-            self.read(what, lambda: self.client.head_bucket(Bucket=self.bucket), deadline)
+            self.read(what, partial(self.sdk, "head_bucket"), deadline)
         except RemoteMissingError:
             raise RemoteUnavailableError(f"{what}: it does not exist", retryable=False) from None
 
@@ -184,4 +184,4 @@ class S3Calls:
         self.wire.close()
         for pool in (self._readers, self._writers):
             pool.shutdown(wait=False, cancel_futures=True)
-        self.client.close()
+        self._sdk.client.close()

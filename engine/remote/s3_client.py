@@ -162,6 +162,11 @@ def _frozen(credentials: Any) -> tuple[str, str, str | None] | None:
     return None if credentials is None else tuple(credentials.get_frozen_credentials())[:3]
 
 
+def answered(status: int, code: str, operation: str) -> sdk.ClientError:
+    """The SDK's exception for an error that the server told by another way."""
+    return sdk.ClientError({"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}, operation)
+
+
 def translate(error: Exception, what: str) -> Aof2Error:
     """What the caller has to do about an exception of the SDK, the connection or the socket."""
     if isinstance(error, sdk.ClientError):

@@ -18,9 +18,8 @@ from collections.abc import Mapping
 from typing import Final
 from urllib.parse import quote, urlsplit
 
-from botocore import exceptions as sdk
-
 from aof2.engine.remote.resilience import Deadline
+from aof2.engine.remote.s3_client import answered
 from aof2.engine.remote.s3_sign import signed_headers
 from aof2.engine.remote.s3_url import UrlSigner
 from aof2.engine.remote.s3_wire import REFUSALS_MAX, Head, Wire
@@ -70,8 +69,7 @@ class QuickPut:
             return head.etag
         if head.status < 400:
             return None
-        said = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": head.status}}
-        raise sdk.ClientError(said, "PutObject")
+        raise answered(head.status, code, "PutObject")
 
 
 def _not_understood(head: Head, code: str) -> bool:

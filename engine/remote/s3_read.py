@@ -18,18 +18,21 @@ from datetime import datetime
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
+from aof2.engine.env import Env
 from aof2.engine.remote.errors import (
     RemoteCorruptError,
     RemoteMissingError,
     RemoteRefusedError,
     RemoteUnavailableError,
 )
+from aof2.engine.remote.keys import check_key
 from aof2.engine.remote.resilience import Deadline
 from aof2.engine.remote.s3_calls import S3Calls
 from aof2.engine.remote.s3_client import PreconditionFailedError, RangeError
 from aof2.engine.remote.s3_wire import SCRATCH_BYTES, Head
 from aof2.engine.remote.source import FileTarget
-from aof2.engine.remote.store import BlobInfo, split_checksums
+from aof2.engine.remote.store import BlobInfo, default_timeout_s, split_checksums
+from aof2.engine.settings.remote import RemoteSettings, parse_url
 from aof2.native import crc64 as crc64_of_bytes
 
 RANGE_BYTES: Final = 8 << 20
@@ -54,16 +57,27 @@ class Fetched(NamedTuple):
 
 
 class S3Reader:
-    """Reads objects below `prefix`. `deadline_for(size)` is the deadline of a call that moves so many bytes."""
+    """The half of the store that reads."""
 
-    def __init__(self, calls: S3Calls, prefix: str, *, window: int, deadline_for: Callable[[int], Deadline]) -> None:
-        self._calls = calls
-        self._bucket = calls.bucket
-        self._prefix = prefix
-        self._read_window = window
-        self._deadline_for = deadline_for
+    def __init__(self, env: Env, settings: RemoteSettings, *, sleep_s: Callable[[float], object] | None = None) -> None:
+        url = parse_url(settings.url)
+        self._env = env
+        self._prefix = url.prefix
+        self._timeout_s = settings.timeout_s
+        self._read_window = min(READ_WINDOW, settings.parallel)
+        self._calls = S3Calls(env, settings, url.bucket, sleep_s=sleep_s)
 
-    def get(self, key: str, limit: Deadline | None) -> tuple[BlobInfo, bytes]:
+    def _name(self, key: str) -> str:
+        return self._prefix + check_key(key)
+
+    def _deadline(self, size: int) -> Deadline:
+        return Deadline(self._env, default_timeout_s(self._timeout_s, size))
+
+    def get_blob(self, key: str, *, timeout_s: float | None = None) -> tuple[BlobInfo, bytes]:
+        self._name(key)
+        return self._get(key, None if timeout_s is None else Deadline(self._env, timeout_s))
+
+    def _get(self, key: str, limit: Deadline | None) -> tuple[BlobInfo, bytes]:
         changed = False
         for _ in range(2):
             try:
@@ -80,22 +94,22 @@ class S3Reader:
 
     def _whole(self, key: str, limit: Deadline | None) -> tuple[BlobInfo, bytes]:
         """One reading: what it is, and what came."""
-        deadline = limit or self._deadline_for(0)
+        deadline = limit or self._deadline(0)
         try:
             first = self._calls.wait(self._start_fetch(Span(key, 0, RANGE_BYTES), deadline), f"get of {key}", deadline)
         except RangeError:
-            info = self.head(key, deadline)
+            info = self._head(key, deadline)
             if info is None or info.size:
                 raise RemoteUnavailableError(f"get of {key}: it changes while it is read") from None
             return info, b""
         info = first.info
         if limit is None:
-            deadline = self._deadline_for(info.size)
+            deadline = self._deadline(info.size)
         start = len(first.data)
-        rest = self.fetch_in_order(spans_of(key, start, info.size - start, info.etag), deadline)
+        rest = self._fetch_in_order(spans_of(key, start, info.size - start, info.etag), deadline)
         return info, b"".join([first.data, *(fetched.data for fetched in rest)])
 
-    def fetch_in_order(self, spans: Sequence[Span], deadline: Deadline) -> Iterator[Fetched]:
+    def _fetch_in_order(self, spans: Sequence[Span], deadline: Deadline) -> Iterator[Fetched]:
         """The spans' bytes, the next ones on their way (from this call on) while one is used."""
         todo = iter(spans)
         flying: deque[Future[Fetched]] = deque()
@@ -117,8 +131,9 @@ class S3Reader:
         fill()
         return fetched()
 
-    def receive(self, key: str, offset: int, length: int, target: FileTarget, deadline: Deadline) -> None:
-        """The range into a file. What landed is not asked for again, whatever happens to a connection."""
+    def receive_range(self, key: str, offset: int, length: int, target: FileTarget) -> None:
+        self._check_range(key, offset, length)
+        deadline = self._deadline(length)
         landed = 0  # pieces
         scratch = bytearray(SCRATCH_BYTES)
 
@@ -154,15 +169,15 @@ class S3Reader:
         start = landed * target.piece_bytes
         step = max(target.piece_bytes, RANGE_BYTES // target.piece_bytes * target.piece_bytes)
         spans = [Span(key, at, min(step, offset + length - at)) for at in range(offset + start, offset + length, step)]
-        for span, fetched in zip(spans, self.fetch_in_order(spans, deadline), strict=True):
+        for span, fetched in zip(spans, self._fetch_in_order(spans, deadline), strict=True):
             landed = target.put_from(landed, _exact(span, fetched))
 
     async def glance(self, key: str, offset: int, length: int) -> bytes | None:
         """None in anything but fair weather."""
-        calls = self._calls
+        name, calls = self._name(key), self._calls
         if not length or not calls.wire.usable or not calls.weather.is_fair:
             return None
-        data = await calls.wire.glance(self._prefix + key, offset, length)
+        data = await calls.wire.glance(name, offset, length)
         if data is not None:
             calls.weather.went_well(len(data))
         return data
@@ -182,20 +197,26 @@ class S3Reader:
 
         return self._calls.here(f"get of {span.key}", attempt, deadline)
 
-    def read_range(self, key: str, offset: int, length: int, deadline: Deadline) -> bytes:
-        """Exactly these bytes of the object."""
+    def get_range(self, key: str, offset: int, length: int) -> bytes:
+        self._check_range(key, offset, length)
+        deadline = self._deadline(length)
         spans = spans_of(key, offset, length, None)
         asked = len(spans) == 1 and self._calls.wire.usable
         try:
             if asked and (data := self._over_wire(spans[0], deadline)) is not None:
                 return data
-            fetched = self.fetch_in_order(spans, deadline)
-            found = _join([_exact(span, next(fetched)) for span in spans])
+            fetched = self._fetch_in_order(spans, deadline)
+            found = b"".join([_exact(span, next(fetched)) for span in spans])
         except RangeError:
             raise RemoteCorruptError("the object ends before the range starts", path=key) from None
         if asked:
             self._calls.wire.outdone()
         return found
+
+    def _check_range(self, key: str, offset: int, length: int) -> None:
+        self._name(key)
+        if offset < 0 or length < 0:
+            raise ValueError(f"range {offset}+{length}")
 
     def _start_fetch(self, span: Span, deadline: Deadline) -> Future[Fetched]:
         key, offset, length, etag = span
@@ -203,9 +224,8 @@ class S3Reader:
         what = f"get of {key}"
 
         def attempt() -> Fetched:
-            answer = self._calls.client.get_object(
-                Bucket=self._bucket, Key=self._prefix + key, Range=f"bytes={offset}-{offset + length - 1}", **conditions
-            )
+            where = f"bytes={offset}-{offset + length - 1}"
+            answer = self._calls.sdk("get_object", Key=self._prefix + key, Range=where, **conditions)
             with closing(answer["Body"]) as body:
                 size = _total_size(answer, offset, length, what)
                 data = body.read()
@@ -216,35 +236,31 @@ class S3Reader:
 
         return self._calls.start_read(what, attempt, deadline, under_way=bool(etag))
 
-    def head(self, key: str, deadline: Deadline) -> BlobInfo | None:
-        return self._headed(self._start_head(key, deadline), key, deadline)
+    def head_blob(self, key: str) -> BlobInfo | None:
+        self._name(key)
+        return self._head(key, self._deadline(0))
+
+    def _head(self, key: str, deadline: Deadline) -> BlobInfo | None:
+        return self._heads([key], deadline)[0]
+
+    def _heads(self, keys: Sequence[str], deadline: Deadline) -> Sequence[BlobInfo | None]:
+        """All at once. None for one that is not there, while the bucket is."""
+        flying = deque([self._start_head(key, deadline) for key in keys])
+        infos: list[BlobInfo | None] = []
+        for key in keys:
+            try:
+                infos.append(self._calls.wait(flying.popleft(), f"head of {key}", deadline))
+            except RemoteMissingError:
+                self._calls.check_bucket(deadline)
+                infos.append(None)
+        return infos
 
     def _start_head(self, key: str, deadline: Deadline) -> Future[BlobInfo]:
         def attempt() -> BlobInfo:
-            answer = self._calls.client.head_object(Bucket=self._bucket, Key=self._prefix + key, ChecksumMode="ENABLED")
+            answer = self._calls.sdk("head_object", Key=self._prefix + key, ChecksumMode="ENABLED")
             return info_of(key, answer, int(answer["ContentLength"]))
 
         return self._calls.start_read(f"head of {key}", attempt, deadline)
-
-    def _headed(self, head: Future[BlobInfo], key: str, deadline: Deadline) -> BlobInfo | None:
-        try:
-            return self._calls.wait(head, f"head of {key}", deadline)
-        except RemoteMissingError:
-            self._calls.check_bucket(deadline)
-            return None
-        finally:
-            del head  # as in S3Calls.wait
-
-    def heads(self, keys: Sequence[str], deadline: Deadline) -> Sequence[BlobInfo]:
-        """All at once. RemoteMissingError when one is not there."""
-        heads = [(key, self._start_head(key, deadline)) for key in keys]
-        infos: list[BlobInfo] = []
-        for key, head in heads:
-            info = self._headed(head, key, deadline)
-            if info is None:
-                raise RemoteMissingError(f"compose: {key} is not there")
-            infos.append(info)
-        return infos
 
 
 def spans_of(key: str, offset: int, length: int, etag: str | None) -> Sequence[Span]:
@@ -255,22 +271,20 @@ def spans_of(key: str, offset: int, length: int, etag: str | None) -> Sequence[S
 
 def _exact(span: Span, fetched: Fetched) -> bytes:
     if len(fetched.data) != span.length:
-        said = f"the object has {fetched.info.size} bytes, {span.length} at {span.offset} were expected"
-        raise RemoteCorruptError(said, path=span.key)
+        raise _too_short(span, fetched.info.size)
     return fetched.data
 
 
 def _check_length(span: Span, head: Head) -> None:
-    if head.length == span.length and head.total is not None and head.total >= span.offset + span.length:
-        return
-    if head.total is None or head.total >= span.offset + span.length:
+    if head.total is not None and head.total < span.offset + span.length:
+        raise _too_short(span, head.total)
+    if head.total is None or head.length != span.length:
         raise RemoteRefusedError(f"get of {span.key}: the server ignores Range")
-    said = f"the object has {head.total} bytes, {span.length} at {span.offset} were expected"
-    raise RemoteCorruptError(said, path=span.key)
 
 
-def _join(pieces: Sequence[bytes]) -> bytes:
-    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+def _too_short(span: Span, size: int) -> RemoteCorruptError:
+    said = f"the object has {size} bytes, {span.length} at {span.offset} were expected"
+    return RemoteCorruptError(said, path=span.key)
 
 
 def _total_size(answer: Mapping[str, Any], offset: int, length: int, what: str) -> int:

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import base64
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final
 
 from aof2.engine.errors import Aof2Error, CorruptError
@@ -56,19 +57,15 @@ class MultipartUpload:
 
     @contextmanager
     def started(self, metadata: Mapping[str, str]) -> Iterator[MultipartUpload]:
-        calls = self._calls
-        what = f"start of the upload of {self._key}"
-        answer = calls.write(
-            what,
-            lambda: calls.client.create_multipart_upload(
-                Bucket=calls.bucket,
-                Key=self._key,
-                Metadata=dict(metadata),
-                ChecksumAlgorithm="CRC64NVME",
-                ChecksumType="FULL_OBJECT",
-            ),
-            self._deadline,
+        create = partial(
+            self._calls.sdk,
+            "create_multipart_upload",
+            Key=self._key,
+            Metadata=dict(metadata),
+            ChecksumAlgorithm="CRC64NVME",
+            ChecksumType="FULL_OBJECT",
         )
+        answer = self._calls.write(f"start of the upload of {self._key}", create, self._deadline)
         self._id = answer["UploadId"]
         self._active.add(self._id)
         try:
@@ -96,67 +93,38 @@ class MultipartUpload:
         return parts
 
     def _start_part(self, number: int, piece: Buffer, crc: int) -> Future[Part]:
-        calls = self._calls
         body = bytes(piece) if isinstance(piece, memoryview) else piece
 
         def attempt() -> Part:
-            answer = calls.client.upload_part(
-                Bucket=calls.bucket,
-                Key=self._key,
-                UploadId=self._id,
-                PartNumber=number,
-                Body=body,
-                ChecksumCRC64NVME=as_header(crc),
-            )
-            calls.weather.sent(len(body))
+            answer = self._sdk("upload_part", PartNumber=number, Body=body, ChecksumCRC64NVME=as_header(crc))
+            self._calls.weather.sent(len(body))
             return {"PartNumber": number, "ETag": answer["ETag"], "ChecksumCRC64NVME": as_header(crc)}
 
-        return calls.start_write(f"part {number} of {self._key}", attempt, self._deadline, under_way=True)
+        return self._calls.start_write(f"part {number} of {self._key}", attempt, self._deadline, under_way=True)
+
+    def _sdk(self, operation: str, **params: Any) -> Any:
+        return self._calls.sdk(operation, Key=self._key, UploadId=self._id, **params)
 
     def copy(self, sources: list[tuple[str, str]]) -> list[Part]:
         """Parts copied on the server from (key, etag)."""
         for number, (key, etag) in enumerate(sources, 1):
-            attempt = self._copier(number, key, etag)
+            attempt = partial(self._copied, number, key, etag)
             self._flying.append(self._calls.start_write(f"copy of {key}", attempt, self._deadline, under_way=True))
         return [self._landed() for _ in range(len(self._flying))]
 
-    def _copier(self, number: int, key: str, etag: str) -> Callable[[], Part]:
-        calls = self._calls
-
-        def attempt() -> Part:
-            answer = calls.client.upload_part_copy(
-                Bucket=calls.bucket,
-                Key=self._key,
-                UploadId=self._id,
-                PartNumber=number,
-                CopySource={"Bucket": calls.bucket, "Key": key},
-                CopySourceIfMatch=etag,
-            )["CopyPartResult"]
-            part: Part = {"PartNumber": number, "ETag": answer["ETag"]}
-            if "ChecksumCRC64NVME" in answer:
-                part["ChecksumCRC64NVME"] = answer["ChecksumCRC64NVME"]
-            return part
-
-        return attempt
+    def _copied(self, number: int, key: str, etag: str) -> Part:
+        source = {"Bucket": self._calls.bucket, "Key": key}
+        answer = self._sdk("upload_part_copy", PartNumber=number, CopySource=source, CopySourceIfMatch=etag)
+        told = answer["CopyPartResult"]
+        return {"PartNumber": number} | {name: told[name] for name in ("ETag", "ChecksumCRC64NVME") if name in told}
 
     def complete(self, parts: list[Part], crc64: int | None, *, if_absent: bool) -> str:
         """Makes the object; its etag."""
-        calls = self._calls
         conditions: dict[str, Any] = {"IfNoneMatch": "*"} if if_absent else {}
         if crc64 is not None:
             conditions |= {"ChecksumCRC64NVME": as_header(crc64), "ChecksumType": "FULL_OBJECT"}
-        answer = calls.write(
-            f"end of the upload of {self._key}",
-            lambda: calls.client.complete_multipart_upload(
-                Bucket=calls.bucket,
-                Key=self._key,
-                UploadId=self._id,
-                MultipartUpload={"Parts": parts},
-                **conditions,
-            ),
-            self._deadline,
-            under_way=True,
-        )
+        end = partial(self._sdk, "complete_multipart_upload", MultipartUpload={"Parts": parts}, **conditions)
+        answer = self._calls.write(f"end of the upload of {self._key}", end, self._deadline, under_way=True)
         return str(answer["ETag"])
 
     def _landed(self) -> Part:
@@ -167,12 +135,9 @@ class MultipartUpload:
         for future in self._flying:
             future.cancel()
         wait(self._flying, timeout=max(0.0, min(1.0, self._deadline.left_s())))
-        calls = self._calls
+        abort = partial(self._sdk, "abort_multipart_upload")
+        deadline = Deadline(self._calls.env, ABORT_TIMEOUT_S)
         try:
-            calls.start_write(
-                f"abort of the upload of {self._key}",
-                lambda: calls.client.abort_multipart_upload(Bucket=calls.bucket, Key=self._key, UploadId=self._id),
-                Deadline(calls.env, ABORT_TIMEOUT_S),
-            )
+            self._calls.start_write(f"abort of the upload of {self._key}", abort, deadline)
         except Aof2Error:
             return  # closed: abort_stale_uploads ends it

@@ -28,15 +28,8 @@ URLS_MAX: Final = 1024
 SERVICE: Final = "s3"
 
 
-class _Pattern(NamedTuple):
-    """What all URLs of a bucket have in common."""
-
-    base: str
-    region: str
-
-
 class Place(NamedTuple):
-    """Where a bucket's objects are, and the keys to sign with."""
+    """What all requests of a bucket have in common: where its objects are, and the keys to sign with."""
 
     base: str
     region: str
@@ -52,7 +45,7 @@ class UrlSigner:
         self._bucket = bucket
         self._lock = threading.Lock()
         self._urls: OrderedDict[str, tuple[float, str]] = OrderedDict()
-        self._pattern: _Pattern | None = None
+        self._pattern: Place | None = None
 
     @property
     def is_quick(self) -> bool:
@@ -80,10 +73,10 @@ class UrlSigner:
         """What a request is signed with; None where URLs are not what is expected of S3."""
         if self._pattern is None:
             self._by_sdk("volume.json")  # any name tells
-        pattern = self._pattern
-        if pattern is None:
-            return None
-        return Place(pattern.base, pattern.region, self._sdk.credentials.get_frozen_credentials())
+        return self._frozen(self._pattern) if self._pattern is not None else None
+
+    def _frozen(self, pattern: Place) -> Place:
+        return pattern._replace(keys=self._sdk.credentials.get_frozen_credentials())
 
     def forget(self, name: str) -> None:
         """It was refused: keys or region may have changed."""
@@ -104,17 +97,17 @@ class UrlSigner:
         self._pattern = self._pattern_of(url, name)
         return url
 
-    def _pattern_of(self, url: str, name: str) -> _Pattern | None:
+    def _pattern_of(self, url: str, name: str) -> Place | None:
         """None where a URL is not what is expected of S3: then the SDK makes each."""
         parts = urlsplit(url)
         scope = parse_qs(parts.query).get("X-Amz-Credential", [""])[0].split("/")
         path = quote(name, safe="/~")
         if self._sdk.credentials is None or len(scope) != 5 or scope[3] != SERVICE or not parts.path.endswith(path):
             return None
-        return _Pattern(f"{parts.scheme}://{parts.netloc}{parts.path.removesuffix(path)}", scope[2])
+        return Place(f"{parts.scheme}://{parts.netloc}{parts.path.removesuffix(path)}", scope[2], None)
 
-    def _signed(self, pattern: _Pattern, name: str) -> str:
+    def _signed(self, pattern: Place, name: str) -> str:
         request = AWSRequest("GET", pattern.base + quote(name, safe="/~"))
-        keys = self._sdk.credentials.get_frozen_credentials()
-        S3SigV4QueryAuth(keys, SERVICE, pattern.region, expires=URL_VALID_S).add_auth(request)
+        place = self._frozen(pattern)
+        S3SigV4QueryAuth(place.keys, SERVICE, place.region, expires=URL_VALID_S).add_auth(request)
         return str(request.url)

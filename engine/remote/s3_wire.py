@@ -30,12 +30,12 @@ from typing import Final, NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
 import trio
-from botocore import exceptions as sdk
 from botocore.httpsession import get_cert_path
 
 from aof2.engine.errors import LandingError
 from aof2.engine.remote.errors import RemoteUnavailableError
 from aof2.engine.remote.resilience import Deadline, closed
+from aof2.engine.remote.s3_client import answered
 from aof2.engine.remote.s3_url import UrlSigner
 from aof2.engine.remote.source import FileTarget
 from aof2.native import crc64 as crc64_of_bytes
@@ -90,7 +90,9 @@ class Body:
 
     def read_into(self, view: memoryview) -> None:
         """The next bytes, as many as fit there."""
-        at = len(self._take_prefix(view))
+        taken, self._prefix = self._prefix[: len(view)], self._prefix[len(view) :]
+        at = len(taken)
+        view[:at] = taken
         while at < len(view):
             self._sock.settimeout(self._patience_s())
             got = self._sock.recv_into(view[at:])
@@ -98,11 +100,6 @@ class Body:
                 raise ConnectionResetError("the answer ended early")
             at += got
         self.left -= len(view)
-
-    def _take_prefix(self, view: memoryview) -> bytes:
-        taken, self._prefix = self._prefix[: len(view)], self._prefix[len(view) :]
-        view[: len(taken)] = taken
-        return taken
 
     def land(self, target: FileTarget, piece: int, length: int, scratch: bytearray) -> list[int]:
         """The next bytes into a file, from the start of a piece on; the crc64 of each piece."""
@@ -269,14 +266,10 @@ class Wire:
     def _refused(self, name: str, body: Body) -> None:
         """Returns when the SDK may fare better; else raises what it would."""
         status = body.head.status
-        if status in (200, 206) or status < 400 or status in (400, 401, 403, 411, 501, 505):
+        if status < 400 or status in (400, 401, 403, 411, 501, 505):
             self._signer.forget(name)
             return
-        said = {
-            "Error": {"Code": _error_code(body)},
-            "ResponseMetadata": {"HTTPStatusCode": status},
-        }
-        raise sdk.ClientError(said, "GetObject")
+        raise answered(status, _error_code(body), "GetObject")
 
     # -- connections -------------------------------------------------------------------------------------------
 

@@ -406,7 +406,7 @@ def test_a_server_without_batches_deletes_one_by_one(
 
 
 def test_delete_of_what_must_stay_is_denied(store: RemoteStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    client = store._client  # type: ignore[attr-defined]
+    client = store._calls._sdk.client  # type: ignore[attr-defined]
     answer = {"Errors": [{"Key": "k", "Code": "AccessDenied", "Message": "no"}]}
     monkeypatch.setattr(client, "delete_objects", lambda **kw: answer)
     with pytest.raises(RemoteAuthError, match="AccessDenied"):
@@ -416,7 +416,7 @@ def test_delete_of_what_must_stay_is_denied(store: RemoteStore, monkeypatch: pyt
 def test_listing_pages(store: RemoteStore, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> None:
     for i in range(7):
         put(store, f"k/{i}", b"x")
-    client = store._client  # type: ignore[attr-defined]
+    client = store._calls._sdk.client  # type: ignore[attr-defined]
     whole_page = client.list_objects_v2
     monkeypatch.setattr(client, "list_objects_v2", lambda **kw: whole_page(MaxKeys=3, **kw))
     proxy.clear()
