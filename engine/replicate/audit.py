@@ -64,7 +64,7 @@ from aof2.engine.manifest.snapshot import list_snapshots
 from aof2.engine.remote import keys
 from aof2.engine.remote.fence import Fence
 from aof2.engine.remote.store import RemoteStore
-from aof2.engine.replicate.auditmend import joined_ranges, rebuild_audit
+from aof2.engine.replicate.auditmend import audit_path, joined_ranges, range_starts, rebuild_audit
 
 log = logging.getLogger(__name__)
 
@@ -188,7 +188,7 @@ class TenantAudit:
         store: RemoteStore,
     ) -> None:
         self.env = env
-        self.path = state_dir / "audit" / f"{tenant_id}.asl"
+        self.path = audit_path(state_dir, tenant_id)
         self.tenant_id = tenant_id
         self.broken = ""
         self._mended = False
@@ -244,7 +244,7 @@ class TenantAudit:
         self._mended = True
         with self._catalog.view() as view:
             acknowledged = view.get(self.tenant_id, t.COUNTERS, AUDIT_LOGSEQ) or 0
-        if joined_ranges(self._store, self.tenant_id)[1] < acknowledged:
+        if joined_ranges(self._store, self.tenant_id).last < acknowledged:
             return False  # not all of it is there: repair decides
         log.warning("audit log is damaged", extra={"tenant_id": self.tenant_id, "error": str(error)})
         rebuild_audit(self.env, self._store, self.path.parent.parent, self.tenant_id)
@@ -385,8 +385,7 @@ class TenantAudit:
         if not self._upload_due or self.broken or not self.path.exists():
             return
         if self._stored is None:
-            parsed = (keys.parse_key(info.key) for info in self._store.list(f"audit/{self.tenant_id}/"))
-            self._stored = {k.first_logseq for k in parsed if isinstance(k, keys.AuditRangeKey)}
+            self._stored = set(range_starts(self._store, self.tenant_id))
         fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             for part in cut_points(Source.of_fd(fd, str(self.path)), start=self._after):

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from aof2.engine.audit.format import encode_header
 from aof2.engine.audit.ranges import replay_ranges
@@ -40,14 +40,15 @@ def rebuild_audit(env: Env, store: RemoteStore | None, state_dir: Path, tenant_i
     """Puts the longest whole log in place; its last logseq. TransientError: the remote cannot be asked."""
     path = audit_path(state_dir, tenant_id)
     here, last_here = whole_prefix(path)
-    there, last_there = joined_ranges(store, tenant_id) if store is not None else (b"", 0)
-    data, last = (there, last_there) if last_there > last_here else (here, last_here)
+    there = joined_ranges(store, tenant_id) if store is not None else Joined(b"", 0, None)
+    is_longer = there.last > last_here
+    data, last = (there.data, there.last) if is_longer else (here, last_here)
     env.make_dirs(path.parent)
     kept = str(set_aside(env, state_dir, AUDIT_DIR, path)) if path.exists() else ""
     env.replace_file(path, data or encode_header())
     log.info(
         "audit log rebuilt",
-        extra={"tenant_id": tenant_id, "from_remote": last_there > last_here, "last_logseq": last, "kept": kept},
+        extra={"tenant_id": tenant_id, "from_remote": is_longer, "last_logseq": last, "kept": kept},
     )
     return last
 
@@ -65,16 +66,28 @@ def whole_prefix(path: Path) -> tuple[bytes, int]:
     return path.read_bytes()[:end], last
 
 
-def joined_ranges(store: RemoteStore, tenant_id: int) -> tuple[bytes, int]:
-    """The ranges on the remote as far as they chain, and the last logseq among them."""
+class Joined(NamedTuple):
+    """The ranges on the remote as far as they chain: their bytes, the last logseq among them, and what ends them."""
+
+    data: bytes
+    last: int
+    problem: CorruptError | UnsupportedError | RemoteMissingError | None
+
+
+def range_starts(store: RemoteStore, tenant_id: int) -> list[int]:
+    """The first logseq of each range on the remote."""
     parsed = (keys.parse_key(info.key) for info in store.list(f"audit/{tenant_id}/"))
-    firsts = sorted(k.first_logseq for k in parsed if isinstance(k, keys.AuditRangeKey))
+    return sorted(k.first_logseq for k in parsed if isinstance(k, keys.AuditRangeKey))
+
+
+def joined_ranges(store: RemoteStore, tenant_id: int) -> Joined:
     good: list[bytes] = []
     last = pending = 0
+    problem = None
 
     def parts() -> Iterator[tuple[int, bytes]]:
         nonlocal last
-        for first in firsts:
+        for first in range_starts(store, tenant_id):
             _, data = store.get_blob(keys.audit_range_key(tenant_id, first))
             yield first, data
             good.append(data)  # asked for the next one: this one was whole
@@ -83,6 +96,6 @@ def joined_ranges(store: RemoteStore, tenant_id: int) -> tuple[bytes, int]:
     try:
         for record in replay_ranges(parts()):
             pending = record.logseq
-    except (CorruptError, UnsupportedError, RemoteMissingError):
-        pass
-    return b"".join(good), last
+    except (CorruptError, UnsupportedError, RemoteMissingError) as e:
+        problem = e
+    return Joined(b"".join(good), last, problem)

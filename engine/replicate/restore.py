@@ -22,23 +22,22 @@ from typing import Final
 
 import msgspec
 
-from aof2.engine.audit.ranges import replay_ranges
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.behind import start_behind
 from aof2.engine.catalog.recovery import Opened, open_catalog
 from aof2.engine.catalog.store import MAP_BYTES, Catalog
 from aof2.engine.catalog.writer import CatalogTarget, CatalogWriter
 from aof2.engine.env import Env
-from aof2.engine.errors import Aof2Error, CorruptError
+from aof2.engine.errors import Aof2Error, UnsupportedError
 from aof2.engine.manifest.format import CHUNK_HEADER_LEN, LogPosition
 from aof2.engine.manifest.reader import Stream, parse_chunk
 from aof2.engine.manifest.snapshot import local_snapshots
 from aof2.engine.manifest.writer import LogSettings
-from aof2.engine.remote import keys
 from aof2.engine.remote.errors import RemoteMissingError
 from aof2.engine.remote.fence import VolumeRecord
 from aof2.engine.remote.open import open_remote
 from aof2.engine.remote.store import RemoteStore
+from aof2.engine.replicate.auditmend import audit_path, joined_ranges
 from aof2.engine.replicate.follow import Follower, StreamFollowed
 from aof2.engine.replicate.lost import Lost, TenantSalvage
 from aof2.engine.settings.remote import RemoteSettings
@@ -288,27 +287,13 @@ def _writing(env: Env, staging: Path, settings: LogSettings, map_bytes: int) -> 
 
 def _restore_audit(env: Env, store: RemoteStore, staging: Path, tenant_id: int, tenant: str) -> AuditRestored | None:
     """The tenant's audit log as far as its ranges chain; what follows is derived again when the volume opens."""
-    parsed = (keys.parse_key(info.key) for info in store.list(f"audit/{tenant_id}/"))
-    firsts = sorted(k.first_logseq for k in parsed if isinstance(k, keys.AuditRangeKey))
-    if not firsts:
-        return None
-    good: list[bytes] = []
-    records = 0
-    problem = ""
-
-    def parts() -> Iterator[tuple[int, bytes]]:
-        for first in firsts:
-            _, data = store.get_blob(keys.audit_range_key(tenant_id, first))
-            yield first, data
-            good.append(data)  # asked for the next one: this one was whole
-
-    try:
-        for _ in replay_ranges(parts()):
-            records += 1
-    except (CorruptError, RemoteMissingError) as e:
-        problem = str(e)
-    if good:
-        folder = staging / "audit"
-        env.make_dirs(folder)
-        env.replace_file(folder / f"{tenant_id}.asl", b"".join(good))
-    return AuditRestored(tenant=tenant, records=records, problem=problem)
+    found = joined_ranges(store, tenant_id)
+    if isinstance(found.problem, UnsupportedError):
+        raise found.problem
+    if found.data:
+        path = audit_path(staging, tenant_id)
+        env.make_dirs(path.parent)
+        env.replace_file(path, found.data)
+    elif found.problem is None:
+        return None  # nothing of it was ever put
+    return AuditRestored(tenant=tenant, records=found.last, problem=str(found.problem or ""))

@@ -26,7 +26,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
@@ -66,6 +66,8 @@ from aof2.engine.remote.store import RemoteStore
 
 log = logging.getLogger(__name__)
 
+K = TypeVar("K", bound=keys.RemoteKey)
+
 BUNDLE_CHUNKS: Final = 64
 BACKLOG_MAX: Final = 64
 BATCH_CHUNKS_MAX: Final = 32
@@ -87,20 +89,17 @@ class LogState(NamedTuple):
     objects: dict[str, str]
     pending_uploads: list[str]
     pending_deletes: list[str]
-    marker_id: int
-
-    def uploaded(self, stream_id: int, index: int) -> bool:
-        """Whether the chunk is on the remote, by itself or in a bundle."""
-        return self.is_uploaded(stream_id)(index)
 
     def is_uploaded(self, stream_id: int) -> Callable[[int], bool]:
-        """`uploaded` of one chunk after the other."""
-        bundles = self.bundles()
-        return lambda index: chunk_key(stream_id, index) in self.objects or any(a <= index <= b for a, b in bundles)
+        """Whether a chunk is on the remote, by itself or in a bundle; asked for one after the other."""
+        bundles = self.of(keys.ManifestBundleKey)
+        return lambda index: (
+            chunk_key(stream_id, index) in self.objects or any(b.first <= index <= b.last for b in bundles)
+        )
 
-    def bundles(self) -> list[tuple[int, int]]:
-        parsed = (keys.parse_key(key) for key in self.objects)
-        return [(k.first, k.last) for k in parsed if isinstance(k, keys.ManifestBundleKey)]
+    def of(self, kind: type[K]) -> list[K]:
+        """The objects of one kind."""
+        return [parsed for key in self.objects if isinstance(parsed := keys.parse_key(key), kind)]
 
 
 def log_state(catalog: Catalog, stream_id: int) -> LogState:
@@ -112,8 +111,7 @@ def state_of(view: View, stream_id: int) -> LogState:
     fold = load_pending(view, stream_id)
     uploads = [key for segment_id, key in fold.pending_uploads if segment_id == LOG_SEGMENT_ID]
     deletes = [key for segment_id, key in fold.pending_deletes if segment_id == LOG_SEGMENT_ID]
-    marker_id = fold.snapshot[0] if fold.snapshot else 0
-    return LogState(dict(fold.log_objects), sorted(uploads), sorted(deletes), marker_id)
+    return LogState(dict(fold.log_objects), sorted(uploads), sorted(deletes))
 
 
 def chunk_bytes(directory: Path) -> int:
@@ -175,7 +173,6 @@ class StreamUploads:
         self._store = store
         self._fence = fence
         self._expected = False
-        self._remote = fence
         self._bundle_chunks = bundle_chunks
         self._before_retention = before_retention
         self._on_put = on_put
@@ -191,12 +188,8 @@ class StreamUploads:
         self._taken_ids: set[int] = set()
         # One attempt a call: waiting is the component's, and a remote that is away must not fill the log.
         self._uploader = ChunkUploader(
-            env, stream_id, self._remote, self._append, policy=RetryPolicy(attempts=1), soon=self._append_soon
+            env, stream_id, fence, self._append, policy=RetryPolicy(attempts=1), soon=self._append_soon
         )
-
-    @property
-    def retries(self) -> int:
-        return self._uploader.retries
 
     def note_sealed(self, chunk: SealedChunk | None = None) -> None:
         """A chunk was sealed; without saying which, it is found in the folder. Any thread."""
@@ -250,10 +243,10 @@ class StreamUploads:
             if not self._backlog:
                 self._fence.check_ahead()
                 self._came.wait(COMING_S)
-                return True if not self._told else self._step()
+                return self._step() if self._told else True
         if self._backlog:
             before = self.uploads
-            self._upload(self._next_batch())
+            self._uploader.put_all(self._next_batch(), snapshot_id=self._marker_id(), on_put=self._is_there)
             if self.uploads // UPKEEP_EVERY > before // UPKEEP_EVERY:
                 self._uploader.say_done()
                 self._upkeep()
@@ -318,9 +311,6 @@ class StreamUploads:
             batch.append(sealed)
         return batch
 
-    def _upload(self, batch: Sequence[SealedChunk]) -> None:
-        self._uploader.put_all(batch, snapshot_id=self._marker_id(), on_put=self._is_there)
-
     def _marker_id(self) -> int:
         """The newest snapshot that the log speaks of."""
         with self._catalog.view() as view:
@@ -365,7 +355,7 @@ class StreamUploads:
     def _reachable(self, snapshot: SnapshotAt, state: LogState) -> bool:
         """Whether a replay from the snapshot would find its chunk on the remote; at the start of one, it needs none."""
         at = snapshot.position
-        return at.chunk_offset == CHUNK_HEADER_LEN or state.uploaded(self.stream_id, at.chunk_index)
+        return at.chunk_offset == CHUNK_HEADER_LEN or state.is_uploaded(self.stream_id)(at.chunk_index)
 
     def upload_snapshot(self, snapshot_id: int) -> str:
         """Puts a local snapshot on the remote and says so in the log; its etag. Repeating it is harmless."""
@@ -390,7 +380,7 @@ class StreamUploads:
         self._log([UploadStarted(key)], at.chunk_index)
         self.env.failpoint("replicate.snapshot.started")
         try:
-            etag = self._remote.put(key, data, metadata)
+            etag = self._fence.put(key, data, metadata)
         except TransientError as e:
             self._log([UploadFailed(key, e.reason_code)], at.chunk_index)
             raise
@@ -402,8 +392,7 @@ class StreamUploads:
     def _prune_snapshots(self) -> None:
         """The remote keeps as many snapshots as the folder does."""
         state = log_state(self._catalog, self.stream_id)
-        parsed = (keys.parse_key(key) for key in state.objects)
-        ids = sorted(k.snapshot_id for k in parsed if isinstance(k, keys.ManifestSnapshotKey))
+        ids = sorted(key.snapshot_id for key in state.of(keys.ManifestSnapshotKey))
         old = [keys.manifest_snapshot_key(self.stream_id, i) for i in ids[:-SNAPSHOTS_REMOTE]]
         if old:
             self._log([Tier2DeleteQueued(key) for key in old], 0)
@@ -416,15 +405,17 @@ class StreamUploads:
             return False
         here = chunk_headers(self.directory)
         oldest_here = here[0][0].index if here else newest.position.chunk_index
-        parsed = (keys.parse_key(key) for key in state.objects)
-        indexes = sorted(k.chunk_index for k in parsed if isinstance(k, keys.ManifestChunkKey))
+        indexes = sorted(key.chunk_index for key in state.of(keys.ManifestChunkKey))
         covered = [i for i in indexes if i < min(oldest_here, newest.position.chunk_index)]
         run = first_run(covered, self._bundle_chunks)
         if run is None:
             return False
-        at = newest.position
-        self._uploader.compact(*run, SnapshotMarker(at.chunk_index, at.chunk_offset, newest.snapshot_id))
+        self._bundle(*run, newest)
         return True
+
+    def _bundle(self, first: int, last: int, newest: SnapshotAt) -> None:
+        at = newest.position
+        self._uploader.compact(first, last, SnapshotMarker(at.chunk_index, at.chunk_offset, newest.snapshot_id))
 
     # -- after a crash -----------------------------------------------------------------------------------------
 
@@ -439,11 +430,7 @@ class StreamUploads:
                 case keys.ManifestSnapshotKey(_, snapshot_id) if snapshot_id in here:
                     self.upload_snapshot(snapshot_id)
                 case keys.ManifestBundleKey(_, first, last) if here and self._all_there(state, first, last):
-                    newest = here[max(here)]
-                    at = newest.position
-                    self._uploader.compact(
-                        first, last, SnapshotMarker(at.chunk_index, at.chunk_offset, newest.snapshot_id)
-                    )
+                    self._bundle(first, last, here[max(here)])
 
     def _all_there(self, state: LogState, first: int, last: int) -> bool:
         return all(chunk_key(self.stream_id, i) in state.objects for i in range(first, last + 1))
