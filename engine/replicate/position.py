@@ -111,9 +111,10 @@ class StreamReplication(msgspec.Struct, frozen=True, kw_only=True):
 class _Recent(OrderedDict[t.K, int]):
     """Things and the place of the last commit about them, oldest place first."""
 
-    def note(self, thing: t.K, ordinal: int) -> None:
-        self[thing] = ordinal
-        self.move_to_end(thing)
+    def note(self, things: Iterable[t.K], ordinal: int) -> None:
+        for thing in things:
+            self[thing] = ordinal
+            self.move_to_end(thing)
 
     def forget(self, until: int) -> None:
         while self and next(iter(self.values())) <= until:
@@ -138,12 +139,9 @@ class StreamPosition:
     def note(self, ordinal: int, now_ms: int, size_bytes: int, touches: Touches) -> None:
         self.here = max(self.here, ordinal)
         self.bytes_here += size_bytes
-        for ino in touches.inos:
-            self.touched.note(ino, ordinal)
-        for ino in touches.named:
-            self.named.note(ino, ordinal)
-        for key in touches.published:
-            self.published.note(key, ordinal)
+        self.touched.note(touches.inos, ordinal)
+        self.named.note(touches.named, ordinal)
+        self.published.note(touches.published, ordinal)
         self._stay_small(ordinal)
         self.marks.append(Mark(ordinal, now_ms, self.bytes_here))
         if len(self.marks) > MARKS_MAX:
@@ -166,8 +164,8 @@ class StreamPosition:
         self.there = ordinal
         while self.marks and self.marks[0].ordinal <= ordinal:
             self.bytes_there = self.marks.popleft().bytes
-        for recent in (self.touched, self.named):
-            recent.forget(ordinal)
+        self.touched.forget(ordinal)
+        self.named.forget(ordinal)
         self.published.forget(ordinal)
 
 
@@ -248,10 +246,10 @@ class Replication:
         for stream_id in list(self._streams):
             self.stands(stream_id, why, refused=refused)
 
-    def goes_on(self, stream_id: int | None = None) -> None:
-        """The stream, or every one, was let through again."""
+    def goes_on(self) -> None:
+        """Every stream was let through again."""
         with self._lock:
-            for position in self._streams.values() if stream_id is None else [self._of(stream_id)]:
+            for position in self._streams.values():
                 position.standing = None
 
     # -- asked ---------------------------------------------------------------------------------------------------
@@ -329,12 +327,11 @@ class Replication:
             yield
         finally:
             with self._lock:
-                left = [(stream_id, key) for key in group]
-                for slot in left:
+                for slot in [(stream_id, key) for key in group]:
                     others = [other for other in self._awaited.pop(slot, ()) if other is not group]
                     if others:
                         self._awaited[slot] = others
-            if left:
+            if group:
                 self.on_wanted(stream_id)  # what was put off for this caller is done now
 
     def is_awaited(self, stream_id: int) -> bool:
@@ -352,17 +349,8 @@ class Replication:
             if needed:
                 self.on_wanted(stream_id)
 
-    async def wait(self, ends: Mapping[int, int]) -> None:
-        """Until the remote has these streams up to there. Set a time limit around it, or use `next`."""
-        while True:
-            change = self.next()
-            if self.has(ends):
-                return
-            self.want(ends)
-            await change.wait()
-
     def next(self) -> trio.Event:
-        """Set when a position or its standing changes. Take it before looking, then wait."""
+        """Set when a position or its standing changes. Take it before looking (`has`, `want`), then wait for it."""
         self._token = trio.lowlevel.current_trio_token()
         if self._changed is None:
             self._changed = trio.Event()

@@ -124,6 +124,7 @@ class LogReplicator:
         self.replication.on_expected = self._expected
         self.replication.on_sealed = self._note_sealed
         self.fenced = ""
+        self.ended = False  # nothing is uploaded any more: another writer took over, or the catalog takes no more
         self.stuck: dict[int, str] = {}
         self.reports: dict[int, StreamReport] = {}
         self.failures = 0
@@ -142,7 +143,6 @@ class LogReplicator:
         self._moved = trio.Event()
         self._refused: set[str] = set()  # what was refused, and said to be
         self._away: set[str] = set()  # what last failed
-        self._ended = False
         self._draining = 0
         writer.target.observer = self.replication
 
@@ -167,13 +167,13 @@ class LogReplicator:
     def _expected(self, stream_id: int) -> None:
         """A caller awaits what is published in a moment: the fence is asked while that is uploaded."""
         stream = self._stream(stream_id)
-        if not self._ended and stream.uploads is not None:
+        if not self.ended and stream.uploads is not None:
             stream.uploads.expect()
             self._wake(stream)
 
     def _wanted(self, stream_id: int) -> None:
         """A waiter wants the stream's log to be there."""
-        if not self._ended:
+        if not self.ended:
             self._wake(self._stream(stream_id))
 
     def snapshot_taken(self, stream_id: int) -> None:
@@ -184,11 +184,6 @@ class LogReplicator:
         if stream.audit is not None:
             stream.audit.note_snapshot()
         self._wake(stream)
-
-    @property
-    def ended(self) -> bool:
-        """Nothing is uploaded any more: another writer took over, or the catalog takes no more."""
-        return self._ended
 
     def hurry(self) -> None:
         """What waits out a backoff tries again now: a waiter is there."""
@@ -209,7 +204,7 @@ class LogReplicator:
         0 while a stream's local chunks are few, and whenever waiting would be in vain: no claim, a remote that fails or
         does not move, a stream that is stuck. The log of a volume whose remote is away grows, it does not stop.
         """
-        if self.fence is None or self._ended or self._away:
+        if self.fence is None or self.ended or self._away:
             return 0.0
         still_s = self.env.monotonic_s() - STILL_S
         moving = (s for s in tuple(self._streams.values()) if s.stream_id not in self.stuck)
@@ -237,34 +232,31 @@ class LogReplicator:
         """Waits until all that is committed is sealed and on the remote, or `run` ended. Set a time limit around it."""
         self._draining += 1
         try:
-            await self._drain()
+            for stream in self._streams.values():
+                stream.resting = False
+                self._wake(stream)
+            while not self.ended:
+                self.replication.want(self.replication.ends(self._streams))
+                due_s = self._writer.target.due_s()
+                if due_s is not None:
+                    await trio.sleep(max(due_s, DRAIN_STEP_S))
+                elif self.idle:
+                    # A chunk may be sealed and its event still on its way from the writer's thread. What that thread
+                    # did before it answers this is told before this returns.
+                    with contextlib.suppress(ReadOnlyError, FatalIOError):
+                        await trio.to_thread.run_sync(self._writer.flush)
+                    await trio.lowlevel.checkpoint()
+                    if self.idle and self._writer.target.due_s() is None:
+                        return
+                else:
+                    await self._moved.wait()
         finally:
             self._draining -= 1
-
-    async def _drain(self) -> None:
-        for stream in self._streams.values():
-            stream.resting = False
-            self._wake(stream)
-        while not self._ended:
-            self.replication.want(self.replication.ends(self._streams))
-            due_s = self._writer.target.due_s()
-            if due_s is not None:
-                await trio.sleep(max(due_s, DRAIN_STEP_S))
-            elif self.idle:
-                # A chunk may be sealed and its event still on its way from the writer's thread. What that thread did
-                # before it answers this is told before this returns.
-                with contextlib.suppress(ReadOnlyError, FatalIOError):
-                    await trio.to_thread.run_sync(self._writer.flush)
-                await trio.lowlevel.checkpoint()
-                if self.idle and self._writer.target.due_s() is None:
-                    return
-            else:
-                await self._moved.wait()
 
     async def leave(self) -> bool:
         """Marks the volume as unmounted in the remote, with where its logs end; False where that would not be true."""
         ends = self.replication.ends(self._streams)
-        if self.fence is None or self.fenced or self._ended or not self.replication.has(ends):
+        if self.fence is None or self.fenced or self.ended or not self.replication.has(ends):
             return False
         positions = {stream_id: self.replication.there(stream_id) for stream_id in ends}
         await trio.to_thread.run_sync(self.fence.leave, self.env.now_ms(), positions)
@@ -278,7 +270,8 @@ class LogReplicator:
         self._writer.target.brake_s = self.brake_s
         try:
             if self.fence is None:
-                self.fence = await self._attempts(self._claim, CLAIM)
+                claim = partial(take_checked_claim, self.env, self._store, self._catalog, self._state_dir)
+                self.fence = await self._attempts(claim, CLAIM)
             with self._catalog.view() as view:
                 for stream_id in view.streams():
                     if stream_id not in self._writer.target.read_only_streams:
@@ -294,15 +287,12 @@ class LogReplicator:
             self._stop(e)
         finally:
             self._nursery = None
-            self._ended = True
+            self.ended = True
             self.replication.tell()
             self._tell_moved()
             for stream in self._streams.values():
                 if stream.audit is not None:
                     stream.audit.close()
-
-    def _claim(self) -> Fence:
-        return take_checked_claim(self.env, self._store, self._catalog, self._state_dir)
 
     async def _heartbeat(self, fence: Fence) -> None:
         """Whether the volume is still ours, asked while it is written to: an idle one asks at its next upload."""
