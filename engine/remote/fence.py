@@ -85,39 +85,17 @@ class _VersionOnly(msgspec.Struct):
     format_version: int
 
 
-def claim(
-    env: Env,
-    store: RemoteStore,
-    *,
-    expected_uuid: str | None = None,
-    writer_id: str = "",
-    over_writer_id: str = "",
-) -> Fence:
+def claim(env: Env, store: RemoteStore, *, over: tuple[VolumeRecord, str] | None = None, writer_id: str = "") -> Fence:
     """Makes this process the volume's writer; a volume that is not there yet is created.
 
-    `writer_id` is the name of the claim, if the caller wrote it down before; `over_writer_id` the claim that it may
-    replace, if only that one.
-    FencedError: the remote holds another volume than `expected_uuid`, or another writer claimed at the same moment.
-    RemoteMissingError: no volume there, and a particular one is expected.
+    `over`: the record that it replaces, and its etag; without one, whatever is there. `writer_id` is the name of the
+    claim, if the caller wrote it down before. FencedError: another writer claimed meanwhile.
     """
-    found = read_volume(store)
-    if found is None:
-        if expected_uuid is not None:
-            raise RemoteMissingError(f"{VOLUME_KEY}: the remote holds no volume {expected_uuid}; is it the right url?")
-        volume_uuid, epoch, etag = str(uuid.uuid4()), 1, None
-    else:
-        old, etag = found
-        if expected_uuid is not None and old.volume_uuid != expected_uuid:
-            raise FencedError(
-                f"{VOLUME_KEY}: the remote holds volume {old.volume_uuid}, this state_dir belongs to {expected_uuid}"
-            )
-        if over_writer_id and old.writer_id != over_writer_id:
-            raise FencedError(f"{VOLUME_KEY}: another writer claimed the volume at the same moment")
-        volume_uuid, epoch = old.volume_uuid, old.writer_epoch + 1
+    old, etag = over or read_volume(store) or (None, None)
     record = VolumeRecord(
         format_version=FORMAT_VERSION,
-        volume_uuid=volume_uuid,
-        writer_epoch=epoch,
+        volume_uuid=old.volume_uuid if old is not None else str(uuid.uuid4()),
+        writer_epoch=old.writer_epoch + 1 if old is not None else 1,
         writer_id=writer_id or new_writer_id(),
         claimed_at_ms=env.now_ms(),
         host=socket.gethostname(),

@@ -104,6 +104,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
 
     known: Identity | None
     found: VolumeRecord | None
+    etag: str = ""
 
     @property
     def is_ours(self) -> bool:
@@ -114,12 +115,14 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
 def look(store: RemoteStore, state_dir: Path, *, timeout_s: float | None = None) -> Standing:
     """Whose claim stands on the remote. StaleError: another's, since this folder's. FencedError: another volume's."""
     known = load_identity(state_dir)
-    found = read_volume(store, timeout_s=timeout_s)
-    record = found[0] if found is not None else None
+    record, etag = read_volume(store, timeout_s=timeout_s) or (None, "")
     if known is None:
-        if record is not None:
-            _refuse_foreign(store, record)
-        return Standing(known=None, found=record)
+        if record is not None and next(iter(store.list(MANIFEST_PREFIX)), None) is not None:
+            raise FencedError(
+                f"the remote holds volume {record.volume_uuid}, and this state_dir belongs to none; "
+                "use `aof2 restore --from URL`, or another url for a new volume"
+            )
+        return Standing(known=None, found=record, etag=etag)
     if record is None:
         raise RemoteMissingError(f"{VOLUME_KEY}: the remote holds no volume {known.volume_uuid}; is it the right url?")
     if record.volume_uuid != known.volume_uuid:
@@ -128,7 +131,7 @@ def look(store: RemoteStore, state_dir: Path, *, timeout_s: float | None = None)
         )
     if not known.knows(record):
         raise TakenOverError(f"another machine has taken this volume over since: {claimed_by(record)}")
-    return Standing(known=known, found=record)
+    return Standing(known=known, found=record, etag=etag)
 
 
 def claimed_by(record: VolumeRecord) -> str:
@@ -155,24 +158,10 @@ def take_claim(
         intended = (*known.intended, writer_id)[-INTENDED_MAX:]
         save_identity(env, state_dir, msgspec.structs.replace(known, intended=intended))
     env.failpoint("replicate.claim.intended")
-    fence = claim(
-        env,
-        store,
-        expected_uuid=known.volume_uuid if known is not None else None,
-        writer_id=writer_id,
-        over_writer_id=found.writer_id if found is not None else "",
-    )
+    fence = claim(env, store, over=(found, standing.etag) if found is not None else None, writer_id=writer_id)
     env.failpoint("replicate.claim.claimed")
     made = fence.record
     mine = Identity(volume_uuid=made.volume_uuid, writer_id=made.writer_id, writer_epoch=made.writer_epoch, own=True)
     save_identity(env, state_dir, mine)
     env.failpoint("replicate.claim.remembered")
     return fence
-
-
-def _refuse_foreign(store: RemoteStore, found: VolumeRecord) -> None:
-    if next(iter(store.list(MANIFEST_PREFIX)), None) is not None:
-        raise FencedError(
-            f"the remote holds volume {found.volume_uuid}, and this state_dir belongs to none; "
-            "use `aof2 restore --from URL`, or another url for a new volume"
-        )

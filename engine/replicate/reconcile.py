@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
@@ -30,9 +29,8 @@ from aof2.engine.manifest.reader import ChunkFile, chunk_headers
 from aof2.engine.manifest.snapshot import SnapshotAt, check_snapshot, local_snapshots, snapshot_name
 from aof2.engine.remote import keys
 from aof2.engine.remote.store import BlobInfo, RemoteStore
-from aof2.engine.replicate.listing import Inventory, RemoteLog, list_stream
+from aof2.engine.replicate.listing import RemoteLog
 from aof2.engine.replicate.stream import (
-    LogState,
     StreamUploads,
     log_state,
     sealed_chunk,
@@ -75,21 +73,11 @@ class StreamReport(msgspec.Struct, frozen=True, kw_only=True):
         return not self.retention and not self.of(Status.MISSING, Status.NEEDS_REPAIR, Status.DIVERGENT)
 
 
-class _Here(NamedTuple):
-    """The sealed chunks and the snapshots of the folder."""
-
-    chunks: dict[int, ChunkFile]
-    snapshots: dict[int, SnapshotAt]
-    next_index: int
-
-
 def examine_stream(
     store: RemoteStore, catalog: Catalog, directory: Path, stream_id: int, *, deep: bool = False
 ) -> StreamReport:
     """Compares; changes nothing. TransientError when the remote cannot be asked."""
-    state = log_state(catalog, stream_id)
-    remote = RemoteLog(store, stream_id, list_stream(store, stream_id))
-    return _Examination(store, directory, stream_id, state, remote, deep).run()
+    return _Examination(store, catalog, directory, stream_id, deep=deep).run()
 
 
 def repair_stream(report: StreamReport, uploads: StreamUploads) -> StreamReport:
@@ -110,76 +98,69 @@ def _reput(finding: ObjectFinding, uploads: StreamUploads) -> ObjectFinding:
 
 
 class _Examination:
-    def __init__(
-        self,
-        store: RemoteStore,
-        directory: Path,
-        stream_id: int,
-        state: LogState,
-        remote: RemoteLog,
-        deep: bool,
-    ) -> None:
+    def __init__(self, store: RemoteStore, catalog: Catalog, directory: Path, stream_id: int, *, deep: bool) -> None:
         self.store = store
         self.directory = directory
         self.stream_id = stream_id
-        self.state = state
-        self.remote = remote
         self.deep = deep
-        self.here = _look(directory)
+        self.state = log_state(catalog, stream_id)
+        self.remote = RemoteLog(store, stream_id)
+        self.headers = [header for _, header in chunk_headers(directory)]
+        self.snapshots = {s.snapshot_id: s.position for s in local_snapshots(directory)}
 
     def run(self) -> StreamReport:
-        there = {info.key: info for info in _all(self.remote.inventory)}
+        inventory = self.remote.inventory
+        there = {
+            i.key: i for i in (*inventory.chunks.values(), *inventory.bundles.values(), *inventory.snapshots.values())
+        }
         expected = set(self.state.objects) - set(self.state.pending_deletes)
         unlogged = set(there) - set(self.state.objects) - set(self.state.pending_deletes)
         findings = [self._expected(key, there.get(key)) for key in sorted(expected)]
         findings += [self._unlogged(there[key]) for key in sorted(unlogged)]
-        findings += [ObjectFinding(key=key, status=Status.UNKNOWN) for key in self.remote.inventory.others]
-        snapshots = sorted(self.here.snapshots)
-        covered = self.here.snapshots[snapshots[-1]].position if snapshots else None
-        headers = [header for _, header in chunk_headers(self.directory)]
-        rules = retention.violations(headers, covered)
+        findings += [ObjectFinding(key=key, status=Status.UNKNOWN) for key in inventory.others]
+        covered = self.snapshots[max(self.snapshots)] if self.snapshots else None
+        rules = retention.violations(self.headers, covered)
         return StreamReport(stream_id=self.stream_id, objects=findings, retention=rules)
+
+    def _finding(self, key: str, status: Status, detail: str, size: int = 0) -> ObjectFinding:
+        covered = self._covered(keys.parse_key(key))
+        if status is Status.NEEDS_REPAIR and covered:
+            detail += "; a newer snapshot covers it: only history is lost"
+        return ObjectFinding(key=key, status=status, detail=detail, size=size, covered=covered)
 
     def _expected(self, key: str, info: BlobInfo | None) -> ObjectFinding:
         parsed = keys.parse_key(key)
-        if info is None:
-            return self._missing(key, parsed)
-        problem = self._compare(key, parsed, info) or self._parse(parsed)
-        status = Status.DIVERGENT if problem else Status.OK
-        return ObjectFinding(key=key, status=status, detail=problem, size=info.size, covered=self._covered(parsed))
-
-    def _missing(self, key: str, parsed: keys.RemoteKey | None) -> ObjectFinding:
-        covered = self._covered(parsed)
-        match parsed:
-            case keys.ManifestChunkKey(_, index) if self.remote.inventory.bundle_of(index) is not None:
-                return ObjectFinding(key=key, status=Status.OK, detail="in a bundle", covered=covered)
-            case keys.ManifestChunkKey(_, index) if local_copy(self.directory, parsed) is not None:
-                return ObjectFinding(key=key, status=Status.MISSING, detail="the chunk is here", covered=covered)
-            case keys.ManifestSnapshotKey() if local_copy(self.directory, parsed) is not None:
-                return ObjectFinding(key=key, status=Status.MISSING, detail="the snapshot is here", covered=covered)
-        what = "neither there nor here" + ("; a newer snapshot covers it: only history is lost" if covered else "")
-        return ObjectFinding(key=key, status=Status.NEEDS_REPAIR, detail=what, covered=covered)
+        if info is not None:
+            problem = self._compare(parsed, info) or self._parse(parsed)
+            return self._finding(key, Status.DIVERGENT if problem else Status.OK, problem, info.size)
+        if isinstance(parsed, keys.ManifestChunkKey) and self.remote.inventory.bundle_of(parsed.chunk_index):
+            return self._finding(key, Status.OK, "in a bundle")
+        if local_copy(self.directory, parsed) is not None:
+            kind = "chunk" if isinstance(parsed, keys.ManifestChunkKey) else "snapshot"
+            return self._finding(key, Status.MISSING, f"the {kind} is here")
+        return self._finding(key, Status.NEEDS_REPAIR, "neither there nor here")
 
     def _unlogged(self, info: BlobInfo) -> ObjectFinding:
         """An upload whose end was not logged, what another writer put, or something left over."""
         parsed = keys.parse_key(info.key)
+        next_index = self.headers[-1].chunk_index + self.headers[-1].sealed if self.headers else 0
         status, detail = Status.UNKNOWN, "the log does not speak of it"
         if local_copy(self.directory, parsed) is not None:
-            detail = self._compare(info.key, parsed, info)
+            detail = self._compare(parsed, info)
             status = Status.DIVERGENT if detail else Status.OK
-        elif isinstance(parsed, keys.ManifestChunkKey) and parsed.chunk_index >= self.here.next_index:
-            status, detail = Status.DIVERGENT, f"the log here ends before chunk {self.here.next_index}"
-        return ObjectFinding(key=info.key, status=status, detail=detail, size=info.size, covered=self._covered(parsed))
+        elif isinstance(parsed, keys.ManifestChunkKey) and parsed.chunk_index >= next_index:
+            status, detail = Status.DIVERGENT, f"the log here ends before chunk {next_index}"
+        return self._finding(info.key, status, detail, info.size)
 
-    def _compare(self, key: str, parsed: keys.RemoteKey | None, info: BlobInfo) -> str:
+    def _compare(self, parsed: keys.RemoteKey | None, info: BlobInfo) -> str:
         """What is different, or nothing."""
         data = local_copy(self.directory, parsed)
         if data is not None:
-            return self._compare_bytes(key, parsed, info, data)
-        recorded = self.state.objects.get(key, "")
+            return self._compare_bytes(parsed, info, data)
+        recorded = self.state.objects.get(info.key, "")
         etag = info.etag
         if not etag:
-            head = self.store.head_blob(key)
+            head = self.store.head_blob(info.key)
             etag = head.etag if head is not None else ""
         if recorded and etag and recorded != etag:
             if isinstance(parsed, keys.ManifestBundleKey):
@@ -187,28 +168,26 @@ class _Examination:
             return f"its etag is {etag}, {recorded} was put"
         return ""
 
-    def _compare_bytes(self, key: str, parsed: keys.RemoteKey | None, info: BlobInfo, data: bytes) -> str:
+    def _compare_bytes(self, parsed: keys.RemoteKey | None, info: BlobInfo, data: bytes) -> str:
         if info.size != len(data):
             return f"{info.size} bytes, the local copy has {len(data)}"
-        head = self.store.head_blob(key)
+        head = self.store.head_blob(info.key)
         if head is None:
             return "gone since it was listed"
         if head.crc64 is not None and head.crc64 != native.crc64(data):
             return f"crc64 {head.crc64:016x}, the local copy's is {native.crc64(data):016x}"
         if isinstance(parsed, keys.ManifestChunkKey):
-            wanted = self._chunk_metadata(parsed.chunk_index)
+            index = parsed.chunk_index
+            sealed = sealed_chunk(ChunkFile(index, self.directory / chunk_name(index)))
+            wanted = {
+                "chunk_crc64": f"{sealed.header.chunk_crc64:016x}",
+                "base_record": str(sealed.header.base_record),
+                "record_count": str(sealed.record_count),
+            }
             for name, value in wanted.items():
                 if head.metadata.get(name, value) != value:
                     return f"its metadata says {name} {head.metadata[name]}, the local copy {value}"
         return ""
-
-    def _chunk_metadata(self, index: int) -> dict[str, str]:
-        sealed = sealed_chunk(self.here.chunks[index])
-        return {
-            "chunk_crc64": f"{sealed.header.chunk_crc64:016x}",
-            "base_record": str(sealed.header.base_record),
-            "record_count": str(sealed.record_count),
-        }
 
     def _parse(self, parsed: keys.RemoteKey | None, *, always: bool = False) -> str:
         if not (self.deep or always):
@@ -227,15 +206,12 @@ class _Examination:
         return ""
 
     def _covered(self, parsed: keys.RemoteKey | None) -> bool:
-        newest = max((s for s in self.remote.inventory.snapshots if s in self.here.snapshots), default=None)
+        newest = max(self.snapshots.keys() & self.remote.inventory.snapshots.keys(), default=None)
         if newest is None:
             return False
-        limit = self.here.snapshots[newest].position.chunk_index
         match parsed:
-            case keys.ManifestChunkKey(_, index):
-                return index < limit
-            case keys.ManifestBundleKey(_, _, last):
-                return last < limit
+            case keys.ManifestChunkKey(_, last) | keys.ManifestBundleKey(_, _, last):
+                return last < self.snapshots[newest].chunk_index
             case keys.ManifestSnapshotKey(_, snapshot_id):
                 return snapshot_id < newest
         return False
@@ -257,14 +233,3 @@ def local_copy(directory: Path, parsed: keys.RemoteKey | None) -> bytes | None:
     except (Aof2Error, OSError):
         return None
     return None
-
-
-def _look(directory: Path) -> _Here:
-    found = chunk_headers(directory)
-    chunks = {chunk.index: chunk for chunk, header in found if header.sealed}
-    next_index = found[-1][0].index + found[-1][1].sealed if found else 0
-    return _Here(chunks, {s.snapshot_id: s for s in local_snapshots(directory)}, next_index)
-
-
-def _all(inventory: Inventory) -> list[BlobInfo]:
-    return [*inventory.chunks.values(), *inventory.bundles.values(), *inventory.snapshots.values()]

@@ -17,6 +17,7 @@ Owner: the thread that claims. A crash leaves nothing.
 from __future__ import annotations
 
 import contextlib
+import os
 from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -33,6 +34,7 @@ from aof2.engine.manifest.format import (
     LogPosition,
     ManifestGapError,
     chunk_key,
+    chunk_name,
     unpack_chunk_header,
 )
 from aof2.engine.manifest.reader import ChunkFile, read_file
@@ -120,37 +122,29 @@ def _compare(
     store: RemoteStore, catalog: Catalog, directory: Path, stream_id: int, inventory: Inventory
 ) -> Difference | None:
     with catalog.view() as view:
-        position = view.position(stream_id)
-    here = _chunk_files(directory)
-    there = inventory.chunk_indexes()
-    last_there = max(there, default=-1)
+        position = view.position(stream_id) or LogPosition(0, CHUNK_HEADER_LEN, 0)
+    names = os.listdir(directory) if directory.is_dir() else ()  # noqa: PTH208
+    indexes = [int(match[1]) for name in names if (match := CHUNK_NAME.fullmatch(name))]
+    here = {index: ChunkFile(index, directory / chunk_name(index)) for index in indexes}
+    there = sorted(inventory.chunk_indexes(), reverse=True)
     next_here = _next_index(here, position)
     remote = RemoteLog(store, stream_id, inventory)
     state = log_state(catalog, stream_id)
-    for index in sorted(there & here.keys(), reverse=True)[:COMPARED_MAX]:
+    for index in [i for i in there if i in here][:COMPARED_MAX]:
         if what := _parted(remote, state, here[index]):
             return Difference(stream_id, what, behind=False)
-    if any(_is_chunk(remote, i) for i in sorted(there, reverse=True)[:COMPARED_MAX] if i >= next_here):
-        what = f"the log of stream {stream_id} is at chunk {last_there} there, at {next_here - 1} here"
+    if any(_is_chunk(remote, index) for index in there[:COMPARED_MAX] if index >= next_here):
+        what = f"the log of stream {stream_id} is at chunk {there[0]} there, at {next_here - 1} here"
         return Difference(stream_id, what, behind=True)
-    if what := _snapshot_ahead(store, state, inventory, stream_id, position):
+    if what := _snapshot_ahead(remote, state, position):
         return Difference(stream_id, what, behind=True)
     return None
 
 
-def _chunk_files(directory: Path) -> dict[int, ChunkFile]:
-    if not directory.is_dir():
-        return {}
-    found = ((CHUNK_NAME.fullmatch(path.name), path) for path in directory.iterdir())
-    return {int(match[1]): ChunkFile(int(match[1]), path) for match, path in found if match}
-
-
-def _next_index(here: dict[int, ChunkFile], position: LogPosition | None) -> int:
+def _next_index(here: dict[int, ChunkFile], position: LogPosition) -> int:
     """The first chunk that is not complete here, by the files and by what the rows know of them."""
     last = max(here, default=-1)
     by_files = last + _is_sealed(here[last]) if here else 0
-    if position is None:
-        return by_files
     # Rows that are inside a chunk whose file is gone: the log was here, and is damaged.
     lost = position.chunk_offset > CHUNK_HEADER_LEN and position.chunk_index not in here
     return max(by_files, position.chunk_index + lost)
@@ -195,22 +189,15 @@ def _parted(remote: RemoteLog, state: LogState, chunk: ChunkFile) -> str:
     return f"chunk {chunk.index} of stream {remote.stream_id} holds other records there than here"
 
 
-def _snapshot_ahead(
-    store: RemoteStore, state: LogState, inventory: Inventory, stream_id: int, position: LogPosition | None
-) -> str:
+def _snapshot_ahead(remote: RemoteLog, state: LogState, position: LogPosition) -> str:
     """A snapshot of a place that the log here has not come to."""
-    newest = max(inventory.snapshots, default=None)
-    key = keys.manifest_snapshot_key(stream_id, newest) if newest is not None else ""
-    if newest is None or key in state.objects:
-        return ""
-    head = store.head_blob(key)
+    newest = max(remote.inventory.snapshots, default=None)
+    key = keys.manifest_snapshot_key(remote.stream_id, newest) if newest is not None else ""
+    head = remote.store.head_blob(key) if key and key not in state.objects else None
     ordinal = 0
     with contextlib.suppress(ValueError, KeyError):
         ordinal = int(head.metadata["ordinal"]) if head is not None else 0
-    if ordinal <= (position.ordinal if position else 0):
+    if ordinal <= position.ordinal:
         return ""
-    here = position.ordinal if position else 0
-    return f"snapshot {newest} of stream {stream_id} is of record {ordinal} there, the log is at {here} here"
-
-
-__all__ = ["Difference", "compare_logs", "only_here", "refuse_stale", "stays_here"]
+    where = f"snapshot {newest} of stream {remote.stream_id} is of record {ordinal} there"
+    return f"{where}, the log is at {position.ordinal} here"

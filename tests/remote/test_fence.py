@@ -21,6 +21,7 @@ from aof2.engine.remote.errors import FencedError, RemoteMissingError
 from aof2.engine.remote.fence import Fence, claim, read_volume
 from aof2.engine.remote.keys import VOLUME_KEY
 from aof2.engine.remote.store import RemoteStore
+from aof2.engine.replicate.claim import Identity, save_identity, take_claim
 from tests.remote.conftest import OpenStore
 from tests.remote.helpers import get, keys_of, put
 from tests.support.seaweed import Fault, FaultProxy
@@ -42,7 +43,7 @@ def test_the_first_claim_makes_the_volume(store: RemoteStore) -> None:
         "host": socket.gethostname(),
     }
     fence.check()
-    again = claim(ENV, store, expected_uuid=fence.record.volume_uuid)
+    again = claim(ENV, store)
     assert (again.epoch, again.record.volume_uuid) == (2, fence.record.volume_uuid)
 
 
@@ -153,12 +154,22 @@ def test_a_newer_program_that_took_over_latches(store: RemoteStore, content: byt
     assert keys_of(store) == [VOLUME_KEY]
 
 
-def test_another_volume_is_not_taken_over(store: RemoteStore) -> None:
+def test_another_volume_is_not_taken_over(store: RemoteStore, tmp_path: Path) -> None:
+    save_identity(ENV, tmp_path, Identity(volume_uuid="6f1c"))
     with pytest.raises(RemoteMissingError, match="right url"):
-        claim(ENV, store, expected_uuid="6f1c")
+        take_claim(ENV, store, tmp_path)
     fence = claim(ENV, store)
     with pytest.raises(FencedError, match=r"belongs to 6f1c"):
-        claim(ENV, store, expected_uuid="6f1c")
+        take_claim(ENV, store, tmp_path)
+    fence.check()
+
+
+def test_a_claim_over_a_record_that_is_replaced_meanwhile_fails(store: RemoteStore) -> None:
+    claim(ENV, store)
+    found = read_volume(store)
+    fence = claim(ENV, store, over=found)
+    with pytest.raises(FencedError):
+        claim(ENV, store, over=found)
     fence.check()
 
 
