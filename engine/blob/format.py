@@ -108,8 +108,7 @@ class BlobFooter(msgspec.Struct, frozen=True):
 
     def frame_range(self, index: int) -> tuple[int, int]:
         """(offset, length) in the blob of one block's frame: what one range GET fetches."""
-        self._check_index(index)
-        return self.starts[index], self.frames[index].stored_len
+        return self.frames_range(index, index)
 
     def frames_range(self, first: int, last: int) -> tuple[int, int]:
         """(offset, length) of the frames first to last, both included."""
@@ -127,10 +126,6 @@ class BlobFooter(msgspec.Struct, frozen=True):
             raise IndexError(f"block {index} of a chunk of {len(self.frames)}")
 
 
-def frames_for(raw_len: int, block_bytes: int) -> int:
-    return -(-raw_len // block_bytes)
-
-
 def footer_len(frame_count: int) -> int:
     return frame_count * ENTRY.size + TRAILER.size
 
@@ -139,24 +134,20 @@ def check_block_bytes(block_bytes: int) -> bool:
     return BLOCK_BYTES_MIN <= block_bytes <= BLOCK_BYTES_MAX and block_bytes & (block_bytes - 1) == 0
 
 
-def combined_crc64(frames: tuple[Frame, ...], block_bytes: int, raw_len: int) -> int:
-    """The chunk's crc64 from its blocks'."""
-    crc = 0
-    for i, frame in enumerate(frames):
-        crc = crc64_combine(crc, frame.raw_crc64, min(block_bytes, raw_len - i * block_bytes))
-    return crc
-
-
 def make_footer(
     frames: tuple[Frame, ...], *, chunk_id: int, generation: int, block_bytes: int, raw_len: int, sha256: bytes
 ) -> BlobFooter:
+    """With the chunk's crc64 and the starts of its frames, which follow from them."""
+    crc = 0
+    for i, frame in enumerate(frames):
+        crc = crc64_combine(crc, frame.raw_crc64, min(block_bytes, raw_len - i * block_bytes))
     return BlobFooter(
         chunk_id=chunk_id,
         generation=generation,
         block_bytes=block_bytes,
         raw_len=raw_len,
         sha256=sha256,
-        raw_crc64=combined_crc64(frames, block_bytes, raw_len),
+        raw_crc64=crc,
         frames=frames,
         starts=tuple(accumulate((f.stored_len for f in frames), initial=0)),
     )
@@ -221,7 +212,7 @@ def decode_footer(tail: bytes, blob_len: int, *, path: str = "") -> BlobFooter:
         raise UnsupportedError(f"blob flags {flags:#x}", path=path)
     if not check_block_bytes(block_bytes):
         raise corrupt(f"block_bytes {block_bytes}")
-    if raw_len > RAW_BYTES_MAX or frame_count != frames_for(raw_len, block_bytes):
+    if raw_len > RAW_BYTES_MAX or frame_count != -(-raw_len // block_bytes):
         raise corrupt(f"{frame_count} frames for {raw_len} bytes in blocks of {block_bytes}")
     if length != footer_len(frame_count):
         raise corrupt(f"footer_len {length} with {frame_count} frames")
@@ -235,18 +226,16 @@ def decode_footer(tail: bytes, blob_len: int, *, path: str = "") -> BlobFooter:
         if codec != Codec.HOLE and (not 0 < stored_len <= block or (codec == Codec.RAW and stored_len != block)):
             raise corrupt(f"frame {i} stores {block} bytes as {stored_len}, codec {codec}")
         frames.append(Frame(stored_len, Codec(codec), crc))
-    footer = BlobFooter(
+    footer = make_footer(
+        tuple(frames),
         chunk_id=chunk_id,
         generation=generation,
         block_bytes=block_bytes,
         raw_len=raw_len,
         sha256=sha256,
-        raw_crc64=raw_crc64,
-        frames=tuple(frames),
-        starts=tuple(accumulate((f.stored_len for f in frames), initial=0)),
     )
     if footer.starts[-1] != start:
         raise corrupt(f"frames of {footer.starts[-1]} bytes before a footer at {start}")
-    if combined_crc64(footer.frames, block_bytes, raw_len) != raw_crc64:
+    if footer.raw_crc64 != raw_crc64:
         raise corrupt("the chunk's crc64 is not that of its blocks")
     return footer

@@ -100,11 +100,8 @@ class BlobWriter:
         if self._known_sha256 is None:
             self._hash.update(block)
         stored, codec = self._store(block, size)
-        frame = Frame(memoryview(stored).nbytes, codec, found)
         self._sink(stored)
-        self._frames.append(frame)
-        self._raw_len += size
-        return frame
+        return self._added(Frame(memoryview(stored).nbytes, codec, found), size)
 
     def add_hole(self, length: int) -> Frame:
         """The next block, all zeros: nothing of it is stored."""
@@ -112,9 +109,11 @@ class BlobWriter:
             raise ValueError(f"a hole of {length} bytes is no block here")
         if self._known_sha256 is None:
             self._hash.update(bytes(length))
-        frame = hole_frame(length)
+        return self._added(hole_frame(length), length)
+
+    def _added(self, frame: Frame, size: int) -> Frame:
         self._frames.append(frame)
-        self._raw_len += length
+        self._raw_len += size
         return frame
 
     def _store(self, block: Buffer, size: int) -> tuple[Buffer, Codec]:
