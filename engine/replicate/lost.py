@@ -76,11 +76,6 @@ class Findings(NamedTuple):
     checked_blobs: int
 
 
-class _Loss(NamedTuple):
-    row: ObjectRow
-    why: Why
-
-
 class TenantSalvage:
     """One tenant's stream of a restored folder."""
 
@@ -98,12 +93,12 @@ class TenantSalvage:
         self._reset()
         blobs = {info.key: info.size for info in self._store.list(f"checkpoints/{self._tenant}/")}
         rescued: list[ObjectRow] = []
-        losses: list[_Loss] = []
+        losses: list[tuple[ObjectRow, Why]] = []
         for row in self._unpublished():
             uploads = self._find_uploads(row, blobs) if row.state == ObjectState.SEALED else None
             if uploads is None:
                 why = Why.NEVER_SEALED if row.state == ObjectState.DIRTY else Why.NEVER_UPLOADED
-                losses.append(_Loss(row, why))
+                losses.append((row, why))
             else:
                 self._publish(row, uploads)
                 rescued.append(row)
@@ -136,12 +131,13 @@ class TenantSalvage:
     def _find_uploads(self, row: ObjectRow, blobs: Mapping[str, int]) -> list[Uploaded] | None:
         """Where each chunk's content is on the remote after all; None when one of them is nowhere."""
         found: list[Uploaded] = []
+        with self._catalog.view() as view:
+            fold = StreamFold(self._stream_id)
+            fold.reload(view)
         for chunk_id in row.data_chunks:
             with self._catalog.view() as view:
                 chunk = view.get(self._stream_id, t.CHUNKS, chunk_id)
                 blob = view.get(self._stream_id, t.BLOBS, chunk.sha256) if chunk else None
-                fold = StreamFold(self._stream_id)
-                fold.reload(view)
             if chunk is None:
                 return None
             if blob is not None and blob.refs > 0 and blob.location.fits(blobs.get(blob.key, -1)):
@@ -175,14 +171,13 @@ class TenantSalvage:
 
     # -- what is lost ------------------------------------------------------------------------------------------
 
-    def _drop(self, losses: Sequence[_Loss], paths: Paths) -> list[Lost]:
+    def _drop(self, losses: Sequence[tuple[ObjectRow, Why]], paths: Paths) -> list[Lost]:
         lost: list[Lost] = []
-        for loss in losses:
-            row = loss.row
+        for row, why in losses:
             path, names = paths.of(row.ino), paths.names(row.ino)
             work = partial(_drop_object, ino=row.ino, generation=row.generation, names=names)
             size, outcome = self._writer.call(self._stream_id, work)
-            lost.append(self._lost(row, path, loss.why, outcome, size=row.size or size))
+            lost.append(self._lost(row, path, why, outcome, size=row.size or size))
         self._writer.flush()
         return lost
 

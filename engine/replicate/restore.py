@@ -25,22 +25,20 @@ import msgspec
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.behind import start_behind
 from aof2.engine.catalog.recovery import Opened, open_catalog
-from aof2.engine.catalog.store import MAP_BYTES, Catalog
+from aof2.engine.catalog.store import MAP_BYTES
 from aof2.engine.catalog.writer import CatalogTarget, CatalogWriter
 from aof2.engine.env import Env
 from aof2.engine.errors import Aof2Error, UnsupportedError
-from aof2.engine.manifest.format import CHUNK_HEADER_LEN, LogPosition
 from aof2.engine.manifest.reader import Stream, parse_chunk
 from aof2.engine.manifest.snapshot import local_snapshots
 from aof2.engine.manifest.writer import LogSettings
 from aof2.engine.remote.errors import RemoteMissingError
 from aof2.engine.remote.fence import VolumeRecord
-from aof2.engine.remote.open import open_remote
 from aof2.engine.remote.store import RemoteStore
 from aof2.engine.replicate.auditmend import audit_path, joined_ranges
 from aof2.engine.replicate.follow import Follower, StreamFollowed
 from aof2.engine.replicate.lost import Lost, TenantSalvage
-from aof2.engine.settings.remote import RemoteSettings
+from aof2.engine.replicate.stream import local_snapshots
 
 VOLUME_STREAM: Final = 0
 STAGING_SUFFIX: Final = ".restoring"
@@ -114,23 +112,6 @@ class RestoreReport(msgspec.Struct, frozen=True, kw_only=True):
 
 def restore(
     env: Env,
-    remote: RemoteSettings,
-    state_dir: Path,
-    *,
-    log_settings: LogSettings | None = None,
-    map_bytes: int = MAP_BYTES,
-    progress: Progress | None = None,
-) -> RestoreReport:
-    """Builds `state_dir` from what `remote.url` holds. RestoreError, TransientError: nothing was changed."""
-    store = open_remote(env, remote)
-    try:
-        return restore_from(env, store, state_dir, log_settings=log_settings, map_bytes=map_bytes, progress=progress)
-    finally:
-        store.close()
-
-
-def restore_from(
-    env: Env,
     store: RemoteStore,
     state_dir: Path,
     *,
@@ -138,7 +119,7 @@ def restore_from(
     map_bytes: int = MAP_BYTES,
     progress: Progress | None = None,
 ) -> RestoreReport:
-    """As `restore`, from a store that is open."""
+    """Builds `state_dir` from what the remote holds. RestoreError, TransientError: nothing was changed."""
     tell = progress or (lambda _: None)
     _refuse_taken(state_dir)
     staging = state_dir.with_name(state_dir.name + STAGING_SUFFIX)
@@ -178,7 +159,19 @@ def _build(
         ended = {s.stream_id: _last_ms(staging / "manifest" / str(s.stream_id)) for s in streams}
         for followed in streams:
             if followed.position and followed.remote_chunk_last > followed.position.chunk_index:
-                _start_behind(env, follower.catalog, staging, followed)
+                # Behind a hole that nothing covers there are chunks whose names are taken: the log goes on after the
+                # last of them. A snapshot at that place stands for everything before it, so neither replay nor a
+                # follower misses the hole.
+                start_behind(
+                    env,
+                    follower.catalog,
+                    staging / "manifest" / str(followed.stream_id),
+                    followed.stream_id,
+                    chunk_index=followed.remote_chunk_last + 1,
+                    ordinal=followed.position.ordinal,
+                    snapshot_last=followed.remote_snapshot_last,
+                    away=env.files.unlink,
+                )
     env.failpoint("replicate.restore.followed")
     _require_root(streams)
     lost: list[Lost] = []
@@ -197,6 +190,16 @@ def _build(
     env.failpoint("replicate.restore.salvaged")
     audit = [_restore_audit(env, store, staging, tenant_id, name) for tenant_id, name in tenants.items()]
     env.failpoint("replicate.restore.audited")
+    log_ends = [
+        LogEnd(
+            stream_id=s.stream_id,
+            tenant=tenants.get(s.stream_id, ""),
+            at_ms=ended[s.stream_id],
+            **s.position._asdict(),
+        )
+        for s in streams
+        if s.position is not None
+    ]
     return RestoreReport(
         volume_uuid=volume.volume_uuid,
         writer_epoch=volume.writer_epoch,
@@ -208,21 +211,9 @@ def _build(
         rescued=rescued,
         checked_blobs=checked,
         audit=[a for a in audit if a is not None],
-        log_ends=[_end_of(s, tenants.get(s.stream_id, ""), ended[s.stream_id]) for s in streams if s.position],
+        log_ends=log_ends,
         closed_at_ms=volume.closed_at_ms,
         clean=_is_clean(volume, streams),
-    )
-
-
-def _end_of(stream: StreamFollowed, tenant: str, at_ms: int) -> LogEnd:
-    at = stream.position or LogPosition(0, CHUNK_HEADER_LEN, 0)
-    return LogEnd(
-        stream_id=stream.stream_id,
-        tenant=tenant,
-        ordinal=at.ordinal,
-        chunk_index=at.chunk_index,
-        chunk_offset=at.chunk_offset,
-        at_ms=at_ms,
     )
 
 
@@ -242,23 +233,6 @@ def _is_clean(volume: VolumeRecord, streams: list[StreamFollowed]) -> bool:
     found = {s.stream_id: s.position.ordinal for s in streams if s.position is not None}
     reached = all(found.get(stream_id, 0) >= ordinal for stream_id, ordinal in volume.closed_at.items())
     return bool(volume.closed_at_ms) and reached
-
-
-def _start_behind(env: Env, catalog: Catalog, staging: Path, followed: StreamFollowed) -> None:
-    """Behind a hole that nothing covers there are chunks whose names are taken: the log goes on after the last of them.
-
-    A snapshot at that place stands for everything before it, so neither replay nor a follower misses the hole.
-    """
-    start_behind(
-        env,
-        catalog,
-        staging / "manifest" / str(followed.stream_id),
-        followed.stream_id,
-        chunk_index=followed.remote_chunk_last + 1,
-        ordinal=followed.position.ordinal if followed.position else 0,
-        snapshot_last=followed.remote_snapshot_last,
-        away=env.files.unlink,
-    )
 
 
 def _require_root(streams: list[StreamFollowed]) -> None:

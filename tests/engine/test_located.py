@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -115,7 +116,8 @@ def test_restored_by_offset(tmp_path: Path) -> None:
 
     run_replicated(settings, fill)
     settings.volume.state_dir.rename(tmp_path / "lost")
-    report = restore(Env(), RemoteSettings(url=settings.remote.url), settings.volume.state_dir, map_bytes=1 << 30)
+    with closing(open_remote(Env(), RemoteSettings(url=settings.remote.url))) as store:
+        report = restore(Env(), store, settings.volume.state_dir, map_bytes=1 << 30)
     assert not report.lost
     run_replicated(settings, look)
 

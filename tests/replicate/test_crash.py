@@ -20,7 +20,6 @@ from aof2.engine.manifest import retention, upload
 from aof2.engine.replicate import audit, claim, follow, restore, stream
 from aof2.engine.replicate.follow import Follower
 from aof2.engine.replicate.reconcile import examine_stream
-from aof2.engine.replicate.restore import restore_from
 from aof2.engine.replicate.stream import log_state
 from aof2.engine.replicate.uploader import ReplicateOptions
 from tests.catalog.helpers import every_row
@@ -184,17 +183,17 @@ def restored_rows(root: Path) -> dict[tuple[str, bytes], bytes]:
 def test_a_killed_restore_is_done_again(tmp_path: Path, filled: Path, point: str) -> None:
     def workload(env: Env, root: Path) -> None:
         store = open_directory(filled)
-        restore_from(env, store, root / "restored", map_bytes=MAP)
+        restore.restore(env, store, root / "restored", map_bytes=MAP)
 
     assert killed_at(workload, tmp_path, point, 1)
     if point != "replicate.restore.named":
         assert not (tmp_path / "restored").exists()
         assert killed_at(workload, tmp_path, point, 1)
-        report = restore_from(Env(), open_directory(filled), tmp_path / "restored", map_bytes=MAP)
+        report = restore.restore(Env(), open_directory(filled), tmp_path / "restored", map_bytes=MAP)
         assert report.gaps == []
         assert report.tenants == ["default"]
     (tmp_path / "whole").mkdir()
-    restore_from(Env(), open_directory(filled), tmp_path / "whole" / "restored", map_bytes=MAP)
+    restore.restore(Env(), open_directory(filled), tmp_path / "whole" / "restored", map_bytes=MAP)
     assert restored_rows(tmp_path) == restored_rows(tmp_path / "whole")
 
 

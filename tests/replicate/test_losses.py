@@ -12,7 +12,7 @@ from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.batch import Batch
 from aof2.engine.env import Env
 from aof2.engine.replicate.follow import Follower, StreamFollowed
-from aof2.engine.replicate.restore import RestoreError, restore_from
+from aof2.engine.replicate.restore import RestoreError, restore
 from aof2.engine.replicate.uploader import ReplicateOptions
 
 from .helpers import TENANT, Rig, make_file, make_tenant, open_directory, run_rig
@@ -95,7 +95,7 @@ def test_a_follower_is_never_wrong(tmp_path: Path, past: Past, seed: int) -> Non
     with Follower(Env(), store, tmp_path / "second", map_bytes=MAP) as second:
         check(past, rows_of(second.catalog), again)
     try:
-        report = restore_from(Env(), store, tmp_path / "restored", map_bytes=MAP)
+        report = restore(Env(), store, tmp_path / "restored", map_bytes=MAP)
     except RestoreError:
         return
     assert report.tenants == ["default"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -47,7 +48,8 @@ def small_settings(root: Path) -> Settings:
 
 
 def run_restore(root: Path, settings: Settings) -> RestoreReport:
-    return restore(Env(), RemoteSettings(url=settings.remote.url), settings.volume.state_dir, map_bytes=MAP)
+    with closing(open_remote(Env(), RemoteSettings(url=settings.remote.url))) as store:
+        return restore(Env(), store, settings.volume.state_dir, map_bytes=MAP)
 
 
 def lose_machine(settings: Settings) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from aof2.engine.env import Env
 from aof2.engine.replicate.follow import Follower
 from aof2.engine.replicate.reconcile import Status, examine_stream
-from aof2.engine.replicate.restore import restore_from
+from aof2.engine.replicate.restore import restore
 from aof2.engine.replicate.uploader import ReplicateOptions
 from tests.remote.conftest import OpenStore
 
@@ -47,7 +47,7 @@ def test_a_log_on_s3(tmp_path: Path, open_s3: OpenStore) -> None:
         with Follower(Env(), store, tmp_path / "second", map_bytes=MAP) as second:
             assert [s.missing for s in second.catch_up()] == [[], []]
             assert rows_of(second.catalog) == rows_of(r.catalog)
-        restored = restore_from(Env(), store, tmp_path / "restored", map_bytes=MAP)
+        restored = restore(Env(), store, tmp_path / "restored", map_bytes=MAP)
         assert restored.gaps == []
 
     run_rig(tmp_path, body, store=store, options=OPTIONS)
