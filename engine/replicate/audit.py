@@ -27,6 +27,7 @@ A broken audit chain stops this (`broken`), never the log's own upload.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections import deque
@@ -46,25 +47,24 @@ from aof2.engine.audit.format import (
     artifact_ref,
 )
 from aof2.engine.audit.ondisk import DiskState
-from aof2.engine.audit.ranges import cut_points
+from aof2.engine.audit.ranges import LogRange, cut_points
 from aof2.engine.audit.reader import LogRecord, Position
 from aof2.engine.audit.source import Source
 from aof2.engine.audit.writer import AuditWriter
 from aof2.engine.catalog import tables as t
-from aof2.engine.catalog.batch import EVENT_SCHEMA_ID, Batch, Mutation, decode_event
+from aof2.engine.catalog.batch import Batch, Mutation
 from aof2.engine.catalog.rows import ChunkRow, ObjectRow, ObjectState
 from aof2.engine.catalog.store import Catalog, View
 from aof2.engine.catalog.writer import CatalogWriter
 from aof2.engine.env import Env
 from aof2.engine.errors import CorruptError
-from aof2.engine.manifest.batch import Event
-from aof2.engine.manifest.index import ManifestIndex
-from aof2.engine.manifest.reader import Chunk, chunk_headers, parse_chunk
+from aof2.engine.manifest.reader import parse_chunk
 from aof2.engine.manifest.snapshot import list_snapshots
 from aof2.engine.remote import keys
 from aof2.engine.remote.fence import Fence
 from aof2.engine.remote.store import RemoteStore
 from aof2.engine.replicate.auditmend import audit_path, joined_ranges, range_starts, rebuild_audit
+from aof2.engine.replicate.stream import chunk_headers, mutations_of
 
 log = logging.getLogger(__name__)
 
@@ -154,20 +154,19 @@ class Derivation:
             if self._existing[0].payload != payload:
                 raise _DisagreeError(f"logseq {self._existing[0].logseq}: {self._existing[0].payload}, not {payload}")
             self.state.apply(self._existing.popleft())
-            return
-        self.state.apply_payload(self.next_logseq, payload)
-        self.next_logseq += 1
-        self.fresh.append(payload)
+        else:
+            self._add(payload)
 
     def _pass_anchors(self) -> None:
         while self._existing and isinstance(self._existing[0].payload, SnapshotAnchor):
             self.state.apply(self._existing.popleft())
 
     def anchor(self, snapshot_id: int) -> None:
-        self._emit_anchor(self.state.anchor(snapshot_id))
-
-    def _emit_anchor(self, payload: SnapshotAnchor) -> None:
+        payload = self.state.anchor(snapshot_id)
         self.accept_rest()
+        self._add(payload)
+
+    def _add(self, payload: Payload) -> None:
         self.state.apply_payload(self.next_logseq, payload)
         self.next_logseq += 1
         self.fresh.append(payload)
@@ -199,8 +198,8 @@ class TenantAudit:
         self._fence = fence
         self._store = store
         self._scratch = state_dir / "audit_scratch" / str(tenant_id)
-        self._log: AuditWriter | None = None
-        self._state: DiskState | None = None
+        self._files = contextlib.ExitStack()  # what is open while there is a derivation
+        self._log: AuditWriter
         self._derived: Derivation | None = None
         self._next_chunk = 0
         self._rows_chunk = 0
@@ -251,11 +250,8 @@ class TenantAudit:
         return True
 
     def close(self) -> None:
-        if self._log is not None:
-            self._log.close()
-        if self._state is not None:
-            self._state.close()
-        self._log = self._derived = self._state = None
+        self._files.close()
+        self._derived = None
 
     # -- deriving ----------------------------------------------------------------------------------------------
 
@@ -266,9 +262,10 @@ class TenantAudit:
             logseq = view.get(self.tenant_id, t.COUNTERS, AUDIT_LOGSEQ)
             chunk = view.get(self.tenant_id, t.COUNTERS, AUDIT_CHUNK)
         self.env.make_dirs(self.path.parent)
-        self._state = DiskState(self._scratch)
-        derived = Derivation(self._tenant, self._state, logseq or 0)
+        derived = Derivation(self._tenant, DiskState(self._scratch), logseq or 0)
+        self._files.callback(derived.state.close)
         self._log = AuditWriter(self.env, self.path, on_record=derived.replayed, acknowledged=logseq or 0)
+        self._files.callback(self._log.close)
         derived.next_logseq = self._log.next_logseq
         self._next_chunk = chunk or 0
         self._load_refs(derived)
@@ -300,7 +297,8 @@ class TenantAudit:
                 return
             derived.rows_are_newer = chunk.index <= self._rows_chunk
             try:
-                self._derive_chunk(derived, chunk)
+                for mutation in mutations_of(chunk):
+                    apply_mutation(derived, mutation)
             except _DisagreeError as e:
                 what = {"tenant_id": self.tenant_id, "chunk_index": chunk.index, "difference": str(e)}
                 log.warning("audit log and manifest log disagree; the rows decide", extra=what)
@@ -313,22 +311,11 @@ class TenantAudit:
             derived.sweep(self._live(derived))
             self._append(derived)
 
-    def _derive_chunk(self, derived: Derivation, chunk: Chunk) -> None:
-        def on_event(event: Event) -> None:
-            if event.schema_id == EVENT_SCHEMA_ID:
-                for mutation in decode_event(event.body):
-                    apply_mutation(derived, mutation)
-
-        index = ManifestIndex()
-        index.on_event = on_event
-        index.apply_chunk(chunk)
-
     def _derive_rows(self, derived: Derivation) -> None:
         """The difference between the rows, made durable first, and what the audit log adds up to."""
         derived.accept_rest()
         self._writer.flush()
         with self._catalog.view() as view:
-            position = view.position(self.tenant_id)
             self._looked_at(view)
             for _, chunk in view.scan(self.tenant_id, t.CHUNKS):
                 derived.chunk(chunk)
@@ -336,7 +323,7 @@ class TenantAudit:
                 derived.object(row)
         derived.sweep(self._live(derived))
         self._append(derived)
-        self._next_chunk = position.chunk_index if position else 0
+        self._next_chunk = self._rows_chunk
         self._remember()
 
     def _live(self, derived: Derivation) -> Iterator[ArtifactRef]:
@@ -346,8 +333,6 @@ class TenantAudit:
                     yield derived.ref_of(row)
 
     def _append(self, derived: Derivation) -> None:
-        if self._log is None:
-            raise RuntimeError("the audit log is not open")
         fresh, derived.fresh = derived.fresh, []
         for start in range(0, len(fresh), APPEND_MAX):
             self._log.append(fresh[start : start + APPEND_MAX])
@@ -355,8 +340,6 @@ class TenantAudit:
             self.env.failpoint("replicate.audit.appended")
 
     def _anchor(self, derived: Derivation) -> None:
-        if self._log is None:
-            raise RuntimeError("the audit log is not open")
         taken = list_snapshots(self._directory)
         last = derived.state.last_anchor[0] if derived.state.last_anchor else 0
         if not taken or last == self._log.next_logseq - 1:
@@ -368,8 +351,6 @@ class TenantAudit:
         self._upload_due = True
 
     def _remember(self) -> None:
-        if self._log is None:
-            raise RuntimeError("the audit log is not open")
         logseq, chunk = self._log.next_logseq - 1, self._next_chunk
 
         def work(b: Batch) -> None:
@@ -390,17 +371,17 @@ class TenantAudit:
         try:
             for part in cut_points(Source.of_fd(fd, str(self.path)), start=self._after):
                 if part.first_logseq not in self._stored:
-                    self._put(fd, part.first_logseq, part.start, part.end, part.after)
+                    self._put(fd, part)
                     self._stored.add(part.first_logseq)
                 self._after = part.after
         finally:
             os.close(fd)
         self._upload_due = False
 
-    def _put(self, fd: int, first_logseq: int, start: int, end: int, after: Position) -> None:
-        data = os.pread(fd, end - start, start)
-        metadata = {"last_logseq": str(after.logseq - 1), "last_hash": after.prev_hash.hex()}
-        self._fence.put(keys.audit_range_key(self.tenant_id, first_logseq), data, metadata)
+    def _put(self, fd: int, part: LogRange) -> None:
+        data = os.pread(fd, part.end - part.start, part.start)
+        metadata = {"last_logseq": str(part.after.logseq - 1), "last_hash": part.after.prev_hash.hex()}
+        self._fence.put(keys.audit_range_key(self.tenant_id, part.first_logseq), data, metadata)
         self.env.failpoint("replicate.audit.range_put")
 
 

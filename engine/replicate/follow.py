@@ -7,7 +7,6 @@ snapshot: the stream's rows are replaced by it in one transaction.
 Residency. Where the writer had its bytes says nothing about this machine: after every replay its residency rows
 and the identities of backing files are cleared and its byte counters are zero, in the catalog only (the log here is the
 writer's, byte for byte). A folder that is to be opened as a volume gets the same as a batch in its log: see `restore`.
-`hydrations` lists what is published and not here, less what the log's delete records say is gone.
 
 Invariants
 - Nothing is placed in the folder that is not verified; files get their names by rename, after fsync.
@@ -25,15 +24,14 @@ import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
 from aof2.engine.catalog import snapshots
 from aof2.engine.catalog import tables as t
-from aof2.engine.catalog.fold import StreamFold
 from aof2.engine.catalog.recovery import replay_stream, stream_ids
-from aof2.engine.catalog.store import MAP_BYTES, Catalog, View, discard, trusted
+from aof2.engine.catalog.store import MAP_BYTES, Catalog, discard, trusted
 from aof2.engine.catalog.writer import apply_mutations
 from aof2.engine.env import Env
 from aof2.engine.errors import CorruptError, ReadOnlyError, UnsupportedError
@@ -72,17 +70,6 @@ class StreamFollowed(msgspec.Struct, frozen=True, kw_only=True):
     remote_chunk_last: int = -1
     remote_snapshot_last: int = 0
     """The highest numbers that are taken on the remote, whether or not they could be used."""
-
-
-class Hydration(NamedTuple):
-    """A chunk that is on the remote and not here."""
-
-    stream_id: int
-    chunk_id: int
-    ino: int
-    generation: int
-    key: str
-    length: int
 
 
 class Follower:
@@ -260,8 +247,7 @@ class Follower:
 
     def _replay(self, stream_id: int, missing: list[str]) -> int:
         """The folder's chunks into the rows; then this machine's residency, which is none."""
-        with self.catalog.view() as view:
-            before = view.position(stream_id)
+        before = self._position(stream_id)
         records = 0
         try:
             records = replay_stream(self.env, self.catalog, self._directory(stream_id), stream_id)
@@ -274,35 +260,12 @@ class Follower:
             self.env.failpoint("replicate.follow.reset")
         return records
 
-    # -- what is not here --------------------------------------------------------------------------------------
-
-    def hydrations(self) -> Iterator[Hydration]:
-        """Chunks to fetch if this folder is to have the bytes: what the engine queues DownloadCheckpoint jobs for."""
-        for stream_id in stream_ids(self.state_dir / "manifest"):
-            with self.catalog.view() as view:
-                yield from list(hydrations(view, stream_id))
-
     def _directory(self, stream_id: int) -> Path:
         return self.state_dir / "manifest" / str(stream_id)
 
     def _position(self, stream_id: int) -> LogPosition | None:
         with self.catalog.view() as view:
             return view.position(stream_id)
-
-
-def hydrations(view: View, stream_id: int) -> Iterator[Hydration]:
-    """Published chunks without local bytes, but for those whose object the log says is deleted, or about to be."""
-    fold = StreamFold(stream_id)
-    fold.reload(view)
-    fold.view = view
-    dropped = {key for _, key in fold.pending_deletes}
-    for chunk_id, chunk in view.scan(stream_id, t.CHUNKS):
-        residency = view.get(stream_id, t.RESIDENCY, chunk_id)
-        if not chunk.key or chunk.key in dropped or (residency is not None and residency.mask):
-            continue
-        entry = fold.entries.get(chunk_id)
-        if entry is None or entry.key:
-            yield Hydration(stream_id, chunk_id, chunk.ino, chunk.generation, chunk.key, chunk.length)
 
 
 def reset_residency(catalog: Catalog, stream_id: int) -> int:

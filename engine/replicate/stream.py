@@ -23,7 +23,7 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
@@ -33,22 +33,24 @@ import msgspec
 from aof2 import native
 from aof2.engine.catalog import snapshots
 from aof2.engine.catalog import tables as t
-from aof2.engine.catalog.batch import Batch
-from aof2.engine.catalog.fold import load_pending
+from aof2.engine.catalog.batch import EVENT_SCHEMA_ID, Batch, Mutation, decode_event
+from aof2.engine.catalog.fold import StreamFold
 from aof2.engine.catalog.store import Catalog, View
 from aof2.engine.catalog.writer import CatalogWriter
 from aof2.engine.env import Env
 from aof2.engine.errors import CorruptError, TransientError
-from aof2.engine.manifest.batch import RecordBatch
+from aof2.engine.manifest.batch import EventAssembler, RecordBatch
 from aof2.engine.manifest.chunk import is_bookkeeping, mark_uploaded
 from aof2.engine.manifest.format import (
     CHUNK_HEADER_LEN,
     LOG_SEGMENT_ID,
     ManifestIntegrityError,
+    RecordType,
     chunk_key,
     chunk_name,
 )
 from aof2.engine.manifest.payloads import (
+    CustomEvent,
     Payload,
     SnapshotMarker,
     Tier2DeleteQueued,
@@ -56,8 +58,8 @@ from aof2.engine.manifest.payloads import (
     UploadFailed,
     UploadStarted,
 )
-from aof2.engine.manifest.reader import ChunkFile, Stream, chunk_headers, parse_chunk
-from aof2.engine.manifest.snapshot import SnapshotAt, check_snapshot, local_snapshots, snapshot_name
+from aof2.engine.manifest.reader import Chunk, ChunkFile, Stream, parse_chunk, read_file
+from aof2.engine.manifest.snapshot import HEADER, SNAPSHOT_MAGIC, check_snapshot, list_snapshots, snapshot_name
 from aof2.engine.manifest.upload import ChunkUploader, RetryPolicy
 from aof2.engine.manifest.writer import SealedChunk
 from aof2.engine.remote import keys
@@ -131,6 +133,16 @@ def sealed_chunk(chunk: ChunkFile) -> SealedChunk:
     if parsed is None:
         raise CorruptError("holds no commit, though others follow it", path=str(chunk.path))
     return SealedChunk(chunk.path, parsed.header, parsed.count)
+
+
+def mutations_of(chunk: Chunk) -> Iterator[Mutation]:
+    """The changes of rows that the chunk records, in order."""
+    events = EventAssembler()
+    for record in chunk.records():
+        payload = record.decoded() if record.type_id == RecordType.CUSTOM_EVENT else None
+        if isinstance(payload, CustomEvent) and payload.schema_id == EVENT_SCHEMA_ID:
+            event = events.feed(payload.schema_id, payload.blob)
+            yield from decode_event(event.body) if event is not None else ()
 
 
 def worth_a_snapshot(directory: Path) -> bool:
