@@ -184,22 +184,19 @@ class DirectoryStore:
                 env.files.unlink(temp)
 
     def _link(self, temp: Path, path: Path) -> bool:
-        try:
+        with suppress(FileExistsError):
             link(temp, path)
-        except FileExistsError:
-            return False
-        return True
+            return True
+        return False
 
     def _named(self, key: str, path: Path, crc64: int, meta: dict[str, str]) -> str:
         """The object has its name: make that durable, then leave the note."""
         self._env.failpoint("remote.dir.named")
-        self._env.files.fsync_dir(path.parent)
-        return self._noted(key, path, crc64, meta, sync=False)
+        return self._noted(key, path, crc64, meta)
 
-    def _noted(self, key: str, path: Path, crc64: int, meta: dict[str, str], *, sync: bool = True) -> str:
-        """Leaves the note unless there is one; the etag. An object found there was perhaps not durable yet: `sync`."""
-        if sync:
-            self._env.files.fsync_dir(path.parent)
+    def _noted(self, key: str, path: Path, crc64: int, meta: dict[str, str]) -> str:
+        """Leaves the note unless there is one; the etag. An object found there was perhaps not durable yet: synced."""
+        self._env.files.fsync_dir(path.parent)
         found = path.stat()
         if read_note(self._root, key, found) is None:
             note = Note(size=found.st_size, mtime_ns=found.st_mtime_ns, crc64=crc64, metadata=meta)
@@ -295,16 +292,13 @@ class DirectoryStore:
 
     def compose(self, key: str, sources: Sequence[str]) -> str:
         self._path(key)
-        infos = [self._source_info(source) for source in sources]
+        found = [self.head_blob(source) for source in sources]
+        infos = [info for info in found if info is not None]
+        if len(infos) < len(sources):
+            raise RemoteMissingError(f"compose: {sources[found.index(None)]} is not there")
         whole_of = ChunksSource(lambda: self._concatenated(infos))
         size, crc = sum(info.size for info in infos), combined_crc64(infos)
         return self._put(key, whole_of, size, crc, None, if_absent=True)
-
-    def _source_info(self, key: str) -> BlobInfo:
-        info = self.head_blob(key)
-        if info is None:
-            raise RemoteMissingError(f"compose: {key} is not there")
-        return info
 
     def _concatenated(self, infos: Sequence[BlobInfo]) -> Iterator[bytes]:
         for info in infos:

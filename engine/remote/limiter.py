@@ -24,14 +24,12 @@ from aof2.engine.remote.errors import RemoteThrottledError
 Wait = Callable[[threading.Condition, float], object]
 
 
-def _wait(changed: threading.Condition, timeout_s: float) -> None:
-    changed.wait(timeout_s)
-
-
 class RemoteReadLimiter:
     """The cold-scan budget of one tenant. `bytes_per_s` 0: no ceiling."""
 
-    def __init__(self, env: Env, tenant: str, *, bytes_per_s: int, parallel: int, wait: Wait = _wait) -> None:
+    def __init__(
+        self, env: Env, tenant: str, *, bytes_per_s: int, parallel: int, wait: Wait = threading.Condition.wait
+    ) -> None:
         if bytes_per_s < 0:
             raise ValueError(f"cache.cold_scan_bytes_per_s = {bytes_per_s}: allowed is 0 (no ceiling) or more")
         if parallel < 1:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import mmap
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -110,23 +109,15 @@ def checked_crc64(source: Source, size: int, crc64: int | None, sha256: bytes | 
 
 
 def _file_pieces(source: FileSource, size: int, piece_bytes: int) -> Iterator[Buffer]:
-    fd = os.open(source.path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    with open(source.path, "rb") as f:
+        f.seek(source.offset)
         for start in range(0, size, piece_bytes):
-            length = min(piece_bytes, size - start)
-            piece = bytearray(length)
-            view = memoryview(piece)
-            got = 0
-            while got < length:
-                n = os.preadv(fd, [view[got:]], source.offset + start + got)
-                if n == 0:
-                    raise CorruptError(
-                        f"the file ends {size - start - got} bytes early", path=str(source.path), offset=start + got
-                    )
-                got += n
+            piece = bytearray(min(piece_bytes, size - start))
+            got = f.readinto(piece)
+            if got < len(piece):
+                missing, at = size - start - got, start + got
+                raise CorruptError(f"the file ends {missing} bytes early", path=str(source.path), offset=at)
             yield piece
-    finally:
-        os.close(fd)
 
 
 def _cut(chunks: Iterable[Buffer], size: int, piece_bytes: int) -> Iterator[Buffer]:

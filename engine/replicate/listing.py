@@ -43,10 +43,6 @@ class Inventory(NamedTuple):
     snapshots: dict[int, BlobInfo]
     others: list[str]
 
-    @classmethod
-    def empty(cls) -> Inventory:
-        return cls({}, {}, {}, [])
-
     def add(self, info: BlobInfo) -> None:
         match keys.parse_key(info.key):
             case keys.ManifestChunkKey(_, index):
@@ -74,7 +70,7 @@ def stream_prefix(stream_id: int) -> str:
 
 
 def list_stream(store: RemoteStore, stream_id: int) -> Inventory:
-    found = Inventory.empty()
+    found = Inventory({}, {}, {}, [])
     for info in store.list(stream_prefix(stream_id)):
         found.add(info)
     return found
@@ -86,7 +82,7 @@ def list_streams(store: RemoteStore) -> dict[int, Inventory]:
     for info in store.list(MANIFEST_PREFIX):
         number = info.key.split("/")[1]
         if number.isdecimal() and str(int(number)) == number:
-            found.setdefault(int(number), Inventory.empty()).add(info)
+            found.setdefault(int(number), Inventory({}, {}, {}, [])).add(info)
     return found
 
 
@@ -100,14 +96,11 @@ class RemoteLog:
         self._bundle: dict[int, bytes] = {}
         self._span: tuple[int, int] | None = None
 
-    def refresh(self) -> None:
-        self.inventory = list_stream(self.store, self.stream_id)
-
     def chunk(self, index: int) -> tuple[bytes, Chunk]:
         """A sealed chunk, bytes and parsed. ManifestGapError: not there. ManifestIntegrityError: damaged everywhere."""
         for attempt in range(3):
             if attempt:
-                self.refresh()
+                self.inventory = list_stream(self.store, self.stream_id)
             try:
                 return self._read_chunk(index)
             except RemoteMissingError:
