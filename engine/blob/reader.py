@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
+from typing import Final
 
 import zstandard
 
@@ -27,6 +28,9 @@ from aof2.engine.blob.format import (
 )
 from aof2.engine.errors import CorruptError
 from aof2.native import crc64
+
+READ_BYTES: Final = 8 << 20
+"""Frames that `blocks` asks for at once."""
 
 Buffer = bytes | bytearray | memoryview
 Pread = Callable[[int, int], bytes]
@@ -100,13 +104,14 @@ class BlobReader:
         blob_len: int,
         *,
         chunk_id: int | None = None,
+        generation: int | None = None,
         sha256: bytes | None = None,
         path: str = "",
     ) -> None:
         self._pread = pread
         self.path = path
         self.footer = read_footer(pread, blob_len, path=path)
-        check_identity(self.footer, chunk_id=chunk_id, sha256=sha256, path=path)
+        check_identity(self.footer, chunk_id=chunk_id, generation=generation, sha256=sha256, path=path)
 
     def read_block(self, index: int) -> bytes:
         offset, length = self.footer.frame_range(index)
@@ -114,14 +119,17 @@ class BlobReader:
 
     def blocks(self) -> Iterator[bytes]:
         """Every block in order, each verified; behind the last one the SHA-256 is, or CorruptError comes then."""
-        digest = hashlib.sha256()
-        for index in range(self.footer.frame_count):
-            block = self.read_block(index)
-            digest.update(block)
-            yield block
-        if digest.digest() != self.footer.sha256:
-            found, said = digest.hexdigest(), self.footer.sha256.hex()
-            raise CorruptError(f"chunk {self.footer.chunk_id} hashes to {found}, its blob says {said}", path=self.path)
+        footer, digest = self.footer, hashlib.sha256()
+        step = max(1, READ_BYTES // footer.block_bytes)
+        for first in range(0, footer.frame_count, step):
+            count = min(step, footer.frame_count - first)
+            stored = _exactly(self._pread, *footer.frames_range(first, first + count - 1), self.path)
+            for block in decode_frames(footer, first, count, stored, path=self.path):
+                digest.update(block)
+                yield block
+        if digest.digest() != footer.sha256:
+            found, said = digest.hexdigest(), footer.sha256.hex()
+            raise CorruptError(f"chunk {footer.chunk_id} hashes to {found}, its blob says {said}", path=self.path)
 
 
 def check_identity(

@@ -14,14 +14,12 @@ Owner: blocking, any thread. A crash leaves nothing.
 
 from __future__ import annotations
 
-import hashlib
 from functools import partial
-from typing import Final
 
 import msgspec
 
 from aof2.engine.blob.format import BlobFooter
-from aof2.engine.blob.reader import check_identity, decode_frames, read_footer
+from aof2.engine.blob.reader import BlobReader, check_identity, read_footer
 from aof2.engine.catalog.rows import BlobRow, ChunkRow
 from aof2.engine.errors import CorruptError
 from aof2.engine.remote.errors import RemoteMissingError
@@ -29,8 +27,6 @@ from aof2.engine.remote.keys import ChunkBlobKey, parse_key
 from aof2.engine.remote.location import LocatedBlob
 from aof2.engine.remote.store import RemoteStore
 from aof2.engine.tiering.hashing import block_crc
-
-REQUEST_BYTES: Final = 8 << 20
 
 
 def named(chunk: ChunkRow, key: str) -> ChunkRow:
@@ -60,19 +56,10 @@ def find(remote: RemoteStore, key: str, size: int, sha256: bytes) -> BlobFooter:
 
 def prove(remote: RemoteStore, blob: BlobRow, sha256: bytes, sealed: ChunkRow | None = None) -> None:
     """`sealed`: a chunk of this content, whose checksums the blocks must have too."""
-    located = LocatedBlob(remote, blob.location)
-    footer = read_footer(located.read, blob.stored_bytes, path=blob.key)
     name = parse_key(blob.key)
     chunk_id, generation = (name.chunk_id, name.generation) if isinstance(name, ChunkBlobKey) else (None, None)
-    check_identity(footer, chunk_id=chunk_id, generation=generation, sha256=sha256, path=blob.key)
-    digest = hashlib.sha256()
-    step = max(1, REQUEST_BYTES // footer.block_bytes)
-    for first in range(0, footer.frame_count, step):
-        count = min(step, footer.frame_count - first)
-        stored = located.read(*footer.frames_range(first, first + count - 1))
-        for index, block in enumerate(decode_frames(footer, first, count, stored, path=blob.key), first):
-            digest.update(block)
-            if sealed is not None and footer.frames[index].raw_crc64 != block_crc(sealed.block_crcs, index):
-                raise CorruptError(f"block {index} is not what was sealed as chunk {sealed.chunk_id}", path=blob.key)
-    if digest.digest() != sha256:
-        raise CorruptError(f"hashes to {digest.hexdigest()}, not to {sha256.hex()}", path=blob.key)
+    read = LocatedBlob(remote, blob.location).read
+    reader = BlobReader(read, blob.stored_bytes, chunk_id=chunk_id, generation=generation, sha256=sha256, path=blob.key)
+    for index, _ in enumerate(reader.blocks()):
+        if sealed is not None and reader.footer.frames[index].raw_crc64 != block_crc(sealed.block_crcs, index):
+            raise CorruptError(f"block {index} is not what was sealed as chunk {sealed.chunk_id}", path=blob.key)

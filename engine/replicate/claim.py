@@ -83,12 +83,6 @@ def load_identity(state_dir: Path) -> Identity | None:
         raise CorruptError(f"not a volume identity ({e})", path=str(path)) from None
 
 
-def read_identity(state_dir: Path) -> str | None:
-    """The volume this folder belongs to, or None before its first claim."""
-    known = load_identity(state_dir)
-    return known.volume_uuid if known is not None else None
-
-
 def save_identity(env: Env, state_dir: Path, identity: Identity) -> None:
     env.replace_file(state_dir / IDENTITY_NAME, msgspec.json.encode(identity))
 

@@ -42,7 +42,7 @@ from aof2.engine.objects import HOT_BYTES, WARM_BYTES
 from aof2.engine.remote.errors import FencedError, RemoteMissingError
 from aof2.engine.remote.fence import VolumeRecord, read_volume
 from aof2.engine.remote.store import RemoteStore
-from aof2.engine.replicate.claim import read_identity, remember_found
+from aof2.engine.replicate.claim import load_identity, remember_found
 from aof2.engine.replicate.listing import Inventory, RemoteLog, list_streams
 
 log = logging.getLogger(__name__)
@@ -122,11 +122,12 @@ class Follower:
         found = read_volume(self._store)
         if found is None:
             raise RemoteMissingError("volume.json: the remote holds no volume; is it the right url?")
-        known = read_identity(self.state_dir)
+        known = load_identity(self.state_dir)
         if known is None:
             remember_found(self.env, self.state_dir, found[0])
-        elif known != found[0].volume_uuid:
-            raise FencedError(f"the remote holds volume {found[0].volume_uuid}, this state_dir follows {known}")
+        elif known.volume_uuid != found[0].volume_uuid:
+            theirs, ours = found[0].volume_uuid, known.volume_uuid
+            raise FencedError(f"the remote holds volume {theirs}, this state_dir follows {ours}")
         return found[0]
 
     def catch_up(self) -> list[StreamFollowed]:

@@ -22,7 +22,7 @@ from aof2.engine.manifest import payloads as p
 from aof2.engine.objects import HOT_BYTES
 from aof2.engine.remote.fence import claim, read_volume
 from aof2.engine.remote.open import open_remote
-from aof2.engine.replicate.claim import read_identity
+from aof2.engine.replicate.claim import load_identity
 from aof2.engine.replicate.lost import Why
 from aof2.engine.replicate.restore import STAGING_SUFFIX, RestoreError, RestoreReport, restore
 from aof2.engine.settings import Settings
@@ -101,7 +101,8 @@ def test_what_was_published_comes_back_byte_for_byte(tmp_path: Path, snapshots: 
     assert report.tenants == ["default"]
     assert report.checked_blobs >= 4
     assert read_volume(open_directory(tmp_path)) == before  # claimed when it is opened, not before
-    assert read_identity(settings.volume.state_dir) == report.volume_uuid
+    known = load_identity(settings.volume.state_dir)
+    assert known is not None and known.volume_uuid == report.volume_uuid
 
     async def second(r: Replicated) -> None:
         with r.volume.catalog.view() as view:

@@ -16,7 +16,7 @@ from aof2.engine.manifest.snapshot import decode_snapshot, list_snapshots
 from aof2.engine.remote.errors import FencedError
 from aof2.engine.remote.fence import claim, read_volume
 from aof2.engine.replicate import uploader
-from aof2.engine.replicate.claim import read_identity, take_claim
+from aof2.engine.replicate.claim import load_identity, take_claim
 from aof2.engine.replicate.stream import chunk_bytes, first_run, log_state, worth_a_snapshot
 from aof2.engine.replicate.uploader import ReplicateOptions
 
@@ -390,7 +390,8 @@ def test_a_claim_that_was_never_remembered_is_taken_again(tmp_path: Path) -> Non
     (tmp_path / "state").mkdir()
     fence = take_claim(env, store, tmp_path / "state")
     assert fence.epoch == 2
-    assert read_identity(tmp_path / "state") == fence.record.volume_uuid
+    known = load_identity(tmp_path / "state")
+    assert known is not None and known.volume_uuid == fence.record.volume_uuid
     (tmp_path / "other").mkdir()
     fence.put("manifest/0/0.mlog", b"x")
     with pytest.raises(FencedError, match="belongs to none"):
