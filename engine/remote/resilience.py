@@ -12,8 +12,9 @@ are used up, or an error says that trying again is no use.
   the breaker, its failure opens it for longer. Calls that were under way go on with their requests and retries until
   their deadline, and close it when they get through: a server that restarts does not fail an upload. Only
   RemoteUnavailableError counts: an answer, be it "denied" or "no such key", is a living remote.
-- **Refusals** (`refusals.py`) are not retried within a call, since keys do not change that fast: callers come again.
-  They are counted, and kept until the same kind of request is let in.
+- **Refusals** (401, 403, a folder that is not ours) are not retried within a call, since keys do not change that fast:
+  callers come again. They are counted, and kept by area, that is reads and writes of each first folder of the keys: a
+  log whose prefix is denied stays refused while blobs go through, until the next request of its area is let in.
 
 Owner: any thread; a lock guards the few numbers and is never held while waiting. A crash leaves nothing.
 """
@@ -32,7 +33,6 @@ import msgspec
 from aof2.engine.env import Env
 from aof2.engine.errors import Aof2Error
 from aof2.engine.remote.errors import RemoteAuthError, RemoteThrottledError, RemoteUnavailableError
-from aof2.engine.remote.refusals import Refusal, Refusals
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +45,7 @@ INTERVAL_S_MAX: Final = 2.0
 BREAKER_FAILURES: Final = 8
 COOL_DOWN_S: Final = 1.0
 COOL_DOWN_S_MAX: Final = 5.0
+_READS: Final = ("get", "head", "list", "range", "read", "bucket", "connect")
 
 
 class Deadline:
@@ -70,6 +71,45 @@ class BreakerState(StrEnum):
     CLOSED = "closed"
     OPEN = "open"
     HALF_OPEN = "half-open"
+
+
+class Refusal(msgspec.Struct, frozen=True, kw_only=True):
+    """An area that is refused."""
+
+    since_ms: int
+    why: str
+    times: int
+
+
+class Refusals:
+    """The areas that are refused now, and how many requests ever were. `prefix`: of every name in the bucket. Under
+    the lock of the `Resilience` it belongs to."""
+
+    def __init__(self, prefix: str = "") -> None:
+        self.total = 0
+        self._prefix = prefix
+        self._areas: dict[tuple[bool, str], Refusal] = {}
+
+    def note(self, what: str, why: str, now_ms: int) -> bool:
+        """A request was refused; whether its area was let in before."""
+        self.total += 1
+        area = self._area(what)
+        old = self._areas.get(area)
+        since_ms, times = (old.since_ms, old.times) if old is not None else (now_ms, 0)
+        self._areas[area] = Refusal(since_ms=since_ms, why=why, times=times + 1)
+        return old is None
+
+    def let_in(self, what: str) -> Refusal | None:
+        """A request was answered; the refusal that this ends."""
+        return self._areas.pop(self._area(what), None) if self._areas else None
+
+    def oldest(self) -> Refusal | None:
+        return min(self._areas.values(), key=lambda refusal: refusal.since_ms, default=None)
+
+    def _area(self, what: str) -> tuple[bool, str]:
+        """`put of prefix/manifest/1/…` is a write of `manifest`."""
+        name = what.rpartition(" ")[2].removeprefix(self._prefix)
+        return what.startswith(_READS), name.partition("/")[0]
 
 
 class RemoteStats(msgspec.Struct, kw_only=True):

@@ -198,6 +198,7 @@ class StreamUploads:
         self._resume = True
         self._upkeep_due = True
         self._taken_ids: set[int] = set()
+        self._append = partial(append_records, writer, stream_id)
         # One attempt a call: waiting is the component's, and a remote that is away must not fill the log.
         self._uploader = ChunkUploader(
             env, stream_id, fence, self._append, policy=RetryPolicy(attempts=1), soon=self._append_soon
@@ -359,15 +360,11 @@ class StreamUploads:
 
     def _upload_snapshot_if_due(self, newest: SnapshotAt) -> None:
         state = log_state(self._catalog, self.stream_id)
-        key = keys.manifest_snapshot_key(self.stream_id, newest.snapshot_id)
-        if key in state.objects or newest.snapshot_id in self._taken_ids or not self._reachable(newest, state):
-            return
-        self.upload_snapshot(newest.snapshot_id)
-
-    def _reachable(self, snapshot: SnapshotAt, state: LogState) -> bool:
-        """Whether a replay from the snapshot would find its chunk on the remote; at the start of one, it needs none."""
-        at = snapshot.position
-        return at.chunk_offset == CHUNK_HEADER_LEN or state.is_uploaded(self.stream_id)(at.chunk_index)
+        key, at = keys.manifest_snapshot_key(self.stream_id, newest.snapshot_id), newest.position
+        # A replay from it must find its chunk on the remote; at the start of one, it needs none.
+        is_reachable = at.chunk_offset == CHUNK_HEADER_LEN or state.is_uploaded(self.stream_id)(at.chunk_index)
+        if is_reachable and key not in state.objects and newest.snapshot_id not in self._taken_ids:
+            self.upload_snapshot(newest.snapshot_id)
 
     def upload_snapshot(self, snapshot_id: int) -> str:
         """Puts a local snapshot on the remote and says so in the log; its etag. Repeating it is harmless."""
@@ -457,9 +454,6 @@ class StreamUploads:
 
     def _append_soon(self, batch: RecordBatch) -> Callable[[], object]:
         return self._writer.submit(self.stream_id, partial(_extend, batch=batch)).result
-
-    def _append(self, batch: RecordBatch) -> None:
-        append_records(self._writer, self.stream_id, batch)
 
 
 def append_records(writer: CatalogWriter, stream_id: int, batch: RecordBatch) -> None:
