@@ -36,6 +36,7 @@ from aof2.engine.errors import CorruptError, UnsupportedError
 from aof2.engine.manifest import payloads as p
 from aof2.engine.manifest.format import ReasonCode
 from aof2.engine.manifest.index import Residency
+from aof2.engine.namespace.read import name_of
 from aof2.engine.objects import Uploaded
 from aof2.engine.remote.errors import RemoteMissingError
 from aof2.engine.remote.prover import find
@@ -102,10 +103,19 @@ class TenantSalvage:
             else:
                 self._publish(row, uploads)
                 rescued.append(row)
-        paths = Paths(self._catalog, self._stream_id, self._tenant)
-        damaged, checked = self._check_published(blobs, paths)
-        lost = self._drop(losses, paths) + damaged + self._lost_wals(paths)
-        return Findings(lost, [paths.of(row.ino) for row in rescued], checked)
+        damaged, checked = self._check_published(blobs)
+        damaged += self._lost_wals()
+        lost = self._drop(losses) + damaged
+        with self._catalog.view() as view:
+            return Findings(lost, [self._path(view, row.ino) for row in rescued], checked)
+
+    def _path(self, view: View, ino: int) -> str:
+        """`tenant/dir/name`; an inode without a name is called by its number."""
+        try:
+            path = namespace.path_of(view, self._stream_id, ino).decode(errors="backslashreplace")
+        except OSError:
+            path = f"<inode {ino}>"
+        return f"{self._tenant}/{path}"
 
     # -- residency ---------------------------------------------------------------------------------------------
 
@@ -171,11 +181,12 @@ class TenantSalvage:
 
     # -- what is lost ------------------------------------------------------------------------------------------
 
-    def _drop(self, losses: Sequence[tuple[ObjectRow, Why]], paths: Paths) -> list[Lost]:
+    def _drop(self, losses: Sequence[tuple[ObjectRow, Why]]) -> list[Lost]:
         lost: list[Lost] = []
         for row, why in losses:
-            path, names = paths.of(row.ino), paths.names(row.ino)
-            work = partial(_drop_object, ino=row.ino, generation=row.generation, names=names)
+            with self._catalog.view() as view:
+                path = self._path(view, row.ino)
+            work = partial(_drop_object, ino=row.ino, generation=row.generation)
             size, outcome = self._writer.call(self._stream_id, work)
             lost.append(self._lost(row, path, why, outcome, size=row.size or size))
         self._writer.flush()
@@ -197,7 +208,7 @@ class TenantSalvage:
 
     # -- what is published -------------------------------------------------------------------------------------
 
-    def _check_published(self, blobs: Mapping[str, int], paths: Paths) -> tuple[list[Lost], int]:
+    def _check_published(self, blobs: Mapping[str, int]) -> tuple[list[Lost], int]:
         """Each published chunk's blob is there, with its size. Those that are not are marked NeedsRepair."""
         damaged: list[Lost] = []
         missing: list[int] = []
@@ -214,9 +225,8 @@ class TenantSalvage:
                         missing.append(chunk_id)
                 if bad:
                     outcome = "kept; reading it fails until it is repaired"
-                    damaged.append(
-                        self._lost(row, paths.of(row.ino), Why.BLOB_MISSING, outcome, size=row.size, keys=bad)
-                    )
+                    path = self._path(view, row.ino)
+                    damaged.append(self._lost(row, path, Why.BLOB_MISSING, outcome, size=row.size, keys=bad))
         for part in _parts(missing):
             self._writer.call(self._stream_id, partial(_mark_missing, chunk_ids=part), sync=True)
         return damaged, len(checked)
@@ -230,13 +240,14 @@ class TenantSalvage:
         size = blobs.get(chunk.key)
         return chunk.key if size is None or (blob is not None and not blob.location.fits(size)) else None
 
-    def _lost_wals(self, paths: Paths) -> list[Lost]:
+    def _lost_wals(self) -> list[Lost]:
         with self._catalog.view() as view:
             wals = [(ino, wal) for (ino, _), wal in view.scan(self._stream_id, t.WALS) if not wal.covered_by]
+            paths = {ino: self._path(view, ino) for ino, _ in wals}
         return [
             Lost(
                 tenant=self._tenant,
-                path=paths.of(ino),
+                path=paths[ino],
                 why=Why.WAL_MISSING,
                 outcome=f"segment {wal.segment_id} ({wal.path}) is listed only",
                 ino=ino,
@@ -244,36 +255,6 @@ class TenantSalvage:
             )
             for ino, wal in wals
         ]
-
-
-class Paths:
-    """Names of inodes, from one pass over the stream's directory entries; made when first asked."""
-
-    def __init__(self, catalog: Catalog, stream_id: int, tenant: str) -> None:
-        self._catalog = catalog
-        self._stream_id = stream_id
-        self._tenant = tenant
-        self._names: dict[int, list[tuple[int, bytes]]] | None = None
-
-    def names(self, ino: int) -> list[tuple[int, bytes]]:
-        """(parent, name) of every link."""
-        if self._names is None:
-            self._names = {}
-            with self._catalog.view() as view:
-                for key, entry in view.scan(self._stream_id, t.DENTRIES):
-                    self._names.setdefault(entry.ino, []).append(key)
-        return self._names.get(ino, [])
-
-    def of(self, ino: int) -> str:
-        """`tenant/dir/name`; an inode without a name is called by its number."""
-        parts: list[str] = []
-        at = ino
-        while links := self.names(at):
-            at, name = links[0]
-            parts.append(name.decode(errors="backslashreplace"))
-            if len(parts) > 4096:
-                break  # a loop, which no namespace of ours has
-        return "/".join([self._tenant, *reversed(parts)]) if parts else f"{self._tenant}/<inode {ino}>"
 
 
 # -- batches -----------------------------------------------------------------------------------------------------
@@ -304,7 +285,7 @@ def _clear_counters(b: Batch) -> None:
         b.delete(t.COUNTERS, counter)
 
 
-def _drop_object(b: Batch, *, ino: int, generation: int, names: Sequence[tuple[int, bytes]]) -> tuple[int, str]:
+def _drop_object(b: Batch, *, ino: int, generation: int) -> tuple[int, str]:
     """Drops a generation whose bytes are nowhere; the inode's size before, and what became of the file."""
     row = b.get(t.OBJECTS, (ino, generation))
     for chunk_id in row.data_chunks if row else ():
@@ -325,10 +306,20 @@ def _drop_object(b: Batch, *, ino: int, generation: int, names: Sequence[tuple[i
             msgspec.structs.replace(inode, generation=older.generation, size=older.size, hole_bytes=older.hole_bytes),
         )
         return inode.size, f"taken back to generation {older.generation}"
-    for name in names:
+    for name in _names(b, inode):
         b.delete(t.DENTRIES, name)
     namespace.erase(b, ino)
     return inode.size, "dropped"
+
+
+def _names(b: Batch, inode: InodeRow) -> list[tuple[int, bytes]]:
+    """(parent, name) of every link."""
+    if inode.nlink > 1:
+        return [(parent, name) for (_, parent, name), _ in b.scan(t.LINKS, prefix=inode.ino.to_bytes(8, "big"))]
+    try:
+        return [(inode.parent, name_of(b.view, b.stream_id, inode))] if inode.nlink else []
+    except OSError:
+        return []  # it was open, and has no name
 
 
 def _newest_published(b: Batch, inode: InodeRow) -> ObjectRow | None:

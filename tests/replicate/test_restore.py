@@ -5,12 +5,14 @@ from __future__ import annotations
 import random
 import shutil
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import pytest
 import trio
 
+from aof2.engine import namespace
 from aof2.engine.audit.reader import Replay
 from aof2.engine.audit.state import VisibleState
 from aof2.engine.catalog import tables as t
@@ -152,6 +154,10 @@ def test_what_never_got_there_is_named_and_not_shown(tmp_path: Path) -> None:
     async def first(r: Replicated) -> None:
         await fill(r)
         await put_object(r.volume, "default", b"sealed only", b"x" * 777)
+        key = await look_up(r, b"sealed only")
+        assert key is not None
+        second_name = partial(namespace.link, ino=key[1], parent=namespace.root_ino(TENANT), name=b"its other name")
+        await trio.to_thread.run_sync(partial(r.volume.writer.call, TENANT, second_name, sync=True))
         await create_object(r.volume, "default", b"being written")
         await put_object(r.volume, "default", b"same as small", content(b"small"))
         await r.settle()
@@ -170,6 +176,10 @@ def test_what_never_got_there_is_named_and_not_shown(tmp_path: Path) -> None:
         await expect_all(r)
         assert await look_up(r, b"sealed only") is None
         assert await look_up(r, b"being written") is None
+        with r.volume.catalog.view() as view:
+            top = namespace.list_dir(view, TENANT, namespace.root_ino(TENANT), None, 100)
+            assert [name for name, _ in top] == sorted([*SIZES, b"same as small"])
+            assert list(view.scan(TENANT, t.LINKS)) == []
         key = await look_up(r, b"same as small")
         assert key is not None
         assert await read_object(r.volume, key, 0, 5000) == content(b"small")
