@@ -234,7 +234,7 @@ class S3Store(S3Reader):
     def _delete_singly(self, names: Sequence[str], deadline: Deadline) -> None:
         def start(name: str) -> Future[Any]:
             delete = partial(self._calls.sdk, "delete_object", Key=name)
-            return self._calls.start_write(f"delete of {name}", delete, deadline)
+            return self._calls.start(f"delete of {name}", delete, deadline, writes=True)
 
         for name, future in [(name, start(name)) for name in names]:
             with suppress(RemoteMissingError):

@@ -87,10 +87,10 @@ class S3Calls:
         return getattr(self._sdk.client, operation)(Bucket=self.bucket, **params)
 
     def read(self, what: str, attempt: Callable[[], T], deadline: Deadline) -> T:
-        return self.wait(self.start_read(what, attempt, deadline), what, deadline)
+        return self.wait(self.start(what, attempt, deadline), what, deadline)
 
     def write(self, what: str, attempt: Callable[[], T], deadline: Deadline, *, under_way: bool = False) -> T:
-        return self.wait(self.start_write(what, attempt, deadline, under_way=under_way), what, deadline)
+        return self.wait(self.start(what, attempt, deadline, writes=True, under_way=under_way), what, deadline)
 
     def here(self, what: str, attempt: Callable[[], T], deadline: Deadline) -> T:
         """On the caller's own thread: for an attempt that keeps to the deadline by itself."""
@@ -104,24 +104,14 @@ class S3Calls:
             raise closed(what) from None
         return self.wait(future, what, deadline)
 
-    def start_read(
-        self, what: str, attempt: Callable[[], T], deadline: Deadline, *, under_way: bool = False
-    ) -> Future[T]:
-        return self._start(self._readers, what, attempt, deadline, under_way)
-
-    def start_write(
-        self, what: str, attempt: Callable[[], T], deadline: Deadline, *, under_way: bool = False
-    ) -> Future[T]:
-        return self._start(self._writers, what, attempt, deadline, under_way)
-
-    def _start(
-        self, pool: ThreadPoolExecutor, what: str, attempt: Callable[[], T], deadline: Deadline, under_way: bool
+    def start(
+        self, what: str, attempt: Callable[[], T], deadline: Deadline, *, writes: bool = False, under_way: bool = False
     ) -> Future[T]:
         def run() -> T:
             return self.weather.run(what, lambda: self._translated(what, attempt), deadline, under_way=under_way)
 
         try:
-            return pool.submit(run)
+            return (self._writers if writes else self._readers).submit(run)
         except RuntimeError:
             raise closed(what) from None
 

@@ -234,7 +234,7 @@ class S3Reader:
             self._calls.weather.received(len(data))
             return Fetched(data, info_of(key, answer, size))
 
-        return self._calls.start_read(what, attempt, deadline, under_way=bool(etag))
+        return self._calls.start(what, attempt, deadline, under_way=bool(etag))
 
     def head_blob(self, key: str) -> BlobInfo | None:
         self._name(key)
@@ -260,7 +260,7 @@ class S3Reader:
             answer = self._calls.sdk("head_object", Key=self._prefix + key, ChecksumMode="ENABLED")
             return info_of(key, answer, int(answer["ContentLength"]))
 
-        return self._calls.start_read(f"head of {key}", attempt, deadline)
+        return self._calls.start(f"head of {key}", attempt, deadline)
 
 
 def spans_of(key: str, offset: int, length: int, etag: str | None) -> Sequence[Span]:

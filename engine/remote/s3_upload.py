@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import base64
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from functools import partial
@@ -100,7 +100,10 @@ class MultipartUpload:
             self._calls.weather.sent(len(body))
             return {"PartNumber": number, "ETag": answer["ETag"], "ChecksumCRC64NVME": as_header(crc)}
 
-        return self._calls.start_write(f"part {number} of {self._key}", attempt, self._deadline, under_way=True)
+        return self._start(f"part {number} of {self._key}", attempt)
+
+    def _start(self, what: str, attempt: Callable[[], Part]) -> Future[Part]:
+        return self._calls.start(what, attempt, self._deadline, writes=True, under_way=True)
 
     def _sdk(self, operation: str, **params: Any) -> Any:
         return self._calls.sdk(operation, Key=self._key, UploadId=self._id, **params)
@@ -108,8 +111,7 @@ class MultipartUpload:
     def copy(self, sources: list[tuple[str, str]]) -> list[Part]:
         """Parts copied on the server from (key, etag)."""
         for number, (key, etag) in enumerate(sources, 1):
-            attempt = partial(self._copied, number, key, etag)
-            self._flying.append(self._calls.start_write(f"copy of {key}", attempt, self._deadline, under_way=True))
+            self._flying.append(self._start(f"copy of {key}", partial(self._copied, number, key, etag)))
         return [self._landed() for _ in range(len(self._flying))]
 
     def _copied(self, number: int, key: str, etag: str) -> Part:
@@ -138,6 +140,6 @@ class MultipartUpload:
         abort = partial(self._sdk, "abort_multipart_upload")
         deadline = Deadline(self._calls.env, ABORT_TIMEOUT_S)
         try:
-            self._calls.start_write(f"abort of the upload of {self._key}", abort, deadline)
+            self._calls.start(f"abort of the upload of {self._key}", abort, deadline, writes=True)
         except Aof2Error:
             return  # closed: abort_stale_uploads ends it
