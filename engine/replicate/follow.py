@@ -30,20 +30,22 @@ import msgspec
 
 from aof2.engine.catalog import snapshots
 from aof2.engine.catalog import tables as t
+from aof2.engine.catalog.batch import Mutation
 from aof2.engine.catalog.recovery import replay_stream, stream_ids
 from aof2.engine.catalog.store import MAP_BYTES, Catalog, discard, trusted
 from aof2.engine.catalog.writer import apply_mutations
 from aof2.engine.env import Env
 from aof2.engine.errors import CorruptError, ReadOnlyError, UnsupportedError
 from aof2.engine.manifest.chunk import as_downloaded
-from aof2.engine.manifest.format import CHUNK_NAME, LogPosition, ManifestIntegrityError, chunk_name
-from aof2.engine.manifest.snapshot import Snapshot, list_snapshots, local_snapshots, snapshot_name
+from aof2.engine.manifest.format import LogPosition, ManifestIntegrityError, chunk_name
+from aof2.engine.manifest.snapshot import Snapshot, list_snapshots, snapshot_name
 from aof2.engine.objects import HOT_BYTES, WARM_BYTES
 from aof2.engine.remote.errors import FencedError, RemoteMissingError
 from aof2.engine.remote.fence import VolumeRecord, read_volume
 from aof2.engine.remote.store import RemoteStore
 from aof2.engine.replicate.claim import load_identity, remember_found
 from aof2.engine.replicate.listing import Inventory, RemoteLog, list_streams
+from aof2.engine.replicate.stream import chunk_indexes, local_snapshots
 
 log = logging.getLogger(__name__)
 
@@ -229,9 +231,8 @@ class Follower:
 
     def _drop_old(self, remote: RemoteLog, directory: Path, missing: list[str]) -> None:
         """Keeps the folder small: with many chunks here, a newer snapshot takes the place of the older ones."""
-        here = [name for name in os.listdir(directory) if CHUNK_NAME.fullmatch(name)]  # noqa: PTH208
         position = self._position(int(directory.name))
-        if len(here) <= LOCAL_CHUNKS_MAX or position is None:
+        if len(chunk_indexes(directory)) <= LOCAL_CHUNKS_MAX or position is None:
             return
         known = {s.snapshot_id for s in local_snapshots(directory)}
         for data, snapshot in self._usable(remote, missing, after=-1):
@@ -269,14 +270,12 @@ class Follower:
             return view.position(stream_id)
 
 
-def reset_residency(catalog: Catalog, stream_id: int) -> int:
-    """Nothing of the stream is on this machine: one transaction on the rows alone. How many rows said otherwise."""
+def reset_residency(catalog: Catalog, stream_id: int) -> None:
+    """Nothing of the stream is on this machine: one transaction on the rows alone."""
     with catalog.writing() as txn:
         view = catalog.view_of(txn)
-        mutations: list[tuple[int, bytes, bytes | None]] = [
-            (t.RESIDENCY.number, t.RESIDENCY.key(chunk_id), None) for chunk_id, _ in view.scan(stream_id, t.RESIDENCY)
-        ]
-        mutations += [(t.WARM.number, t.WARM.key(chunk_id), None) for chunk_id, _ in view.scan(stream_id, t.WARM)]
+        mutations: list[Mutation] = [(t.WARM.number, t.WARM.key(i), None) for i, _ in view.scan(stream_id, t.WARM)]
+        mutations += [(t.RESIDENCY.number, t.RESIDENCY.key(i), None) for i, _ in view.scan(stream_id, t.RESIDENCY)]
         for key, row in view.scan(stream_id, t.OBJECTS):
             if row.backing is not None:
                 cleared = msgspec.structs.replace(row, backing=None)
@@ -285,12 +284,10 @@ def reset_residency(catalog: Catalog, stream_id: int) -> int:
             if view.get(stream_id, t.COUNTERS, counter):
                 mutations.append((t.COUNTERS.number, t.COUNTERS.key(counter), t.encode(0)))
         apply_mutations(txn, catalog, stream_id, mutations)
-    return len(mutations)
 
 
 def _unlink_chunks(env: Env, directory: Path, *, before: int) -> None:
-    indexes = sorted(int(m[1]) for name in os.listdir(directory) if (m := CHUNK_NAME.fullmatch(name)))  # noqa: PTH208
-    for index in indexes:
+    for index in chunk_indexes(directory):
         if index < before:
             env.files.unlink(directory / chunk_name(index))
     env.files.fsync_dir(directory)

@@ -17,7 +17,6 @@ Owner: the thread that claims. A crash leaves nothing.
 from __future__ import annotations
 
 import contextlib
-import os
 from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -30,7 +29,6 @@ from aof2.engine.errors import Aof2Error, CorruptError, UnsupportedError
 from aof2.engine.manifest.chunk import as_uploaded
 from aof2.engine.manifest.format import (
     CHUNK_HEADER_LEN,
-    CHUNK_NAME,
     LogPosition,
     ManifestGapError,
     chunk_key,
@@ -44,7 +42,7 @@ from aof2.engine.remote.fence import Fence
 from aof2.engine.remote.store import RemoteStore
 from aof2.engine.replicate.claim import StaleError, Standing, TakenOverError, claimed_by, take_claim
 from aof2.engine.replicate.listing import Inventory, RemoteLog, list_streams
-from aof2.engine.replicate.stream import LogState, log_state, sealed_chunk
+from aof2.engine.replicate.stream import LogState, chunk_indexes, log_state, sealed_chunk
 from aof2.engine.units import format_size
 
 # Chunks that are on both sides and whose etag the log does not know: so many, the newest, are compared.
@@ -123,8 +121,7 @@ def _compare(
 ) -> Difference | None:
     with catalog.view() as view:
         position = view.position(stream_id) or LogPosition(0, CHUNK_HEADER_LEN, 0)
-    names = os.listdir(directory) if directory.is_dir() else ()  # noqa: PTH208
-    indexes = [int(match[1]) for name in names if (match := CHUNK_NAME.fullmatch(name))]
+    indexes = chunk_indexes(directory) if directory.is_dir() else ()
     here = {index: ChunkFile(index, directory / chunk_name(index)) for index in indexes}
     there = sorted(inventory.chunk_indexes(), reverse=True)
     next_here = _next_index(here, position)

@@ -43,6 +43,7 @@ from aof2.engine.manifest.batch import EventAssembler, RecordBatch
 from aof2.engine.manifest.chunk import is_bookkeeping, mark_uploaded
 from aof2.engine.manifest.format import (
     CHUNK_HEADER_LEN,
+    CHUNK_NAME,
     LOG_SEGMENT_ID,
     ManifestIntegrityError,
     RecordType,
@@ -116,14 +117,45 @@ def state_of(view: View, stream_id: int) -> LogState:
     return LogState(dict(fold.log_objects), sorted(uploads), sorted(deletes))
 
 
+def local_snapshots(directory: Path) -> list[SnapshotAt]:
+    """Snapshots in the folder by their headers, oldest first; what is not one is passed over."""
+    found = []
+    for snapshot_id in list_snapshots(directory):
+        try:
+            with open(directory / snapshot_name(snapshot_id), "rb") as f:
+                head = f.read(HEADER.size)
+        except FileNotFoundError:
+            continue  # retention was here
+        if len(head) == HEADER.size:
+            magic, _, _, _, chunk_index, chunk_offset, number, ordinal, created_ms, *_ = HEADER.unpack(head)
+            if magic == SNAPSHOT_MAGIC and number == snapshot_id:
+                found.append(SnapshotAt(snapshot_id, LogPosition(chunk_index, chunk_offset, ordinal), created_ms))
+    return found
+
+
+def chunk_indexes(directory: Path) -> list[int]:
+    """Of the chunk files of the folder, in order, whole or not."""
+    return sorted(int(m[1]) for name in os.listdir(directory) if (m := CHUNK_NAME.fullmatch(name)))  # noqa: PTH208
+
+
+def chunk_headers(directory: Path) -> list[tuple[ChunkFile, ChunkHeader]]:
+    """The chunk files of the folder in order (parts of bundles left out)."""
+    found = []
+    for chunk in Stream(directory).chunks:
+        if chunk.length is None:
+            with contextlib.suppress(FileNotFoundError):
+                head = read_file(chunk.path, length=CHUNK_HEADER_LEN)
+                if any(head):
+                    found.append((chunk, unpack_chunk_header(head, path=str(chunk.path))))
+    return found
+
+
 def chunk_bytes(directory: Path) -> int:
     """What the chunk files of the folder hold."""
     total = 0
-    with os.scandir(directory) as entries:
-        for entry in entries:
-            if entry.name.endswith(".mlog"):
-                with contextlib.suppress(FileNotFoundError):  # retention was here
-                    total += entry.stat().st_size
+    for index in chunk_indexes(directory):
+        with contextlib.suppress(FileNotFoundError):  # retention was here
+            total += (directory / chunk_name(index)).stat().st_size
     return total
 
 
