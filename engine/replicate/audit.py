@@ -52,19 +52,18 @@ from aof2.engine.audit.reader import LogRecord, Position
 from aof2.engine.audit.source import Source
 from aof2.engine.audit.writer import AuditWriter
 from aof2.engine.catalog import tables as t
-from aof2.engine.catalog.batch import Batch, Mutation
+from aof2.engine.catalog.batch import Batch, Mutation, mutations_in
 from aof2.engine.catalog.rows import ChunkRow, ObjectRow, ObjectState
 from aof2.engine.catalog.store import Catalog, View
 from aof2.engine.catalog.writer import CatalogWriter
 from aof2.engine.env import Env
 from aof2.engine.errors import CorruptError
-from aof2.engine.manifest.reader import parse_chunk
+from aof2.engine.manifest.reader import chunk_headers, parse_chunk
 from aof2.engine.manifest.snapshot import list_snapshots
 from aof2.engine.remote import keys
 from aof2.engine.remote.fence import Fence
 from aof2.engine.remote.store import RemoteStore
 from aof2.engine.replicate.auditmend import audit_path, joined_ranges, range_starts, rebuild_audit
-from aof2.engine.replicate.stream import chunk_headers, mutations_of
 
 log = logging.getLogger(__name__)
 
@@ -297,7 +296,7 @@ class TenantAudit:
                 return
             derived.rows_are_newer = chunk.index <= self._rows_chunk
             try:
-                for mutation in mutations_of(chunk):
+                for mutation in mutations_in((r.type_id, r.payload) for r in chunk.records()):
                     apply_mutation(derived, mutation)
             except _DisagreeError as e:
                 what = {"tenant_id": self.tenant_id, "chunk_index": chunk.index, "difference": str(e)}

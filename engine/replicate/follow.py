@@ -38,14 +38,14 @@ from aof2.engine.env import Env
 from aof2.engine.errors import CorruptError, ReadOnlyError, UnsupportedError
 from aof2.engine.manifest.chunk import as_downloaded
 from aof2.engine.manifest.format import LogPosition, ManifestIntegrityError, chunk_name
-from aof2.engine.manifest.snapshot import Snapshot, list_snapshots, snapshot_name
+from aof2.engine.manifest.snapshot import Snapshot, list_snapshots, local_snapshots, snapshot_name
 from aof2.engine.objects import HOT_BYTES, WARM_BYTES
 from aof2.engine.remote.errors import FencedError, RemoteMissingError
 from aof2.engine.remote.fence import VolumeRecord, read_volume
 from aof2.engine.remote.store import RemoteStore
 from aof2.engine.replicate.claim import load_identity, remember_found
 from aof2.engine.replicate.listing import Inventory, RemoteLog, list_streams
-from aof2.engine.replicate.stream import chunk_indexes, local_snapshots
+from aof2.engine.replicate.stream import chunk_indexes
 
 log = logging.getLogger(__name__)
 

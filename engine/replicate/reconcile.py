@@ -26,7 +26,7 @@ from aof2.engine.manifest import retention
 from aof2.engine.manifest.chunk import as_uploaded
 from aof2.engine.manifest.format import chunk_name
 from aof2.engine.manifest.reader import ChunkFile, chunk_headers
-from aof2.engine.manifest.snapshot import SnapshotAt, check_snapshot, local_snapshots, snapshot_name
+from aof2.engine.manifest.snapshot import check_snapshot, local_snapshots, snapshot_name
 from aof2.engine.remote import keys
 from aof2.engine.remote.store import BlobInfo, RemoteStore
 from aof2.engine.replicate.listing import RemoteLog

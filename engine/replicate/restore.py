@@ -38,7 +38,6 @@ from aof2.engine.remote.store import RemoteStore
 from aof2.engine.replicate.auditmend import audit_path, joined_ranges
 from aof2.engine.replicate.follow import Follower, StreamFollowed
 from aof2.engine.replicate.lost import Lost, TenantSalvage
-from aof2.engine.replicate.stream import local_snapshots
 
 VOLUME_STREAM: Final = 0
 STAGING_SUFFIX: Final = ".restoring"

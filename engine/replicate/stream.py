@@ -23,7 +23,7 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
@@ -33,25 +33,23 @@ import msgspec
 from aof2 import native
 from aof2.engine.catalog import snapshots
 from aof2.engine.catalog import tables as t
-from aof2.engine.catalog.batch import EVENT_SCHEMA_ID, Batch, Mutation, decode_event
-from aof2.engine.catalog.fold import StreamFold
+from aof2.engine.catalog.batch import Batch
+from aof2.engine.catalog.fold import load_pending
 from aof2.engine.catalog.store import Catalog, View
 from aof2.engine.catalog.writer import CatalogWriter
 from aof2.engine.env import Env
 from aof2.engine.errors import CorruptError, TransientError
-from aof2.engine.manifest.batch import EventAssembler, RecordBatch
+from aof2.engine.manifest.batch import RecordBatch
 from aof2.engine.manifest.chunk import is_bookkeeping, mark_uploaded
 from aof2.engine.manifest.format import (
     CHUNK_HEADER_LEN,
     CHUNK_NAME,
     LOG_SEGMENT_ID,
     ManifestIntegrityError,
-    RecordType,
     chunk_key,
     chunk_name,
 )
 from aof2.engine.manifest.payloads import (
-    CustomEvent,
     Payload,
     SnapshotMarker,
     Tier2DeleteQueued,
@@ -59,8 +57,8 @@ from aof2.engine.manifest.payloads import (
     UploadFailed,
     UploadStarted,
 )
-from aof2.engine.manifest.reader import Chunk, ChunkFile, Stream, parse_chunk, read_file
-from aof2.engine.manifest.snapshot import HEADER, SNAPSHOT_MAGIC, check_snapshot, list_snapshots, snapshot_name
+from aof2.engine.manifest.reader import ChunkFile, Stream, chunk_headers, parse_chunk
+from aof2.engine.manifest.snapshot import SnapshotAt, check_snapshot, local_snapshots, snapshot_name
 from aof2.engine.manifest.upload import ChunkUploader, RetryPolicy
 from aof2.engine.manifest.writer import SealedChunk
 from aof2.engine.remote import keys
@@ -117,37 +115,9 @@ def state_of(view: View, stream_id: int) -> LogState:
     return LogState(dict(fold.log_objects), sorted(uploads), sorted(deletes))
 
 
-def local_snapshots(directory: Path) -> list[SnapshotAt]:
-    """Snapshots in the folder by their headers, oldest first; what is not one is passed over."""
-    found = []
-    for snapshot_id in list_snapshots(directory):
-        try:
-            with open(directory / snapshot_name(snapshot_id), "rb") as f:
-                head = f.read(HEADER.size)
-        except FileNotFoundError:
-            continue  # retention was here
-        if len(head) == HEADER.size:
-            magic, _, _, _, chunk_index, chunk_offset, number, ordinal, created_ms, *_ = HEADER.unpack(head)
-            if magic == SNAPSHOT_MAGIC and number == snapshot_id:
-                found.append(SnapshotAt(snapshot_id, LogPosition(chunk_index, chunk_offset, ordinal), created_ms))
-    return found
-
-
 def chunk_indexes(directory: Path) -> list[int]:
     """Of the chunk files of the folder, in order, whole or not."""
     return sorted(int(m[1]) for name in os.listdir(directory) if (m := CHUNK_NAME.fullmatch(name)))  # noqa: PTH208
-
-
-def chunk_headers(directory: Path) -> list[tuple[ChunkFile, ChunkHeader]]:
-    """The chunk files of the folder in order (parts of bundles left out)."""
-    found = []
-    for chunk in Stream(directory).chunks:
-        if chunk.length is None:
-            with contextlib.suppress(FileNotFoundError):
-                head = read_file(chunk.path, length=CHUNK_HEADER_LEN)
-                if any(head):
-                    found.append((chunk, unpack_chunk_header(head, path=str(chunk.path))))
-    return found
 
 
 def chunk_bytes(directory: Path) -> int:
@@ -165,16 +135,6 @@ def sealed_chunk(chunk: ChunkFile) -> SealedChunk:
     if parsed is None:
         raise CorruptError("holds no commit, though others follow it", path=str(chunk.path))
     return SealedChunk(chunk.path, parsed.header, parsed.count)
-
-
-def mutations_of(chunk: Chunk) -> Iterator[Mutation]:
-    """The changes of rows that the chunk records, in order."""
-    events = EventAssembler()
-    for record in chunk.records():
-        payload = record.decoded() if record.type_id == RecordType.CUSTOM_EVENT else None
-        if isinstance(payload, CustomEvent) and payload.schema_id == EVENT_SCHEMA_ID:
-            event = events.feed(payload.schema_id, payload.blob)
-            yield from decode_event(event.body) if event is not None else ()
 
 
 def worth_a_snapshot(directory: Path) -> bool:

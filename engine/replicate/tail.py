@@ -10,13 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from aof2.engine.catalog.batch import mutations_in
 from aof2.engine.catalog.store import View
 from aof2.engine.env import Env
 from aof2.engine.manifest.chunk import is_bookkeeping
 from aof2.engine.manifest.format import CHUNK_HEADER_LEN, LogPosition, ManifestIntegrityError
-from aof2.engine.manifest.reader import Chunk, Stream
+from aof2.engine.manifest.reader import Chunk, Stream, chunk_headers
 from aof2.engine.replicate.position import Replication, StreamPosition, touches_of
-from aof2.engine.replicate.stream import chunk_headers, mutations_of, state_of
+from aof2.engine.replicate.stream import state_of
 
 NEVER: Final = 1 << 62  # an ordinal that no log reaches
 
@@ -56,8 +57,7 @@ def _first_missing(directory: Path, is_uploaded: Callable[[int], bool]) -> LogPo
 
 def _note(position: StreamPosition, chunk: Chunk) -> None:
     """One chunk as if it were one commit: it goes up as a whole."""
-    said = (r.timestamp_ms for r in chunk.records() if not is_bookkeeping(r.type_id, r.segment_id, r.payload))
-    since_ms = next(said, None)
-    if since_ms is not None:
-        touches = touches_of(mutations_of(chunk))
-        position.note(chunk.end_position.ordinal, since_ms, chunk.end - CHUNK_HEADER_LEN, touches)
+    records = [r for r in chunk.records() if not is_bookkeeping(r.type_id, r.segment_id, r.payload)]
+    if records:
+        touches = touches_of(mutations_in((r.type_id, r.payload) for r in records))
+        position.note(chunk.end_position.ordinal, records[0].timestamp_ms, chunk.end - CHUNK_HEADER_LEN, touches)

@@ -13,7 +13,7 @@ import click
 import msgspec
 
 from aof2.engine.env import Env
-from aof2.engine.manifest.writer import LogSettings
+from aof2.engine.opening import log_settings
 from aof2.engine.remote.open import open_remote
 from aof2.engine.replicate.lost import Lost, Why
 from aof2.engine.replicate.restore import RestoreReport
@@ -47,13 +47,9 @@ def restore(url: str, as_json: bool, conf: str | None) -> None:
     """
     settings = load_conf(conf)
     remote = _remote(settings, url)
-    m = settings.manifest
-    log_settings = LogSettings(
-        chunk_capacity=m.chunk_capacity_bytes, rotation_period_ms=m.rotation_period_ms, durable=m.durable
-    )
     env = Env()
     with _progress() as tell, contextlib.closing(open_remote(env, remote)) as store:
-        report = run_restore(env, store, settings.volume.state_dir, log_settings=log_settings, progress=tell)
+        report = run_restore(env, store, settings.volume.state_dir, log_settings=log_settings(settings), progress=tell)
     missing = _missing(report)
     if as_json:
         output.print_json(_as_object(report))
