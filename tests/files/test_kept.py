@@ -77,7 +77,10 @@ async def _asked_to_evict(files: Files, kernel: FakeKernel, ino: int) -> None:
 
 async def _bad_block(files: Files, kernel: FakeKernel, ino: int) -> None:
     """As the scrub does it."""
-    await files.volume._clear_blocks((stream_of(ino), ino, row_of(files, ino).generation), [3])
+    volume = files.volume
+    async with volume.opened_object((stream_of(ino), ino, row_of(files, ino).generation)) as handle:
+        await volume.hydrator.attach(handle)
+        await volume.hydrator.give_up(handle, [3])
 
 
 async def _forgotten(files: Files, kernel: FakeKernel, ino: int) -> None:
