@@ -84,7 +84,7 @@ async def serve(
     settings: Settings, mountpoint: Path, options: Options, ready: Callable[[], None], *, env: Env | None = None
 ) -> None:
     """Mounts, and runs until the mount is gone. Cancelled, it takes the mount away itself."""
-    async with open_volume(settings, env=env) as volume, _open_mount(mountpoint, options) as channel:
+    async with open_volume(settings, env=env) as volume, _open_mount(settings, mountpoint, options) as channel:
         mounted = MountedVolume(volume, mountpoint, options, channel)
         if options.ro:
             volume.metrics.read_only.set_callback(lambda: 1)  # through this mount nothing is written
@@ -97,7 +97,7 @@ async def serve(
 
 
 @contextlib.asynccontextmanager
-async def _open_mount(mountpoint: Path, options: Options) -> AsyncIterator[Channel]:
+async def _open_mount(settings: Settings, mountpoint: Path, options: Options) -> AsyncIterator[Channel]:
     wanted = MountOptions(
         fsname=options.fsname,
         allow_other=options.allow_other,
@@ -108,7 +108,7 @@ async def _open_mount(mountpoint: Path, options: Options) -> AsyncIterator[Chann
         uid=os.getuid(),
         gid=os.getgid(),
     )
-    async with open_channel(mountpoint, wanted, names=True) as channel:
+    async with open_channel(mountpoint, wanted, names=True, uring=settings.mount.uring == "auto") as channel:
         yield channel
 
 

@@ -49,6 +49,7 @@ class MountStatus(msgspec.Struct, frozen=True, kw_only=True):
     passthrough_why: str
     brake: bool = False
     brake_why: str = ""
+    transport: str = ""
     open_files: int
     handed_over: int
     unsealed_files: int
@@ -147,6 +148,7 @@ def mount_status(mounted: Mounted) -> MountStatus:
         passthrough_why=way.passthrough_why,
         brake=way.brake,
         brake_why=way.brake_why,
+        transport=mounted.channel.transport,
         open_files=kinds.open_count(),
         handed_over=mounted.channel.handed_over,
         unsealed_files=unsealed.files,
