@@ -34,7 +34,7 @@ class VolumeSettings(Section, frozen=True, kw_only=True):
 class MountSettings(Section, frozen=True, kw_only=True):
     """How the kernel reaches us. `uring`: over io_uring where it can, or never."""
 
-    uring: str = "off"
+    uring: str = "auto"
 
 
 class CacheSettings(Section, frozen=True, kw_only=True):

@@ -37,7 +37,7 @@ COUNTED_FOR_S: Final = 2.0
 
 class MountStatus(msgspec.Struct, frozen=True, kw_only=True):
     """What only the daemon knows. Counters are since it started; `unsealed_bytes` are part of the dirty bytes,
-    `handed_over` answers that were too long for the FUSE socket."""
+    `handed_over` answers that were too long for the FUSE socket, `transport` is how requests come."""
 
     mountpoint: str
     pid: int

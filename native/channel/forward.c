@@ -197,7 +197,7 @@ void reply_handle(uint8_t *buf, size_t len, uint8_t *data) {
     memcpy(buf, &header, len = sizeof header);
   }
   if (known && asked.opcode == WIRE_INIT) {
-    bool uring = !header.error && uring_open(offer.kernel_flags2);
+    bool uring = !header.error && uring_open(offer.kernel_minor, offer.kernel_flags2);
     inited = !header.error && init_patch(buf, len, &offer, channel.privileged, uring, channel.data_max, &init);
     if (!inited) note("an answer to INIT of %zu bytes, error %d: passed on as it is", len, header.error);
   } else if (known) {

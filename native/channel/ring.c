@@ -66,9 +66,11 @@ int ring_wait(ring *r, bool wait) {
   return done < 0 ? errno : 0;
 }
 
+bool ring_ready(const ring *r) { return *r->cq_head != __atomic_load_n(r->cq_tail, __ATOMIC_ACQUIRE); }
+
 bool ring_take(ring *r, uint64_t *user_data, int32_t *result) {
   uint32_t head = *r->cq_head;
-  if (head == __atomic_load_n(r->cq_tail, __ATOMIC_ACQUIRE)) return false;
+  if (!ring_ready(r)) return false;
   const struct io_uring_cqe *c = &r->completions[head & r->cq_mask];
   *user_data = c->user_data;
   *result = c->res;

@@ -37,10 +37,11 @@ typedef struct {
 int ring_open(ring *r, uint32_t room); /* 0 or an errno */
 /* A zeroed command to fill in. */
 ring_command *ring_next(ring *r);
-/* Hands what was prepared to the kernel and, with `wait`, returns when there is a completion. 0 or an errno; EINTR: call again. */
+/* Hands what was prepared to the kernel and, with `wait`, returns when there is a completion, at once where there was one before. 0 or an errno; EINTR: call again. */
 int ring_wait(ring *r, bool wait);
 /* Whether ring_wait has something to hand over. */
 bool ring_prepared(const ring *r);
+bool ring_ready(const ring *r); /* whether there is a completion */
 /* The next completion: whose command it was, and what came of it. False: there is none. */
 bool ring_take(ring *r, uint64_t *user_data, int32_t *result);
 #endif

@@ -12,6 +12,7 @@
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "channel.h"
@@ -30,6 +31,7 @@
 #define WARM_MAX 64 /* entries of a queue that keep the memory of a long payload */
 #define BUCKETS 4096
 #define BUCKET_LOCKS 64
+#define QUEUE_NICE (-10)
 #define URING_CMD 46 /* IORING_OP_URING_CMD */
 #define WOKEN 0      /* user_data of the read that waits for others; else an entry */
 
@@ -305,24 +307,35 @@ static void complete(queue *q, uint64_t which, int32_t result) {
 static void serve_queue(queue *q) {
   uint64_t which;
   int32_t result;
+  bool cool = true; /* since the last completion was looked at */
   for (;;) {
     bool any = ring_take(&q->ring, &which, &result);
-    if (!any && q->warm > WARM_MAX && !ring_prepared(&q->ring)) cool_down(q);
-    if (any) complete(q, which, result);
-    if (any && !ring_prepared(&q->ring)) continue;
-    int error = ring_wait(&q->ring, !any);
+    if (any) {
+      complete(q, which, result);
+      cool = q->warm <= WARM_MAX;
+      if (!ring_prepared(&q->ring)) continue;
+    }
+    int error = ring_wait(&q->ring, any || cool); /* an answer goes out at once, and with it we wait for the next request */
+    if (!any && !cool && !ring_prepared(&q->ring) && !ring_ready(&q->ring)) cool_down(q);
+    if (!any) cool = true;
     if (!error || error == EINTR || error == EAGAIN || error == EBUSY) continue;
     note("queue %u: %s", q->number, strerror(error));
     channel_gone(GONE_BROKEN);
   }
 }
 
+static void be_nice(int nice) { setpriority(PRIO_PROCESS, (id_t)gettid(), nice); }
+
 void uring_unpin(void) {
-  if (atomic_load(&channel.over_rings)) sched_setaffinity(0, sizeof everywhere, &everywhere);
+  if (!atomic_load(&channel.over_rings)) return;
+  sched_setaffinity(0, sizeof everywhere, &everywhere);
+  be_nice(0);
 }
 
+/* The thread cannot go where there is less to do, and its callers wait for it: it goes before those that compute there. */
 static void pin(uint32_t core) {
   cpu_set_t one;
+  be_nice(QUEUE_NICE);
   if (core >= CPU_SETSIZE) return;
   CPU_ZERO(&one);
   CPU_SET(core, &one);
@@ -433,8 +446,12 @@ static int start_queues(uint32_t n) {
   return error ? error : opened;
 }
 
-bool uring_open(uint32_t kernel_flags2) {
+bool uring_open(uint32_t kernel_minor, uint32_t kernel_flags2) {
   if (!channel.uring || !(kernel_flags2 & WIRE2_OVER_IO_URING)) return false;
+  if (kernel_minor < WIRE_MINOR_URING) {
+    status.why = "the kernel is older than 6.18";
+    return false;
+  }
   bool unused;
   uint32_t n = cores_in(POSSIBLE, 0, &unused);
   if (!n || n > UINT16_MAX) return failed(POSSIBLE, ERANGE);

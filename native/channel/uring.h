@@ -35,8 +35,8 @@
 
 /* Before the mount: the kernel is to offer io_uring, if we may say so. */
 void uring_prepare(void);
-/* INIT came with these flags2: whether they may be answered with WIRE2_OVER_IO_URING, for everything is ready. */
-bool uring_open(uint32_t kernel_flags2);
+/* INIT came with these: whether it may be answered with WIRE2_OVER_IO_URING, for everything is ready. */
+bool uring_open(uint32_t kernel_minor, uint32_t kernel_flags2);
 /* That answer was given: the kernel gets its entries, or goes on with read. */
 void uring_begin(void);
 
@@ -52,6 +52,6 @@ uring_state uring_status(void);
 bool uring_reply(const struct iovec *parts, int n);
 /* Where the bytes of this request's answer are best put; `otherwise` when it did not come through a ring. */
 uint8_t *uring_data(uint64_t unique, uint8_t *otherwise);
-/* For a thread that a queue's thread may have started: it runs on any core. */
+/* For a thread that a queue's thread may have started: it runs on any core, as others do. */
 void uring_unpin(void);
 #endif

@@ -15,6 +15,7 @@
 #define WIRE_MAJOR 7
 #define WIRE_MINOR_MAX 45       /* the newest minor this file was written for */
 #define WIRE_MINOR_PASSTHROUGH 40
+#define WIRE_MINOR_URING 45     /* Linux 6.18, the first it was tried on; there since 7.42 */
 
 enum wire_opcode {
   WIRE_LOOKUP = 1,
