@@ -84,6 +84,8 @@ class Channel:
         self.passthrough_offered = False
         """Whether the mount may pass files through: known once `initialised`."""
         self.max_write = 0
+        self.transport = ""
+        """How requests come: "io_uring, 2 queues", or "read: " and why; known once `initialised`."""
         self.device = (0, 0)
         self.gone = False
         self._process = process
@@ -408,6 +410,8 @@ class Channel:
                 _, _, _, self.max_write, offered = wire.INIT.unpack_from(body)
                 self.passthrough_offered = bool(offered)
                 self._inited.set()
+            case Kind.EV_TRANSPORT:
+                self._take_transport(body)
             case Kind.EV_KILL:
                 self._killed.add(wire.NODEID.unpack_from(body)[0])
             case Kind.EV_GONE:
@@ -420,6 +424,14 @@ class Channel:
                         waiter.answers.append((flags, body))
                     if kind != Kind.EV_HANDLE and not flags & wire.MORE:
                         waiter.done.set()
+
+    def _take_transport(self, body: bytes) -> None:
+        queues, enabled = wire.TRANSPORT.unpack_from(body)
+        why = body[wire.TRANSPORT.size :].decode(errors="replace")
+        self.transport = f"io_uring, {queues} queues" if queues else f"read: {why}"
+        if enabled:
+            log.info("FUSE over io_uring was off in this kernel: /sys/module/fuse/parameters/enable_uring is Y now")
+        log.info("requests come by %s", self.transport)
 
     def _end(self) -> None:
         self._ended = True
@@ -517,11 +529,17 @@ class Channel:
 
 @contextlib.asynccontextmanager
 async def open_channel(
-    mountpoint: Path, options: MountOptions, *, names: bool = False, arguments: tuple[str, ...] = ()
+    mountpoint: Path,
+    options: MountOptions,
+    *,
+    names: bool = False,
+    uring: bool = False,
+    arguments: tuple[str, ...] = (),
 ) -> AsyncIterator[Channel]:
     """Starts the channel and mounts; ChannelError says why it could not. The mount answers once pyfuse3 runs on
-    `fuse_fd_path`, and is taken away at the end. With `names`, LOOKUP, GETATTR and READDIRPLUS are upcalls. `arguments`
-    are further ones of the executable, for tests."""
+    `fuse_fd_path`, and is taken away at the end. With `names`, LOOKUP, GETATTR and READDIRPLUS are upcalls; with
+    `uring`, requests come over io_uring where the kernel can. `arguments` are further ones of the executable, for
+    tests."""
     mountpoint = Path(os.path.realpath(mountpoint))
     fuse, fuse_theirs, reply_room = socket_pair()
     control, control_theirs, _ = socket_pair()
@@ -537,6 +555,7 @@ async def open_channel(
                 f"--reply-room={reply_room}",
                 *options.arguments(),
                 *(["--upcall-names"] if names else []),
+                *(["--uring"] if uring else []),
                 *arguments,
             ],
             pass_fds=[s.fileno() for s in theirs],

@@ -32,6 +32,7 @@ SHORT: Final = struct.Struct("<QqQQQQ")
 GROWN: Final = struct.Struct("<QqQI")
 TOUCHED: Final = struct.Struct("<QQQQ")
 INIT: Final = struct.Struct("<IIIII")
+TRANSPORT: Final = struct.Struct("<II")
 NOTIFY: Final = struct.Struct("=IiQ")
 INVAL_INODE: Final = struct.Struct("=Qqq")
 INVAL_ENTRY: Final = struct.Struct("=QII")
@@ -103,6 +104,7 @@ class Kind(IntEnum):
     EV_GROWN = 144
     EV_CLAIMED = 145
     EV_TOUCHED = 146
+    EV_TRANSPORT = 147
 
 
 class Notify(IntEnum):

@@ -73,7 +73,7 @@ async def serve(
     settings: Settings, mountpoint: Path, options: Options, ready: Callable[[], None], *, env: Env | None = None
 ) -> None:
     """Mounts, and runs until the mount is gone. Cancelled, it takes the mount away itself."""
-    mounting = open_channel(mountpoint, _mount_options(options), names=True)
+    mounting = open_channel(mountpoint, _mount_options(options), names=True, uring=settings.mount.uring == "auto")
     async with open_volume(settings, env=env) as volume, mounting as channel:
         mounted = MountedVolume(volume, mountpoint, options, channel)
         if options.ro:

@@ -19,6 +19,7 @@ from aof2.engine.settings.model import (
     CacheSettings,
     ManifestSettings,
     MetricsSettings,
+    MountSettings,
     RetentionSettings,
     Section,
     VolumeSettings,
@@ -172,6 +173,7 @@ SECTION_KEYS: Final[dict[str, dict[str, Key]]] = {
         "mountpoint": Key("mountpoint", _path),
         "state_dir": Key("state_dir", _path),
     },
+    "mount": {"uring": Key("uring", _choice("auto", "off"))},
     "remote": {
         "url": Key("url", _url),
         "endpoint_url": Key("endpoint_url", _text(r"(https?://[^\s/@?#]+/?)?", 'http(s)://host:port, or "" for AWS')),
@@ -222,6 +224,7 @@ PAGED_KEYS: Final = {
 }
 SECTIONS: Final[dict[str, type[Section | RemoteSettings]]] = {
     "volume": VolumeSettings,
+    "mount": MountSettings,
     "remote": RemoteSettings,
     "cache": CacheSettings,
     "retention": RetentionSettings,

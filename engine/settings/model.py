@@ -31,6 +31,12 @@ class VolumeSettings(Section, frozen=True, kw_only=True):
     state_dir: Path
 
 
+class MountSettings(Section, frozen=True, kw_only=True):
+    """How the kernel reaches us. `uring`: over io_uring where it can, or never."""
+
+    uring: str = "auto"
+
+
 class CacheSettings(Section, frozen=True, kw_only=True):
     """The bounded tiers on this machine, and how hard background readers may pull."""
 
@@ -128,6 +134,7 @@ class Settings(Section, frozen=True, kw_only=True):
     """One volume's settings."""
 
     volume: VolumeSettings
+    mount: MountSettings = MountSettings()
     remote: RemoteSettings = RemoteSettings()
     cache: CacheSettings = CacheSettings()
     retention: RetentionSettings = RetentionSettings()

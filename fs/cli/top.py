@@ -101,6 +101,7 @@ def _facts(now: Frame, last: Frame | None) -> list[tuple[str, str]]:
     return [
         ("mount", f"{m.mountpoint}, {'read-only' if m.read_only else 'read-write'}, up {uptime(m.started_ms)}"),
         *_read_only(m),
+        ("transport", m.transport),
         ("passthrough", _passthrough(m)),
         ("brake", _brake(m)),
         ("memory", f"{_share(m.page_cache_bytes, m.page_cache_limit_bytes)}; {hit_rate}"),
@@ -211,6 +212,7 @@ def summary(answer: dict[str, Any]) -> list[tuple[str, str]]:
     return [
         ("mount", f"{m.mountpoint}{' (read-only)' if m.read_only else ''}, pid {m.pid}, up {uptime(m.started_ms)}"),
         *_read_only(m),
+        ("transport", m.transport),
         ("passthrough", _passthrough(m)),
         ("brake", _brake(m)),
         ("open files", str(m.open_files)),

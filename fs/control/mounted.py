@@ -20,6 +20,10 @@ class Channel(Protocol):
     def handed_over(self) -> int:
         """Answers too long for the FUSE socket."""
 
+    @property
+    def transport(self) -> str:
+        """How requests come."""
+
     def invalidate_entry(self, parent: int, name: bytes) -> None: ...
 
     @property

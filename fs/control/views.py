@@ -30,7 +30,7 @@ COUNTED_FOR_S: Final = 2.0
 
 class MountStatus(msgspec.Struct, frozen=True, kw_only=True):
     """What only the daemon knows. Counters are since it started; `unsealed_bytes` are part of the dirty bytes,
-    `handed_over` answers that were too long for the FUSE socket."""
+    `handed_over` answers that were too long for the FUSE socket, `transport` is how requests come."""
 
     mountpoint: str
     pid: int
@@ -42,6 +42,7 @@ class MountStatus(msgspec.Struct, frozen=True, kw_only=True):
     passthrough_why: str
     brake: bool = False
     brake_why: str = ""
+    transport: str = ""
     open_files: int
     handed_over: int
     unsealed_files: int
@@ -118,6 +119,7 @@ def mount_status(mounted: Mounted) -> MountStatus:
         passthrough_why=way.passthrough_why,
         brake=way.brake,
         brake_why=way.brake_why,
+        transport=mounted.channel.transport,
         open_files=kinds.open_count(),
         handed_over=mounted.channel.handed_over,
         unsealed_files=unsealed.files,

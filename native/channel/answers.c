@@ -81,6 +81,7 @@ void answers_send(uint32_t slot, const pending *asked, uint8_t *data) {
   held_answer held;
   int error = EIO;
   size_t len = 0;
+  data = device_data(asked->unique, data);
   if (take(slot, &asked->read, &held)) {
     len = held.len < asked->read.size ? held.len : asked->read.size;
     if (read_whole(held.fd, data, len)) error = 0;

@@ -14,6 +14,7 @@
 
 #include "ask.h"
 #include "channel.h"
+#include "uring.h"
 
 #define THREADS_MAX 64
 #define STACK_BYTES (64 << 10)
@@ -46,6 +47,7 @@ static bool pass(uint64_t nodeid) {
 static void *barrier_thread(void *arg) {
   barrier b = *(barrier *)arg;
   free(arg);
+  uring_unpin();
   give_up_descriptors(b.keep);
   b.done(b.seq, pass(b.nodeid));
   atomic_fetch_sub(&threads, 1);

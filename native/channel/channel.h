@@ -1,6 +1,6 @@
 /* What the parts of the channel share: the descriptors, and each part's entry points.
  *
- * Threads: workers (kernel → daemon, forward.c), one for replies (daemon → kernel, forward.c), one for control (control.c),
+ * Threads: workers (kernel → daemon, forward.c), over io_uring one a core and as many as workers beside (uring.c), one for replies (daemon → kernel, forward.c), one for control (control.c),
  * one for notifications (notify.c), one for backing files ahead of and after births (keeper.c), one for the brake, once the
  * daemon asked for it (brake.c), and with it one that makes the kernel ask (ask.c), up to 64 that hold files (hold.c) and 64 that
  * wait for writes to be over (barrier.c).
@@ -34,6 +34,10 @@ typedef struct {
   uint64_t mount_id;
   uint32_t data_max;     /* payload of one request that all sockets can carry */
   bool privileged;       /* CAP_SYS_ADMIN: passthrough may be asked for */
+  bool uring;            /* io_uring is wanted */
+  atomic_bool over_rings; /* requests come through rings, too (uring.h); set once, by uring_begin */
+  uint32_t entries_max;  /* of a queue; 0: uring.c's */
+  int workers;           /* that read /dev/fuse; as many serve what comes through rings and may wait */
   bool upcall_names;     /* LOOKUP, GETATTR and READDIRPLUS are upcalls: the daemon answers them faster than libfuse's way */
 } channel_state;
 
@@ -60,6 +64,8 @@ bool device_write(int fd, const struct iovec *parts, int n);
 int device_backing_open(int fd, int32_t *id); /* 0 or an errno */
 void device_backing_close(int32_t id);
 void device_read_ahead(void);
+/* Where the bytes of the answer to this request are best put: `otherwise`, or a place from which they are not copied once more. */
+uint8_t *device_data(uint64_t unique, uint8_t *otherwise);
 
 /* mount.c. 0, or an errno with *text saying what failed. */
 typedef struct {
@@ -80,6 +86,7 @@ bool request_parse(const uint8_t *buf, size_t len, request *out);
 bool serve(const request *r, uint8_t *data);
 extern int read_waits_max; /* READs that may wait for blocks at once; set before the workers start */
 bool serve_read(const request *r, uint8_t *data);
+bool serve_read_now(const request *r, uint8_t *data); /* only what is in memory, and is not long: never waits */
 void finish(aftermath after);
 
 /* patch.c. Rewrites what libfuse answered, in place; the buffer holds `len` bytes. */
@@ -88,7 +95,7 @@ typedef struct {
 } init_offer;
 void init_offer_from(const uint8_t *body, size_t len, init_offer *out);
 /* False: not an INIT reply that can be patched. */
-bool init_patch(uint8_t *reply, size_t len, const init_offer *offer, bool passthrough, uint32_t data_max, wire_init_out *out);
+bool init_patch(uint8_t *reply, size_t len, const init_offer *offer, bool passthrough, bool uring, uint32_t data_max, wire_init_out *out);
 /* A directory of a tenant: names change through the kernel alone, so it may keep the listing. */
 void opendir_patch(uint8_t *reply, size_t len, const pending *asked);
 /* The table handle the reply opened, so that a reply the kernel does not take can be undone; false: none. */

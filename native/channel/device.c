@@ -1,6 +1,6 @@
-/* Writes to /dev/fuse, and its ioctls.
+/* Answers to the kernel, and the ioctls of /dev/fuse.
  *
- * Invariants: a reply goes to the descriptor its request was read from (`channel.dev`: requests of a clone answered elsewhere
+ * Invariants: a reply to a request that came through a ring goes there (uring.h), any other to the descriptor its request was read from (`channel.dev`: requests of a clone answered elsewhere
  * are lost). ENOENT and EINVAL from a write mean the request was interrupted or aborted, and are dropped; ENODEV is
  * for the workers, who see it too. Any thread.
  */
@@ -10,10 +10,12 @@
 #include <unistd.h>
 
 #include "channel.h"
+#include "uring.h"
 
 #define READ_AHEAD_KIB "1024"
 
 bool device_write(int fd, const struct iovec *parts, int n) {
+  if (uring_reply(parts, n)) return true; /* the kernel waits for each of these, or for nothing any more */
   for (;;) {
     if (writev(fd, parts, n) >= 0) return true;
     if (errno == EINTR || errno == EAGAIN) continue;
@@ -28,6 +30,8 @@ void device_reply(uint64_t unique, int error, const void *payload, size_t len) {
   struct iovec parts[2] = {{&header, sizeof header}, {(void *)payload, len}};
   device_write(channel.dev, parts, len ? 2 : 1);
 }
+
+uint8_t *device_data(uint64_t unique, uint8_t *otherwise) { return uring_data(unique, otherwise); }
 
 int device_backing_open(int fd, int32_t *id) {
   wire_backing_map map = {.fd = fd};

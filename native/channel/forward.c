@@ -19,6 +19,7 @@
 #include "brake.h"
 #include "channel.h"
 #include "nests.h"
+#include "uring.h"
 
 static init_offer offer;
 
@@ -134,6 +135,15 @@ void *worker_thread(void *unused) {
   }
 }
 
+static void tell_transport(void) {
+  uint8_t body[8];
+  uring_state state = uring_status();
+  const char *why = state.queues ? "" : state.why;
+  store_u32(body, state.queues);
+  store_u32(body + 4, state.enabled);
+  event_send2(EV_TRANSPORT, 0, 0, body, sizeof body, why, strlen(why));
+}
+
 static void init_answered(const wire_init_out *out) {
   uint8_t body[20];
   store_u32(body, offer.kernel_minor);
@@ -141,6 +151,8 @@ static void init_answered(const wire_init_out *out) {
   store_u32(body + 8, out->flags2);
   store_u32(body + 12, out->max_write);
   store_u32(body + 16, !!(out->flags2 & WIRE2_PASSTHROUGH));
+  if (out->flags2 & WIRE2_OVER_IO_URING) uring_begin();
+  tell_transport();
   device_read_ahead();
   event_send(EV_INIT, 0, 0, body, sizeof body);
 }
@@ -153,7 +165,7 @@ static void serve_after_all(const pending *asked, uint8_t *data) {
     wire_read_in in;
   } raw = {.header = {.len = sizeof raw, .opcode = WIRE_READ, .unique = asked->unique, .nodeid = asked->nodeid}, .in = asked->read};
   request r;
-  if (!request_parse((const uint8_t *)&raw, sizeof raw, &r) || serve_read(&r, data)) return;
+  if (!request_parse((const uint8_t *)&raw, sizeof raw, &r) || serve_read(&r, device_data(asked->unique, data))) return;
   if (before_forward(&r)) forward(&r);
 }
 
@@ -185,7 +197,8 @@ void reply_handle(uint8_t *buf, size_t len, uint8_t *data) {
     memcpy(buf, &header, len = sizeof header);
   }
   if (known && asked.opcode == WIRE_INIT) {
-    inited = !header.error && init_patch(buf, len, &offer, channel.privileged, channel.data_max, &init);
+    bool uring = !header.error && uring_open(offer.kernel_minor, offer.kernel_flags2);
+    inited = !header.error && init_patch(buf, len, &offer, channel.privileged, uring, channel.data_max, &init);
     if (!inited) note("an answer to INIT of %zu bytes, error %d: passed on as it is", len, header.error);
   } else if (known) {
     nests_answered(&asked, buf, len);

@@ -18,6 +18,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "uring.h"
+
 #define HANDS_MAX 64
 #define PAGE 4096
 #define STACK_BYTES (64 << 10)
@@ -61,6 +63,7 @@ static void ask_for_extents(const hand *h) {
 
 static void *hand_thread(void *arg) {
   hand *h = arg;
+  uring_unpin();
   hold_hurry();
   for (;;) {
     while (sem_wait(&h->go)) {}

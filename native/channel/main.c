@@ -20,6 +20,7 @@
 #include "brake.h"
 #include "channel.h"
 #include "keeper.h"
+#include "uring.h"
 
 #define SOCKET_ROOM (32 << 20)
 #define FILES_WANTED (1 << 20)
@@ -102,7 +103,8 @@ static void start(void *(*run)(void *)) {
 }
 
 enum { O_FUSE = 1, O_CONTROL, O_NOTIFY, O_MOUNTPOINT, O_FSNAME, O_UID, O_GID, O_ROOT_MODE, O_REPLY_ROOM, O_NODES, O_HANDLES,
-       O_PENDING, O_ALLOW_OTHER, O_READ_ONLY, O_NOSUID, O_NODEV, O_NOEXEC, O_PERMISSIONS, O_UPCALL_NAMES };
+       O_PENDING, O_ALLOW_OTHER, O_READ_ONLY, O_NOSUID, O_NODEV, O_NOEXEC, O_PERMISSIONS, O_UPCALL_NAMES, O_URING,
+       O_ENTRIES };
 
 static const struct option known[] = {
     {"fuse", required_argument, NULL, O_FUSE},
@@ -124,6 +126,8 @@ static const struct option known[] = {
     {"noexec", no_argument, NULL, O_NOEXEC},
     {"default-permissions", no_argument, NULL, O_PERMISSIONS},
     {"upcall-names", no_argument, NULL, O_UPCALL_NAMES},
+    {"uring", no_argument, NULL, O_URING},
+    {"entries-max", required_argument, NULL, O_ENTRIES},
     {0}};
 
 int main(int argc, char **argv) {
@@ -151,6 +155,8 @@ int main(int argc, char **argv) {
       case O_NOEXEC: options.noexec = true; break;
       case O_PERMISSIONS: options.default_permissions = true; break;
       case O_UPCALL_NAMES: channel.upcall_names = true; break;
+      case O_URING: channel.uring = true; break;
+      case O_ENTRIES: channel.entries_max = number; break;
       default: return 2;
     }
   }
@@ -167,6 +173,7 @@ int main(int argc, char **argv) {
   keeper_open();
   if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, channel.relay)) failed(errno, "socketpair");
 
+  uring_prepare();
   const char *text = "";
   int error = channel_mount(&options, &text);
   if (error) failed(error, text);
@@ -175,6 +182,9 @@ int main(int argc, char **argv) {
   socket_room(channel.control, channel.privileged);
   socket_room(channel.relay[0], channel.privileged);
 
+  long cores = sysconf(_SC_NPROCESSORS_ONLN);
+  channel.workers = cores < WORKERS_MIN ? WORKERS_MIN : cores > WORKERS_MAX ? WORKERS_MAX : (int)cores;
+  read_waits_max = channel.workers - 2;
   uint8_t body[8];
   store_u32(body, channel.dev_major);
   store_u32(body + 4, channel.dev_minor);
@@ -183,9 +193,6 @@ int main(int argc, char **argv) {
   start(notify_thread);
   start(keeper_thread);
   start(reply_thread);
-  long workers = sysconf(_SC_NPROCESSORS_ONLN);
-  workers = workers < WORKERS_MIN ? WORKERS_MIN : workers > WORKERS_MAX ? WORKERS_MAX : workers;
-  read_waits_max = (int)workers - 2;
-  for (long i = 1; i < workers; i++) start(worker_thread);
+  for (int i = 1; i < channel.workers; i++) start(worker_thread);
   worker_thread(NULL);
 }

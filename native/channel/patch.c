@@ -32,7 +32,7 @@ void init_offer_from(const uint8_t *body, size_t len, init_offer *out) {
   *out = (init_offer){in.minor, in.flags, in.flags & WIRE_INIT_EXT ? in.flags2 : 0, in.max_readahead};
 }
 
-bool init_patch(uint8_t *reply, size_t len, const init_offer *offer, bool passthrough, uint32_t data_max,
+bool init_patch(uint8_t *reply, size_t len, const init_offer *offer, bool passthrough, bool uring, uint32_t data_max,
                 wire_init_out *out) {
   if (len != sizeof(wire_out_header) + sizeof *out) return false;
   memcpy(out, reply + sizeof(wire_out_header), sizeof *out);
@@ -52,6 +52,7 @@ bool init_patch(uint8_t *reply, size_t len, const init_offer *offer, bool passth
   }
   passthrough = passthrough && offer->kernel_minor >= WIRE_MINOR_PASSTHROUGH && (offer->kernel_flags2 & WIRE2_PASSTHROUGH);
   out->flags2 = passthrough ? out->flags2 | WIRE2_PASSTHROUGH : out->flags2 & ~WIRE2_PASSTHROUGH;
+  out->flags2 = uring ? out->flags2 | WIRE2_OVER_IO_URING : out->flags2 & ~WIRE2_OVER_IO_URING;
   out->max_stack_depth = passthrough ? STACK_DEPTH : 0;
   memcpy(reply + sizeof(wire_out_header), out, sizeof *out);
   return true;

@@ -65,6 +65,7 @@ enum proto_event { /* channel to daemon */
   EV_GROWN = 144,
   EV_CLAIMED = 145,
   EV_TOUCHED = 146,
+  EV_TRANSPORT = 147,
 };
 
 #define PROTO_SERVE 600 /* as the error of a READ's answer on F: its blocks are here now, serve it. Never the kernel's */

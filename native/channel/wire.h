@@ -15,6 +15,7 @@
 #define WIRE_MAJOR 7
 #define WIRE_MINOR_MAX 45       /* the newest minor this file was written for */
 #define WIRE_MINOR_PASSTHROUGH 40
+#define WIRE_MINOR_URING 45     /* Linux 6.18, the first it was tried on; there since 7.42 */
 
 enum wire_opcode {
   WIRE_LOOKUP = 1,
@@ -81,6 +82,7 @@ enum wire_init_flag {
   WIRE_INIT_EXT = 1u << 30,
 };
 #define WIRE2_PASSTHROUGH (1u << (37 - 32)) /* in flags2 */
+#define WIRE2_OVER_IO_URING (1u << (41 - 32))
 
 #define WIRE_FOPEN_DIRECT_IO (1u << 0)
 #define WIRE_FOPEN_KEEP_CACHE (1u << 1)
@@ -200,6 +202,24 @@ typedef struct {
 #define WIRE_IOC_BACKING_OPEN _IOW(229, 1, wire_backing_map)
 #define WIRE_IOC_BACKING_CLOSE _IOW(229, 2, uint32_t)
 
+/* Over io_uring a request comes in parts: its header and the operation's in here, the rest in a buffer beside it. */
+typedef struct {
+  uint8_t in_out[128]; /* a wire_in_header; of the answer, a wire_out_header */
+  uint8_t op_in[128];
+  uint64_t flags, commit_id;
+  uint32_t payload_len, padding; /* of what is in the buffer beside it, of the answer, too */
+  uint64_t reserved;
+} wire_uring_header;
+
+enum { WIRE_URING_REGISTER = 1, WIRE_URING_COMMIT_AND_FETCH = 2 };
+
+typedef struct {
+  uint64_t flags, commit_id;
+  uint16_t queue;
+  uint8_t padding[6];
+} wire_uring_command;
+
+_Static_assert(sizeof(wire_uring_header) == 288 && sizeof(wire_uring_command) == 24, "io_uring");
 _Static_assert(sizeof(wire_in_header) == 40, "in_header");
 _Static_assert(sizeof(wire_out_header) == 16, "out_header");
 _Static_assert(sizeof(wire_init_in) == 64 && sizeof(wire_init_out) == 64, "init");

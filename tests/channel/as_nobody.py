@@ -16,11 +16,12 @@ def main(folder: Path) -> None:
     for path in (folder / "d", folder / "d" / "mnt", folder / "d" / "root"):
         os.chmod(path, 0o755)
         os.chown(path, 65534, 65534)
-    daemon = Daemon(folder / "d", channel=str(folder / "channel"), uid=65534, gid=65534)
+    daemon = Daemon(folder / "d", channel=str(folder / "channel"), uid=65534, gid=65534, uring=True)
     try:
         daemon.call("plan", name="f", mode=PASSTHROUGH)
         daemon.file("f", b"hello")
         print("passthrough", daemon.info["passthrough"], daemon.info["max_write"])
+        print("transport", daemon.info["transport"])
         # Without allow_other the mount is its owner's alone.
         nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
         print("read", subprocess.run([*nobody, "cat", daemon.mount / "f"], stdout=subprocess.PIPE, timeout=20).stdout)

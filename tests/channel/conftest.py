@@ -14,17 +14,26 @@ import pytest
 from tests.channel.support import Daemon
 
 
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
-    """Starts daemons; what they mounted is unmounted afterwards, whatever happened."""
+@pytest.fixture(params=["read", "io_uring"])
+def transport(request: pytest.FixtureRequest) -> str:
+    """How requests are to come."""
     if os.geteuid() != 0 or not os.path.exists("/dev/fuse"):
         pytest.skip("mounting takes root and /dev/fuse")
+    if request.param == "io_uring" and not os.path.exists("/sys/module/fuse/parameters/enable_uring"):
+        pytest.skip("this kernel does not speak FUSE over io_uring")
+    return str(request.param)
+
+
+@pytest.fixture
+def start(tmp_path: Path, transport: str) -> Iterator[Callable[..., Daemon]]:
+    """Starts daemons; what they mounted is unmounted afterwards, whatever happened."""
     started: list[Daemon] = []
 
     def one(**options: Any) -> Daemon:
         folder = tmp_path / f"d{len(started)}"
         folder.mkdir()
-        started.append(Daemon(folder, **options))
+        started.append(Daemon(folder, **{"uring": transport == "io_uring", **options}))
+        assert started[-1].info["transport"].startswith(transport)
         return started[-1]
 
     yield one

@@ -245,7 +245,13 @@ class Commands:
     async def do_info(self) -> Json:
         await self.channel.initialised()
         c = self.channel
-        return {"pid": c.pid, "passthrough": c.passthrough_offered, "max_write": c.max_write, "device": c.device}
+        return {
+            "pid": c.pid,
+            "passthrough": c.passthrough_offered,
+            "max_write": c.max_write,
+            "device": c.device,
+            "transport": c.transport,
+        }
 
     async def do_plan(self, name: str, **plan: Any) -> None:
         self.ops.plans[name] = plan
@@ -376,8 +382,9 @@ async def main(mountpoint: str, root: str, options: Json) -> None:
     arguments = tuple(options.pop("arguments", ()))
     if executable := options.pop("channel", None):
         fs_channel.channel_path = lambda: Path(executable)
-    names = options.pop("names", False)
-    async with open_channel(Path(mountpoint), MountOptions(**options), names=names, arguments=arguments) as channel:
+    names, uring = options.pop("names", False), options.pop("uring", False)
+    wanted = MountOptions(**options)
+    async with open_channel(Path(mountpoint), wanted, names=names, uring=uring, arguments=arguments) as channel:
         ops = Folder(Path(root))
         ops.channel = channel
         pyfuse3.init(ops, channel.fuse_fd_path, {"default_permissions"})

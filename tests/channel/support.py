@@ -154,6 +154,14 @@ class Daemon:
         self._stderr.flush()
         return (self.mount.parent / "stderr").read_text()
 
+    def channel_files(self) -> list[str]:
+        """What the channel has open."""
+        found = []
+        for fd in Path(f"/proc/{self.channel_pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+                found.append(os.readlink(fd))
+        return found
+
     def channel_alive(self) -> bool:
         """Whether a thread of it still runs: one that hangs in the kernel keeps the mount alive."""
         try:

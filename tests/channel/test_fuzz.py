@@ -9,7 +9,7 @@ import pytest
 from tests.channel.support import compiled, run
 
 CHANNEL = Path(__file__).resolve().parents[2] / "native" / "channel"
-OUTSIDE = {"main.c", "mount.c", "event.c", "device.c", "log.c", "notify.c"}
+OUTSIDE = {"main.c", "mount.c", "event.c", "device.c", "log.c", "notify.c", "ring.c", "uring.c"}
 SMALL = [
     *(f"-D{t}_MAX=64" for t in ("NODES", "HANDLES", "PENDING", "CAPS", "CLEARS", "NAMES", "CRADLES", "GONE")),
     "-DNESTS_MAX=8",

@@ -97,8 +97,7 @@ def test_control_messages_that_lie(tough: Daemon) -> None:
     assert until(lambda: "that is none" in tough.stderr())
     node = tough.call("info")
     assert node["pid"] == tough.channel_pid
-    fds = [os.readlink(x) for x in Path(f"/proc/{tough.channel_pid}/fd").iterdir()]
-    assert fds.count("/dev/null") <= 2, "no descriptor was kept (stdin, stdout)"
+    assert tough.channel_files().count("/dev/null") <= 2, "no descriptor was kept (stdin, stdout)"
 
 
 def test_replies_that_lie(tough: Daemon) -> None:
@@ -266,16 +265,31 @@ def test_stress(start: Callable[..., Daemon], checked: Path) -> None:
     assert daemon.stderr() == ""
 
 
-def test_stress_without_races(start: Callable[..., Daemon], raced: Path) -> None:
+def test_stress_without_races(
+    start: Callable[..., Daemon], raced: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A request's place is used for its answer, which the daemon gives after it received what these sent.
+    (tmp_path / "suppressions").write_text("race:^forward$\nrace:^event_send2$\n")
+    monkeypatch.setenv("TSAN_OPTIONS", f"suppressions={tmp_path / 'suppressions'}")
     daemon = start(channel=str(raced))
     stress(daemon, 4)
     assert daemon.stderr() == ""
 
 
-def test_as_another_user_through_fusermount3(everyones: Path) -> None:
+@pytest.mark.parametrize(
+    ("offered", "transport"),
+    [
+        ("N", "read: /sys/module/fuse/parameters/enable_uring is N and only root may change it"),
+        ("Y", "io_uring, "),
+    ],
+)
+def test_as_another_user_through_fusermount3(everyones: Path, offered: str, transport: str) -> None:
     """In a mount namespace where /dev/fuse is everyone's, as on most machines; the channel runs as nobody."""
-    if os.geteuid() != 0 or not Path("/dev/fuse").exists():
-        pytest.skip("takes root to set up")
+    parameter = Path("/sys/module/fuse/parameters/enable_uring")
+    if os.geteuid() != 0 or not Path("/dev/fuse").exists() or not parameter.exists():
+        pytest.skip("takes root to set up, and FUSE over io_uring in the kernel")
+    before = parameter.read_text()
+    parameter.write_text(offered)
     result = subprocess.run(
         ["unshare", "--mount", "--propagation", "private", "sh", TOP / "tests/channel/as_nobody.sh", everyones],
         capture_output=True,
@@ -284,10 +298,12 @@ def test_as_another_user_through_fusermount3(everyones: Path) -> None:
         cwd=TOP,
         env={**os.environ, "PYTHON": str(TOP / ".venv/bin/python")},
     )
+    parameter.write_text(before)
     if result.returncode == 77:
         pytest.skip(result.stdout.strip())
     assert result.returncode == 0, result.stdout + result.stderr
     assert "passthrough False" in result.stdout
+    assert f"transport {transport}" in result.stdout
     assert "read b'hello'" in result.stdout
     assert "refused [[2, 1]]" in result.stdout, "no passthrough, so served by preads"
     assert "ops []" in result.stdout

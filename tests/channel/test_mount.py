@@ -98,8 +98,7 @@ def test_one_backing_id_serves_all_opens_and_goes_with_the_last(daemon: Daemon) 
 
     in_time(work)
     assert until(lambda: not daemon.call("dump"))
-    fds = Path(f"/proc/{daemon.channel_pid}/fd")
-    assert until(lambda: not [x for x in fds.iterdir() if os.readlink(x) == str(daemon.root / "f")])
+    assert until(lambda: str(daemon.root / "f") not in daemon.channel_files())
 
 
 def test_a_dropped_file_can_be_leased_once_settled(daemon: Daemon) -> None:

@@ -77,6 +77,7 @@ def copied_bytes(daemon: Daemon) -> int:
 
 @pytest.mark.parametrize("size", [BLOCKS * MIB, BLOCKS * MIB - 4095])
 def test_long_answers_of_a_still_file_are_not_copied(daemon: Daemon, size: int) -> None:
+    """Written, that is: a ring has a place of its own for them."""
     path = ranged(daemon, flags=ALL_PRESENT | STILL)
     os.truncate(daemon.root / "f", size)
     data = (daemon.root / "f").read_bytes()
@@ -91,7 +92,8 @@ def test_long_answers_of_a_still_file_are_not_copied(daemon: Daemon, size: int) 
         finally:
             os.close(fd)
         copied = copied_bytes(daemon) - before
-        assert copied < 2 * MIB if still else copied >= size, (still, copied)
+        written = daemon.info["transport"].startswith("read")
+        assert copied < 2 * MIB if still and written else copied >= size, (still, copied)
 
 
 def test_blocks_that_arrive_while_it_is_open(daemon: Daemon) -> None:
@@ -427,8 +429,7 @@ def test_more_long_answers_on_their_way_than_slots(daemon: Daemon) -> None:
 
 
 def answers_held(daemon: Daemon) -> int:
-    fds = [os.readlink(x) for x in Path(f"/proc/{daemon.channel_pid}/fd").iterdir()]
-    return sum("aof2-answer" in name for name in fds)
+    return sum("aof2-answer" in name for name in daemon.channel_files())
 
 
 def test_look_ups_of_xattrs(daemon: Daemon) -> None:

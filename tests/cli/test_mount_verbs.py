@@ -356,6 +356,7 @@ def test_status_knows_what_is_not_sealed(mounted: Machine) -> None:
         assert 100_000 <= found["mount"]["unsealed_bytes"] < 104_096  # in whole pages
         assert found["dirty_bytes"] == 100_000
         assert isinstance(found["mount"]["passthrough"], bool)
+        assert found["mount"]["transport"].startswith(("io_uring, ", "read: "))
         one = mounted.json("status", mounted.mnt / "default/a")
         assert (one["open"], one["durable"], one["size"]) == (True, False, 100_000)
         assert "still open for writing" in mounted.aof2("wait", "mnt/default/a", fails=1)
@@ -365,6 +366,7 @@ def test_status_knows_what_is_not_sealed(mounted: Machine) -> None:
     assert mounted.json("status", "mnt/default")["durable"]
     assert json.loads((mounted.mnt / ".aof2/status.json").read_bytes())["mount"]["mountpoint"] == str(mounted.mnt)
     assert "passthrough" in mounted.aof2("status")
+    assert "transport" in mounted.aof2("status")
     assert "no such file" in mounted.aof2("status", "mnt/default/no", fails=1)
     assert "not below the mountpoint" in mounted.aof2("status", "/etc", fails=1)
 

@@ -75,6 +75,7 @@ class FakeChannel:
     def __init__(self) -> None:
         self.invalidated: list[tuple[int, bytes]] = []
         self.handed_over = 0
+        self.transport = "read: there is no kernel"
         self.device = (0, 0)  # none that is mounted
 
     def invalidate_entry(self, parent: int, name: bytes) -> None:

@@ -55,6 +55,8 @@ def test_every_section_is_read(tmp_path: Path) -> None:
     settings = load(
         tmp_path,
         """
+        [mount]
+        uring = "off"
         [remote]
         url = "s3://bucket.name/some/prefix/"
         endpoint_url = "http://127.0.0.1:8333"
@@ -90,6 +92,7 @@ def test_every_section_is_read(tmp_path: Path) -> None:
         """,
     )
     assert parse_url(settings.remote.url)[:3] == ("s3", "bucket.name", "some/prefix/")
+    assert settings.mount.uring == "off"
     assert settings.remote.directory is None
     assert settings.remote.timeout_s == 1.5
     assert settings.cache.min_free == MinFree(size_bytes=1 << 30)
@@ -138,7 +141,7 @@ _SEGMENTS = '[tenants.e]\nkind = "append"\nsegment_bytes = "1MiB"\n'
     [
         ("[cach]", "[cach]: no such key; did you mean cache?"),
         ("[cache]\nhot_byte = 1", "cache.hot_byte: no such key; did you mean hot_bytes?"),
-        ("[engine]\nchunk_bytes = 1", "[engine]: no such key; there are volume, remote, cache"),
+        ("[engine]\nchunk_bytes = 1", "[engine]: no such key; there are volume, mount, remote, cache"),
         ("[metrics]\nqqq = 1", "metrics.qqq: no such key; there are listen"),
         ("[volume.x]", "volume.x: no such key"),
         ("[cache]\nlow_water = 1.5", "cache.low_water = 1.5: it must be a number above 0 and at most 1"),
@@ -172,6 +175,7 @@ _SEGMENTS = '[tenants.e]\nkind = "append"\nsegment_bytes = "1MiB"\n'
         ('[metrics]\nlisten = "9464"', 'metrics.listen = "9464": it must be host:port'),
         ('[metrics]\nlisten = "h:65536"', "metrics.listen = "),
         ("[metrics]\nlisten = 9464", "metrics.listen = 9464: it must be host:port"),
+        ("[mount]\nuring = true", 'mount.uring = true: it must be "auto" or "off"'),
         ("[retention]\ncheckpoints = 0", "retention.checkpoints = 0: it must be"),
         ("[tenants.Big]", "[tenants.Big]: a tenant's name must match [a-z0-9_-]{1,64}"),
         ('[tenants."a/b"]', "[tenants.a/b]: a tenant's name must match"),

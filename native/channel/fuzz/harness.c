@@ -16,6 +16,7 @@
 #include "../births.h"
 #include "../channel.h"
 #include "../keeper.h"
+#include "../uring.h"
 
 #define FILE_LEN (64 * 1024)
 #define NODES_SEEN_MAX 4096
@@ -87,6 +88,12 @@ void device_backing_close(int32_t id) {
   seen.backings_open--;
 }
 void device_read_ahead(void) {}
+uint8_t *device_data(uint64_t unique, uint8_t *otherwise) { return (void)unique, otherwise; }
+
+bool uring_open(uint32_t kernel_minor, uint32_t kernel_flags2) { return kernel_minor && (kernel_flags2 & WIRE2_OVER_IO_URING); }
+void uring_begin(void) {}
+void uring_unpin(void) {}
+uring_state uring_status(void) { return (uring_state){.why = "no kernel"}; }
 
 int backing_new(void) {
   static int file = -1;

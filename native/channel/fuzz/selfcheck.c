@@ -195,15 +195,15 @@ static void check_init(void) {
   wire_init_out out = {.major = 7, .minor = 38, .flags = WIRE_WRITEBACK_CACHE | WIRE_POSIX_ACL | WIRE_SPLICE_READ};
   init_offer offer = {.kernel_minor = 45, .kernel_flags = UINT32_MAX, .kernel_flags2 = UINT32_MAX, .kernel_readahead = 131072};
   memcpy(reply + sizeof(wire_out_header), &out, sizeof out);
-  CHECK(init_patch(reply, sizeof reply, &offer, true, REQUEST_DATA_MAX, &out));
+  CHECK(init_patch(reply, sizeof reply, &offer, true, false, REQUEST_DATA_MAX, &out));
   CHECK(out.minor == 45 && out.max_write == 1 << 20 && out.max_stack_depth == 1 && (out.flags2 & WIRE2_PASSTHROUGH));
   CHECK((out.flags & WIRE_HANDLE_KILLPRIV_V2) && !(out.flags & (WIRE_WRITEBACK_CACHE | WIRE_POSIX_ACL | WIRE_SPLICE_READ)));
   offer.kernel_flags2 = 0;
-  CHECK(init_patch(reply, sizeof reply, &offer, true, 150000, &out) && !(out.flags2 & WIRE2_PASSTHROUGH));
+  CHECK(init_patch(reply, sizeof reply, &offer, true, false, 150000, &out) && !(out.flags2 & WIRE2_PASSTHROUGH));
   CHECK(out.max_write == 147456 && out.max_pages == 36 && out.max_stack_depth == 0);
   offer.kernel_flags = WIRE_ASYNC_READ;
-  CHECK(init_patch(reply, sizeof reply, &offer, true, 1, &out) && out.flags == WIRE_ASYNC_READ && out.max_pages == 1);
-  CHECK(!init_patch(reply, sizeof reply - 1, &offer, true, 1, &out));
+  CHECK(init_patch(reply, sizeof reply, &offer, true, false, 1, &out) && out.flags == WIRE_ASYNC_READ && out.max_pages == 1);
+  CHECK(!init_patch(reply, sizeof reply - 1, &offer, true, false, 1, &out));
 }
 
 /* An OPEN reply of a node the kernel refuses: served as ranged from then on. */
