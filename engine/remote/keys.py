@@ -2,12 +2,14 @@
 
     checkpoints/{tenant}/{checkpoint_id}/chunk-{chunk_id}-{generation}-{hash}.blob
     checkpoints/{tenant}/{checkpoint_id}/delta-{chunk_id}-{delta_id}-{generation}-{hash}.blob
+    checkpoints/{tenant}/{checkpoint_id}/pack-{first_chunk_id}-{hash}.blob
     snapshots/{tenant}/{snapshot_id}/meta-{hash}.json
     manifest/{stream_id}/{chunk_index}.mlog · bundle-{first}-{last}.mlogs · snapshot_{id}.bin
     audit/{tenant_id}/{first_logseq}.asl
     volume.json
 
 `hash` is a SHA-256 in lowercase hex, numbers are u64 in decimal without leading zeros, so one object has one name.
+A pack's hash is that of its members' names (`blob/pack.py`), the others' that of the raw chunk.
 
 Invariants
 - Every key built here parses back to the same fields, and a key that parses is built again as it was.
@@ -54,6 +56,13 @@ class DeltaBlobKey(NamedTuple):
     sha256: bytes
 
 
+class PackKey(NamedTuple):
+    tenant: str
+    checkpoint_id: int
+    chunk_id: int  # of its first member
+    name_hash: bytes
+
+
 class SnapshotMetaKey(NamedTuple):
     tenant: str
     snapshot_id: int
@@ -88,6 +97,7 @@ class VolumeKey(NamedTuple):
 RemoteKey = (
     ChunkBlobKey
     | DeltaBlobKey
+    | PackKey
     | SnapshotMetaKey
     | ManifestChunkKey
     | ManifestBundleKey
@@ -106,6 +116,7 @@ _PATTERNS: Final = (
         rf"checkpoints/{_PLACE}/{_u64('checkpoint_id')}/"
         rf"delta-{_u64('chunk_id')}-{_u64('delta_id')}-{_u64('generation')}-{_HASH}\.blob",
     ),
+    (PackKey, rf"checkpoints/{_PLACE}/{_u64('checkpoint_id')}/pack-{_u64('chunk_id')}-{_HASH}\.blob"),
     (SnapshotMetaKey, rf"snapshots/{_PLACE}/{_u64('snapshot_id')}/meta-{_HASH}\.json"),
     (ManifestChunkKey, rf"manifest/{_u64('stream_id')}/{_u64('chunk_index')}\.mlog"),
     (ManifestBundleKey, rf"manifest/{_u64('stream_id')}/bundle-{_u64('first')}-{_u64('last')}\.mlogs"),
@@ -129,6 +140,15 @@ def delta_blob_key(
 ) -> str:
     name = f"delta-{_n(chunk_id)}-{_n(delta_id)}-{_n(generation)}-{_hex(sha256)}.blob"
     return f"{checkpoint_prefix(tenant, checkpoint_id)}{name}"
+
+
+def pack_key(tenant: str, checkpoint_id: int, first_chunk_id: int, name_hash: bytes) -> str:
+    return f"{checkpoint_prefix(tenant, checkpoint_id)}pack-{_n(first_chunk_id)}-{_hex(name_hash)}.blob"
+
+
+def is_pack(key: str) -> bool:
+    """Whether blobs share the object under this key."""
+    return key.rpartition("/")[2].startswith("pack-")
 
 
 def snapshot_meta_key(tenant: str, snapshot_id: int, sha256: bytes) -> str:

@@ -30,6 +30,7 @@ NAMES = [
         f"checkpoints/db/7/delta-12-5-3-{HEX}.blob",
         k.DeltaBlobKey("db", 7, 12, 5, 3, SHA),
     ),
+    (k.pack_key("db", 7, 12, SHA), f"checkpoints/db/7/pack-12-{HEX}.blob", k.PackKey("db", 7, 12, SHA)),
     (k.snapshot_meta_key("a-b_c", 9, SHA), f"snapshots/a-b_c/9/meta-{HEX}.json", k.SnapshotMetaKey("a-b_c", 9, SHA)),
     (k.manifest_snapshot_key(2, 0), "manifest/2/snapshot_0.bin", k.ManifestSnapshotKey(2, 0)),
     (chunk_key(2, 40), "manifest/2/40.mlog", k.ManifestChunkKey(2, 40)),
@@ -46,6 +47,8 @@ def written(parsed: k.RemoteKey) -> str:
             return k.chunk_blob_key(*parsed)
         case k.DeltaBlobKey():
             return k.delta_blob_key(*parsed)
+        case k.PackKey():
+            return k.pack_key(*parsed)
         case k.SnapshotMetaKey():
             return k.snapshot_meta_key(*parsed)
         case k.ManifestChunkKey():
@@ -75,8 +78,10 @@ TENANT = st.from_regex(r"[a-z0-9_-]{1,64}", fullmatch=True)
 
 @given(TENANT, U64, U64, U64, U64, st.binary(min_size=32, max_size=32))
 def test_blob_names_come_back(tenant: str, a: int, b: int, c: int, d: int, sha: bytes) -> None:
-    for parsed in (k.ChunkBlobKey(tenant, a, b, c, sha), k.DeltaBlobKey(tenant, a, b, c, d, sha)):
+    pack = k.PackKey(tenant, a, b, sha)
+    for parsed in (k.ChunkBlobKey(tenant, a, b, c, sha), k.DeltaBlobKey(tenant, a, b, c, d, sha), pack):
         assert k.parse_key(written(parsed)) == parsed
+        assert k.is_pack(written(parsed)) == (parsed is pack)
     assert written(k.ChunkBlobKey(tenant, a, b, c, sha)).startswith(k.checkpoint_prefix(tenant, a))
 
 
