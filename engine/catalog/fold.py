@@ -175,6 +175,12 @@ def load_pending(view: View, stream_id: int) -> StreamFold:
     return fold
 
 
+def uploads_begun(view: View, stream_id: int, segment_id: int) -> list[str]:
+    """The keys under which uploads of this segment were begun, and did not end."""
+    prefix = t.STREAM.pack(stream_id) + t.SEGMENT_PENDING_UPLOAD + segment_id.to_bytes(8, "big")
+    return [_pending_decoder.decode(value)[1] for _, value in view.raw_scan("segments", prefix)]
+
+
 def entry_of(view: View, stream_id: int, segment_id: int) -> ManifestEntry | None:
     """What the records say about one segment."""
     data = view.raw("segments", t.STREAM.pack(stream_id) + t.SEGMENT_ENTRY + segment_id.to_bytes(8, "big"))

@@ -25,12 +25,13 @@ from aof2.engine.blob.reader import check_identity, decode_frames, read_footer
 from aof2.engine.catalog.rows import BlobRow, ChunkRow
 from aof2.engine.errors import CorruptError
 from aof2.engine.remote.errors import RemoteMissingError
-from aof2.engine.remote.keys import ChunkBlobKey, parse_key
+from aof2.engine.remote.keys import ChunkBlobKey, PackKey, chunk_blob_key, parse_key
 from aof2.engine.remote.location import LocatedBlob
 from aof2.engine.remote.store import RemoteStore
 from aof2.engine.tiering.hashing import block_crc
 
 REQUEST_BYTES: Final = 8 << 20
+HELD_BYTES: Final = 2 << 20
 
 
 def named(chunk: ChunkRow, key: str) -> ChunkRow:
@@ -40,6 +41,14 @@ def named(chunk: ChunkRow, key: str) -> ChunkRow:
     if not isinstance(name, ChunkBlobKey):
         return chunk
     return msgspec.structs.replace(chunk, chunk_id=name.chunk_id, generation=name.generation)
+
+
+def key_to_rebuild(chunk: ChunkRow, key: str) -> str:
+    """Under which key the blob of this chunk's content is put again: its own; a member of a pack leaves that."""
+    pack = parse_key(key)
+    if not isinstance(pack, PackKey):
+        return key
+    return chunk_blob_key(pack.tenant, pack.checkpoint_id, chunk.chunk_id, chunk.generation, chunk.sha256)
 
 
 def check_size(remote: RemoteStore, blob: BlobRow) -> None:
@@ -61,7 +70,11 @@ def find(remote: RemoteStore, key: str, size: int, sha256: bytes) -> BlobFooter:
 def prove(remote: RemoteStore, blob: BlobRow, sha256: bytes, sealed: ChunkRow | None = None) -> None:
     """`sealed`: a chunk of this content, whose checksums the blocks must have too."""
     located = LocatedBlob(remote, blob.location)
-    footer = read_footer(located.read, blob.stored_bytes, path=blob.key)
+    read = located.read
+    if blob.stored_bytes <= HELD_BYTES:  # one request for all of a small one
+        held = memoryview(located.read(0, blob.stored_bytes))
+        read = lambda start, length: bytes(held[start : start + length])  # noqa: E731
+    footer = read_footer(read, blob.stored_bytes, path=blob.key)
     name = parse_key(blob.key)
     chunk_id, generation = (name.chunk_id, name.generation) if isinstance(name, ChunkBlobKey) else (None, None)
     check_identity(footer, chunk_id=chunk_id, generation=generation, sha256=sha256, path=blob.key)
@@ -69,7 +82,7 @@ def prove(remote: RemoteStore, blob: BlobRow, sha256: bytes, sealed: ChunkRow | 
     step = max(1, REQUEST_BYTES // footer.block_bytes)
     for first in range(0, footer.frame_count, step):
         count = min(step, footer.frame_count - first)
-        stored = located.read(*footer.frames_range(first, first + count - 1))
+        stored = read(*footer.frames_range(first, first + count - 1))
         for index, block in enumerate(decode_frames(footer, first, count, stored, path=blob.key), first):
             digest.update(block)
             if sealed is not None and footer.frames[index].raw_crc64 != block_crc(sealed.block_crcs, index):

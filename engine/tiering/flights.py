@@ -39,6 +39,7 @@ from aof2.engine.observe.metrics import ReadMode, Result, StorageMetrics
 from aof2.engine.pagecache import PageCache, PageKey
 from aof2.engine.quota import Reservation
 from aof2.engine.remote.errors import RemoteMissingError
+from aof2.engine.remote.keys import is_pack
 from aof2.engine.runs import runs_of
 from aof2.engine.tiering.fetch import BlobFetcher, Place, is_plain
 
@@ -191,7 +192,8 @@ class Flights:
             return None
         with self._catalog.view() as view:
             blob = view.get(handle.key[0], t.BLOBS, chunk.sha256)
-        return blob if blob is not None and is_plain(chunk, blob) else None
+        # A member of a pack comes with its neighbours.
+        return blob if blob is not None and is_plain(chunk, blob) and not is_pack(blob.key) else None
 
     async def _fly(self, handle: ObjectHandle, run: _Run, pages: dict[int, bytes] | None, said: Said) -> None:
         """One run; a reader that waits for a block goes on when that is here, whatever else is fetched with it."""
@@ -339,7 +341,8 @@ class Flights:
         blocks: list[bytes] = []
 
         async def from_blob(blob: BlobRow) -> int:
-            size, found = await self._verified(chunk, blob, first, run.length, land, urgent=urgent)
+            pack_bytes = self._pack_bytes(handle.key[0], blob)
+            size, found = await self._verified(chunk, blob, first, run.length, pack_bytes, land, urgent=urgent)
             blocks.extend(found)
             return size
 
@@ -418,13 +421,29 @@ class Flights:
             await trio.to_thread.run_sync(self._warm.drop, [slot])
             return None
 
+    def _pack_bytes(self, stream_id: int, blob: BlobRow) -> int:
+        """Of the pack that the blob is in; 0: it is in none."""
+        if not is_pack(blob.key):
+            return 0
+        with self._catalog.view() as view:
+            row = view.get(stream_id, t.PACKS, blob.key)
+        return row.pack_bytes if row is not None else 0
+
     async def _verified(
-        self, chunk: ChunkRow, blob: BlobRow, first: int, count: int, land: Land | None, *, urgent: bool
+        self,
+        chunk: ChunkRow,
+        blob: BlobRow,
+        first: int,
+        count: int,
+        pack_bytes: int,
+        land: Land | None,
+        *,
+        urgent: bool,
     ) -> tuple[int, list[bytes]]:
         """Bytes can be damaged on the way: they are asked for once more before the remote copy is called damaged."""
         for attempt in range(1, ATTEMPTS + 1):
             try:
-                fetch = partial(self._fetcher.blocks, chunk, blob, first, count)
+                fetch = partial(self._fetcher.blocks, chunk, blob, first, count, pack_bytes=pack_bytes)
                 return await self._in_thread(fetch, land, urgent=urgent)
             except CorruptError:
                 self._fetcher.forget(blob.key)
