@@ -257,8 +257,7 @@ class Sealer:
                     hashed.append(one)
                     files.start_writeback(fd, 0, one.digest.size)
             self._files.volume.env.failpoint("seal.hashed")
-            for fd in fds:
-                files.fsync(fd)
+            files.fsync_all(fds)
             for folder in {file.path.parent for file in batch}:
                 files.fsync_dir(folder)
             self._files.volume.env.failpoint("seal.synced")
