@@ -244,8 +244,8 @@ def run(settings: Settings, options: Options, serve: Serve | None, ready: Callab
 def _tune_process() -> None:
     """Before there are threads. Large buffers go back to the system when they are freed, and leave no holes in a
     heap of each thread; a thread that only hands something on does not wait long for one that computes. What no line
-    of the log shows is not looked up for it: that takes longer than the line. Garbage in cycles is rare here, rows in hand
-    are many: it is looked for seldom."""
+    of the log shows is not looked up for it: that takes longer than the line. Garbage in cycles is rare here, and rows
+    in hand are many: it is looked for seldom."""
     sys.setswitchinterval(SWITCH_S)
     gc.set_threshold(GC_OBJECTS, 20, 20)
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
