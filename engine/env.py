@@ -51,7 +51,7 @@ class Files:
     def open_rw(self, path: Path) -> int:
         return os.open(path, os.O_RDWR | os.O_CLOEXEC)
 
-    def open_ro(self, path: Path) -> int:
+    def open_ro(self, path: Path | str) -> int:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def close(self, fd: int) -> None:

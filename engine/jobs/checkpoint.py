@@ -50,7 +50,7 @@ from aof2.engine.tiering.tally import Tally
 log = logging.getLogger(__name__)
 
 PLAN_BYTES_MAX: Final = 1 << 30
-PLAN_OBJECTS_MAX: Final = 256
+PLAN_OBJECTS_MAX: Final = 2048
 PLANS_LIVE_MAX: Final = 4
 OBJECTS_PARALLEL: Final = 8
 PACKS_PARALLEL: Final = 2

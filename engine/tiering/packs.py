@@ -267,7 +267,7 @@ class Packer:
 
     def _member(self, tenant: str, chunk: ChunkRow, compression: str, out: bytearray) -> pack.Member:
         """The chunk's blob, to the end of `out`; CorruptError where its bytes are not those of the seal."""
-        path, at = str(self._publisher.hot.path(tenant, chunk.ino, chunk.generation)), len(out)
+        path, at = self._publisher.hot.path_text(tenant, chunk.ino, chunk.generation), len(out)
         writer = BlobWriter(
             out.extend,
             chunk_id=chunk.chunk_id,
