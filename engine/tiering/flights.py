@@ -46,6 +46,7 @@ from aof2.engine.tiering.fetch import BlobFetcher, Place, is_plain
 log = logging.getLogger(__name__)
 
 REQUEST_BYTES: Final = 8 << 20  # of what is held in memory
+AT_ONCE_BYTES: Final = 64 << 10
 STREAM_BYTES: Final = 32 << 20  # of what lands as it comes: two of them at once keep a reader ahead of a chunk
 REQUESTS_MAX: Final = 4
 WRITEBACK_BYTES_MIN: Final = 1 << 20
@@ -87,6 +88,16 @@ class _Run(NamedTuple):
 
     def tail(self, first: int) -> _Run:
         return self._replace(first=first, length=self.first + self.length - first)
+
+
+def _fetched(fetch: Callable[[], Sequence[bytes | memoryview]], land: Land | None) -> tuple[int, list[bytes]]:
+    """How many bytes, and the blocks where they did not land."""
+    blocks = fetch()
+    size = sum(map(len, blocks))
+    if land is None:
+        return size, [bytes(block) for block in blocks]
+    land(blocks)
+    return size, []
 
 
 class Flights:
@@ -161,9 +172,12 @@ class Flights:
         runs = self._runs(blocks, handle)
         for block in blocks:
             self._in_flight[handle.key, block] = trio.Event()
-        async with open_nursery() as nursery:
-            for run in runs:
-                nursery.start_soon(self._fly, handle, run, pages, said)
+        if len(runs) == 1:
+            await self._fly(handle, runs[0], pages, said)
+        else:
+            async with open_nursery() as nursery:
+                for run in runs:
+                    nursery.start_soon(self._fly, handle, run, pages, said)
         return any(tier == REMOTE_TIER for _, tier in said)
 
     def _runs(self, blocks: list[int], handle: ObjectHandle) -> list[_Run]:
@@ -353,16 +367,7 @@ class Flights:
         self, fetch: Callable[[], Sequence[bytes | memoryview]], land: Land | None, *, urgent: bool
     ) -> tuple[int, list[bytes]]:
         """One hop for fetching and writing: bytes that land are not passed around."""
-
-        def work() -> tuple[int, list[bytes]]:
-            blocks = fetch()
-            size = sum(map(len, blocks))
-            if land is None:
-                return size, [bytes(block) for block in blocks]
-            land(blocks)
-            return size, []
-
-        return await trio.to_thread.run_sync(work, limiter=self.urgent if urgent else self._limiter)
+        return await trio.to_thread.run_sync(_fetched, fetch, land, limiter=self.urgent if urgent else self._limiter)
 
     # -- the tiers ---------------------------------------------------------------------------------------------
 
@@ -444,6 +449,8 @@ class Flights:
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 fetch = partial(self._fetcher.blocks, chunk, blob, first, count, pack_bytes=pack_bytes)
+                if pack_bytes and blob.raw_bytes <= AT_ONCE_BYTES and self._fetcher.windows.holds(blob.location):
+                    return _fetched(fetch, land)  # in memory, and short: a thread would take longer
                 return await self._in_thread(fetch, land, urgent=urgent)
             except CorruptError:
                 self._fetcher.forget(blob.key)

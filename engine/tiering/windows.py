@@ -62,6 +62,11 @@ class Windows:
                 return self._fetch(remote, window, at)
             waits.wait()
 
+    def holds(self, at: Location) -> bool:
+        """Whether `read` of it would ask nothing of the remote."""
+        with self._lock:
+            return self._find(at) is not None
+
     def forget(self, key: str) -> None:
         """What came of this pack was not right, or the pack is gone."""
         with self._lock:

@@ -107,6 +107,25 @@ def test_small_objects_travel_together(tmp_path: Path) -> None:
     check_clean(tmp_path)
 
 
+def test_what_came_is_recorded_together(tmp_path: Path) -> None:
+    async def body(w: World) -> None:
+        files = await published(w, 12)
+        await check_cold(w, files)
+        await w.v.hydrator.settle()
+        chunk_ids = [object_row(w.v, key).chunks[0] for key in files]
+        here = w.rows(t.RESIDENCY)
+        assert all(here[chunk_id].mask == 1 for chunk_id in chunk_ids)
+        assert all(object_row(w.v, key).backing is not None for key in files)
+        assert not w.v.handles.dirty()
+        assert w.quota_is_even()
+        gets = w.remote.count("get")
+        assert gets == 2  # one member, then its neighbours
+        await w.v.evict(list(files))
+
+    run_world(tmp_path, body)
+    check_clean(tmp_path)
+
+
 def test_a_few_go_alone(tmp_path: Path) -> None:
     async def body(w: World) -> None:
         await published(w, packs.MEMBERS_MIN - 1)
