@@ -227,6 +227,7 @@ class Packer:
                 await result_of(self._publisher.writer.submit(stream_id, partial(_failed, members, key, e.reason_code)))
                 raise
             if not put.changed:
+                self._publisher.uploaded_bytes += next(iter(put.uploads.values())).pack_bytes
                 return put._replace(changed=changed)
             changed |= put.changed
             members = [chunk for chunk in members if chunk.chunk_id not in changed]
@@ -261,7 +262,6 @@ class Packer:
         with tally.at("upload"):
             etag = self._publisher.remote.put_blob(key, data, len(data), crc64=native.crc64(data))
         tally.uploaded_all(chunk_ids, len(data), env.monotonic_s() - staged_s)
-        self._publisher.uploaded_bytes += len(data)
         env.failpoint("packs.put")
         return _Put({one.sha256: _uploaded(one, key, etag, len(data)) for one in members}, {})
 
