@@ -19,13 +19,13 @@ from aof2.engine import segments
 from aof2.engine.catalog import ops as o
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.batch import Batch
-from aof2.engine.catalog.rows import BlobRow, ChunkRow, DirtyRow, ObjectRow, ObjectState, ResidencyRow
+from aof2.engine.catalog.rows import BlobRow, ChunkRow, DirtyRow, ObjectRow, ObjectState, PackRow, ResidencyRow
 from aof2.engine.catalog.store import View
 from aof2.engine.errors import Aof2Error, TransientError
 from aof2.engine.local.sparse import on_disk as on_disk  # what counts bytes counts them here
 from aof2.engine.manifest import payloads as p
 from aof2.engine.manifest.format import ReasonCode
-from aof2.engine.remote.keys import ChunkBlobKey, DeltaBlobKey, parse_key
+from aof2.engine.remote.keys import ChunkBlobKey, DeltaBlobKey, PackKey, is_pack, parse_key
 from aof2.engine.tiering.hashing import ChunkDigest, ObjectDigest
 
 HOT_BYTES: Final = "hot_bytes"
@@ -48,6 +48,7 @@ class Uploaded(NamedTuple):
     compression: str
     fresh: bool  # False: the content was already in the remote under this key
     offset: int = 0  # of the blob in the object under `key`
+    pack_bytes: int = 0  # of that object, where blobs share it
 
 
 def found(blob: BlobRow, chunk: ChunkRow) -> Uploaded:
@@ -325,17 +326,91 @@ def _reference(b: Batch, chunk: ChunkRow, up: Uploaded) -> BlobRow:
     """One more chunk with this content; the one blob that holds it for all of them."""
     blob = b.get(t.BLOBS, chunk.sha256)
     if blob is None:
-        owner = blob_segment(up.key)
+        owner = chunk.chunk_id if up.pack_bytes else blob_segment(up.key)
         if not up.fresh or (owner != chunk.chunk_id and not upload_pending(b.view, b.stream_id, owner, up.key)):
             raise BlobGoneError(f"{up.key} was to be shared by chunk {chunk.chunk_id} and is gone")
         blob = BlobRow(up.key, up.stored_bytes, chunk.length, 0, up.etag, offset=up.offset)
+        if up.pack_bytes:
+            _join_pack(b, up)
     elif blob.key != up.key and up.fresh:
         # Another upload of the same content was recorded first: ours is one too many.
         b.record(p.UploadDone(up.key, up.etag), segment_id=up.chunk_id, logical_offset=chunk.length)
-        b.record(p.Tier2DeleteQueued(up.key), segment_id=up.chunk_id)
+        if not up.pack_bytes:
+            b.record(p.Tier2DeleteQueued(up.key), segment_id=up.chunk_id)
     blob = msgspec.structs.replace(blob, refs=blob.refs + 1, unreferenced_ms=0)
     b.put(t.BLOBS, chunk.sha256, blob)
     return blob
+
+
+# -- packs: remote objects that blobs share --------------------------------------------------------------------------
+
+
+class ToPublish(NamedTuple):
+    """One object of a bulk: with the upload of its one chunk, or, where it is empty or all holes, none."""
+
+    ino: int
+    generation: int
+    sha256: bytes
+    chunk_id: int
+    upload: Uploaded | None
+
+
+def published_in_bulk(
+    b: Batch, bulk: Sequence[ToPublish], checkpoint_id: int, *, purge_after_ms: int = 0
+) -> list[tuple[int, int]]:
+    """`published` of many objects in one commit, for those that are still what was uploaded; which those are.
+
+    A member of a pack whose object went, or is written again, is dead in it from the start. A pack that no blob is in
+    after all is queued for deletion.
+    """
+    done: list[tuple[int, int]] = []
+    packs: dict[str, int] = {}
+    for one in bulk:
+        row, up = b.get(t.OBJECTS, (one.ino, one.generation)), one.upload
+        if up is not None and up.pack_bytes and up.fresh:
+            packs.setdefault(up.key, up.chunk_id)
+        chunks = (one.chunk_id,) if one.chunk_id else ()
+        if row is None or row.state != ObjectState.SEALED or row.data_chunks != chunks:
+            _end_upload(b, up)
+            continue
+        if up is not None and not up.fresh and b.get(t.BLOBS, one.sha256) is None:
+            continue  # the blob that was to be shared went: the next attempt uploads it
+        uploads = [] if up is None else [up]
+        published(b, one.ino, one.generation, checkpoint_id, uploads, purge_after_ms=purge_after_ms)
+        done.append((one.ino, one.generation))
+    for key, chunk_id in packs.items():
+        if b.get(t.PACKS, key) is None:
+            b.record(p.Tier2DeleteQueued(key), segment_id=chunk_id)
+    return done
+
+
+def _end_upload(b: Batch, up: Uploaded | None) -> None:
+    """It is in its pack, and no row will name it: nothing of it is pending any more."""
+    if up is None or not up.fresh or not upload_pending(b.view, b.stream_id, up.chunk_id, up.key):
+        return
+    b.record(p.UploadDone(up.key, up.etag), segment_id=up.chunk_id)
+    if b.get(t.CHUNKS, up.chunk_id) is None:
+        segments.retire(b, up.chunk_id)
+
+
+def _join_pack(b: Batch, up: Uploaded) -> None:
+    old = b.get(t.PACKS, up.key) or PackRow(0, 0, up.pack_bytes)
+    b.put(t.PACKS, up.key, PackRow(old.members + 1, old.member_bytes + up.stored_bytes, old.pack_bytes))
+
+
+def _leave_pack(b: Batch, blob: BlobRow) -> bool:
+    """A blob's row goes, or names another object from now on; whether its object may go."""
+    if not is_pack(blob.key):
+        return True
+    old = b.get(t.PACKS, blob.key)
+    if old is None:
+        return False  # not counted, so it may hold others: verify finds it once it is an orphan
+    if old.members > 1:
+        left = PackRow(old.members - 1, max(0, old.member_bytes - blob.stored_bytes), old.pack_bytes)
+        b.put(t.PACKS, blob.key, left)
+        return False
+    b.delete(t.PACKS, blob.key)
+    return True
 
 
 def upload_pending(view: View, stream_id: int, chunk_id: int, key: str) -> bool:
@@ -404,42 +479,46 @@ def release_object(b: Batch, ino: int, generation: int) -> None:
     unqueue_upload(b, ino, generation)
 
 
-def queue_blob_delete(b: Batch, sha256: bytes, *, unreferenced_before_ms: int) -> str | None:
-    """Takes an unreferenced blob out of the catalog and queues its remote object for deletion; its key.
+def queue_blob_delete(b: Batch, sha256: bytes, *, unreferenced_before_ms: int) -> int:
+    """Takes an unreferenced blob out of the catalog and queues its remote object for deletion; how many bytes go.
 
-    None: it is gone, or in use again, or unreferenced for too short a time. No upload finds the blob by its hash from
-    this commit on, so the object may be deleted as soon as the commit is durable.
+    0: it is gone, or in use again, or unreferenced for too short a time, or the pack it is in has others. No upload
+    finds the blob by its hash from this commit on, so the object may be deleted as soon as the commit is durable.
     """
     blob = b.get(t.BLOBS, sha256)
     if blob is None or blob.refs or blob.unreferenced_ms > unreferenced_before_ms:
-        return None
+        return 0
+    pack = b.get(t.PACKS, blob.key) if is_pack(blob.key) else None
     b.delete(t.BLOBS, sha256)
+    if not _leave_pack(b, blob):
+        return 0
     b.record(p.Tier2DeleteQueued(blob.key), segment_id=blob_segment(blob.key))
-    return blob.key
+    return pack.pack_bytes if pack is not None else blob.stored_bytes
 
 
 def blob_segment(key: str) -> int:
     """The chunk under whose name a blob was uploaded."""
     parsed = parse_key(key)
-    return parsed.chunk_id if isinstance(parsed, ChunkBlobKey | DeltaBlobKey) else 0
+    return parsed.chunk_id if isinstance(parsed, ChunkBlobKey | DeltaBlobKey | PackKey) else 0
 
 
 def blob_rebuilt(b: Batch, sha256: bytes, chunk_ids: Sequence[int], up: Uploaded) -> None:
-    """A damaged or missing blob was put again under its key: nothing needs repair any more."""
+    """A damaged or missing blob was put again, under its key or, a member of a pack, under one of its own: nothing
+    needs repair any more."""
     blob = b.get(t.BLOBS, sha256)
-    if blob is None or blob.key != up.key:
+    if blob is None or (blob.key != up.key and not is_pack(blob.key)):
         return
-    b.put(
-        t.BLOBS,
-        sha256,
-        msgspec.structs.replace(
-            blob, offset=up.offset, stored_bytes=up.stored_bytes, etag=up.etag, verified_ms=b.now_ms
-        ),
+    old_key = blob.key
+    if old_key != up.key and _leave_pack(b, blob):
+        b.record(p.Tier2DeleteQueued(old_key), segment_id=blob_segment(old_key))
+    blob = msgspec.structs.replace(
+        blob, key=up.key, offset=up.offset, stored_bytes=up.stored_bytes, etag=up.etag, verified_ms=b.now_ms
     )
+    b.put(t.BLOBS, sha256, blob)
     for chunk_id in chunk_ids:
         chunk = b.get(t.CHUNKS, chunk_id)
-        if chunk is not None and chunk.key == up.key:
-            b.apply(o.UpsertChunk(msgspec.structs.replace(chunk, offset=up.offset, stored_bytes=up.stored_bytes)))
+        if chunk is not None and chunk.key == old_key:
+            b.apply(o.UpsertChunk(_located(chunk, blob, chunk.compression)))
         b.record(p.UploadDone(up.key, up.etag), segment_id=chunk_id, logical_offset=blob.raw_bytes)
 
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from aof2.engine import locks
+from aof2.engine.tiering import packs
 from tests.lockorder import CheckedLocks
 
 locks.made_by(CheckedLocks())
@@ -28,3 +29,9 @@ def no_unexpected_warnings(request: pytest.FixtureRequest, caplog: pytest.LogCap
     seen = [r for when in ("setup", "call") for r in caplog.get_records(when) if r.levelno >= logging.WARNING]
     if seen:
         pytest.fail(f"unexpected log: {[r.getMessage() for r in seen]}")
+
+
+@pytest.fixture
+def blobs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small objects are uploaded one by one: for tests that count blobs."""
+    monkeypatch.setattr(packs, "MEMBERS_MIN", 1 << 30)

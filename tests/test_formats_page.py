@@ -13,6 +13,7 @@ from aof2.engine.audit import format as audit_format
 from aof2.engine.audit.reader import Replay
 from aof2.engine.audit.state import VisibleState
 from aof2.engine.blob import format as blob_format
+from aof2.engine.blob import pack
 from aof2.engine.blob.reader import BlobReader
 from aof2.engine.env import Env
 from aof2.engine.intents import format as intent_format
@@ -77,6 +78,8 @@ def test_every_struct_is_on_the_page_with_its_real_length() -> None:
         "IntentRecord": intent_format.RECORD.size,
         "FrameEntry": blob_format.ENTRY.size,
         "BlobTrailer": blob_format.TRAILER.size,
+        "PackEntry": pack.ENTRY.size,
+        "PackTrailer": pack.TRAILER.size,
     }
 
 
@@ -194,6 +197,21 @@ def test_blob() -> None:
     again = encode_blob(raw, chunk_id=12, generation=2, block_bytes=4096)
     assert read_all(BlobReader(lambda o, n: again[o : o + n], len(again))) == raw
     assert blob_format.encode_footer(reader.footer) == data[-136:]
+
+
+def test_pack() -> None:
+    data = example("pack")
+    members = pack.decode_directory(data, len(data), tenant="default")
+    assert [(m.chunk_id, m.generation, m.raw_len, m.compressed) for m in members] == [
+        (12, 2, 300, True),
+        (13, 1, 3, False),
+    ]
+    for member, raw in zip(members, (b"A" * 300, b"xyz"), strict=True):
+        blob = data[member.offset : member.offset + member.stored_len]
+        reader = BlobReader(lambda o, n, blob=blob: blob[o : o + n], len(blob), sha256=member.sha256)
+        assert read_all(reader) == raw
+        assert pack.member_of(reader.footer, member.offset) == member
+    assert pack.encode_directory(members, pack.name_hash("default", members)) == data[-256:]
 
 
 def test_intent_log() -> None:

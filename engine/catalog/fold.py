@@ -10,6 +10,7 @@ Owner: the catalog's writer thread. `flush` writes into its transaction; after a
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -72,6 +73,30 @@ class _Touched(dict[K, V]):
         return super().pop(key, *default)
 
 
+class _Uploads(_Touched[tuple[int, str], int]):
+    """Uploads that did not end, by segment and key; a pack's members are many."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.segments: Counter[int] = Counter()
+
+    def load(self, key: tuple[int, str], reason: int) -> None:
+        """It is in the rows already."""
+        self.segments[key[0]] += key not in self
+        dict.__setitem__(self, key, reason)
+
+    def __setitem__(self, key: tuple[int, str], reason: int) -> None:
+        self.segments[key[0]] += key not in self
+        super().__setitem__(key, reason)
+
+    def pop(self, key: tuple[int, str], *default: Any) -> Any:
+        if key in self:
+            self.segments[key[0]] -= 1
+            if not self.segments[key[0]]:
+                del self.segments[key[0]]
+        return super().pop(key, *default)
+
+
 class _TouchedSet(set[K]):
     def __init__(self) -> None:
         super().__init__()
@@ -99,12 +124,15 @@ class StreamFold(ManifestIndex):
 
     def _reset(self) -> None:
         self.entries = self._entries = _Entries(self._load)
-        self.pending_uploads = self._uploads = _Touched[tuple[int, str], int]()
+        self.pending_uploads = self._uploads = _Uploads()
         self.pending_deletes = self._deletes = _TouchedSet[tuple[int, str]]()
         self.log_objects = self._objects = _Touched[str, str]()
 
     def _load(self, segment_id: int) -> ManifestEntry | None:
         return None if self.view is None else entry_of(self.view, self.stream_id, segment_id)
+
+    def _is_uploading(self, segment_id: int) -> bool:
+        return segment_id in self._uploads.segments
 
     def reload(self, view: View) -> None:
         """What is pending, from the rows; entries follow when touched."""
@@ -112,7 +140,7 @@ class StreamFold(ManifestIndex):
         at = len(self.prefix) + 1
         for _, value in view.raw_scan("segments", self.prefix + t.SEGMENT_PENDING_UPLOAD):
             segment_id, key, reason = _pending_decoder.decode(value)
-            dict.__setitem__(self._uploads, (segment_id, key), reason)
+            self._uploads.load((segment_id, key), reason)
         for _, value in view.raw_scan("segments", self.prefix + t.SEGMENT_PENDING_DELETE):
             set.add(self._deletes, _pair_decoder.decode(value))
         for name, value in view.raw_scan("segments", self.prefix + t.SEGMENT_LOG_OBJECT):
@@ -173,6 +201,12 @@ def load_pending(view: View, stream_id: int) -> StreamFold:
     fold = StreamFold(stream_id)
     fold.reload(view)
     return fold
+
+
+def uploads_begun(view: View, stream_id: int, segment_id: int) -> list[str]:
+    """The keys under which uploads of this segment were begun, and did not end."""
+    prefix = t.STREAM.pack(stream_id) + t.SEGMENT_PENDING_UPLOAD + segment_id.to_bytes(8, "big")
+    return [_pending_decoder.decode(value)[1] for _, value in view.raw_scan("segments", prefix)]
 
 
 def entry_of(view: View, stream_id: int, segment_id: int) -> ManifestEntry | None:

@@ -189,6 +189,14 @@ class BlobRow(Row, frozen=True):
         return Location(self.key, self.offset, self.stored_bytes)
 
 
+class PackRow(Row, frozen=True):
+    """A remote object that blobs share: how many BlobRows lie in it, what they are long together, how long it is."""
+
+    members: int
+    member_bytes: int
+    pack_bytes: int = 0
+
+
 class DeltaRow(Row, frozen=True):
     base_chunk_id: int
     delta_id: int

@@ -127,6 +127,7 @@ JOBS: Final = Table("jobs", b"j", "jobs", rows.JobRow, _U64.pack, _un_u64)
 UNPUBLISHED: Final = Table("jobs", b"o", "unpublished", int, _pair, _U64X2.unpack)  # sealed objects → their bytes
 JOB_TOKENS: Final = Table("jobs", b"k", "job_tokens", int, str.encode, bytes.decode)
 BLOBS: Final = Table("blobs", b"b", "blobs", rows.BlobRow, bytes, bytes)
+PACKS: Final = Table("blobs", b"k", "packs", rows.PackRow, str.encode, bytes.decode)  # by their keys
 COUNTERS: Final = Table("meta", b"n", "counters", int, str.encode, bytes.decode)
 SNAPSHOTS: Final = Table("meta", b"s", "snapshots", rows.SnapshotRow, _U64.pack, _un_u64)
 WATERMARKS: Final = Table("meta", b"g", "watermarks", int, str.encode, bytes.decode)

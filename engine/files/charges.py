@@ -48,7 +48,7 @@ class Charges:
             return
         if disk_bytes is None:
             try:
-                disk_bytes = os.stat(file.path).st_blocks * 512
+                disk_bytes = os.stat(file.path_text).st_blocks * 512
             except FileNotFoundError:
                 disk_bytes = 0
         before = file.charged_bytes

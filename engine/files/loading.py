@@ -52,7 +52,7 @@ class Loader:
     def _of(self, row: InodeRow, state: State) -> OpenFile:
         stream_id = stream_of(row.ino)
         tenant = self._volume.tenant_names()[stream_id]
-        path = self._volume.hot.path(tenant, row.ino, row.generation)
+        path = self._volume.hot.path_text(tenant, row.ino, row.generation)
         return OpenFile((stream_id, row.ino, row.generation), tenant, path, state)
 
     async def load(self, ino: int) -> tuple[InodeRow, OpenFile]:

@@ -25,6 +25,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import trio
@@ -51,7 +52,7 @@ log = logging.getLogger(__name__)
 # What is closed is often opened again at once: editors, databases, builds.
 QUIET_S: Final = 0.5
 RETRY_S: Final = 2.0
-BATCH_FILES: Final = 256
+BATCH_FILES: Final = 512
 BATCH_BYTES: Final = 256 << 20
 LARGE_BYTES: Final = 64 << 20  # on the disk: holes cost nothing
 PARALLEL: Final = 2
@@ -246,7 +247,7 @@ class Sealer:
         try:
             for file in batch:
                 try:
-                    fd = files.open_ro(file.path)
+                    fd = files.open_ro(file.path_text)
                 except FileNotFoundError:
                     continue  # unlinked meanwhile
                 fds.append(fd)
@@ -257,10 +258,9 @@ class Sealer:
                     hashed.append(one)
                     files.start_writeback(fd, 0, one.digest.size)
             self._files.volume.env.failpoint("seal.hashed")
-            for fd in fds:
-                files.fsync(fd)
-            for folder in {file.path.parent for file in batch}:
-                files.fsync_dir(folder)
+            files.fsync_all(fds)
+            for folder in {os.path.dirname(file.path_text) for file in batch}:  # noqa: PTH120
+                files.fsync_dir(Path(folder))
             self._files.volume.env.failpoint("seal.synced")
         finally:
             for fd in fds:
@@ -285,7 +285,7 @@ class Sealer:
                     before.st_size,
                     chunk_bytes=engine.chunk_bytes,
                     block_bytes=engine.block_bytes,
-                    path=str(file.path),
+                    path=file.path_text,
                     go_on=go_on,
                 )
                 digest = hasher.digest()

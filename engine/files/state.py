@@ -96,7 +96,7 @@ class OpenFile:
         "told_stamp", "unlinked", "writers",
     )  # fmt: skip
 
-    def __init__(self, key: Key, tenant: str, path: Path, state: State = State.DIRTY_WHOLE) -> None:
+    def __init__(self, key: Key, tenant: str, path: Path | str, state: State = State.DIRTY_WHOLE) -> None:
         self.key = key
         self.tenant = tenant
         self._path = str(path)
@@ -198,6 +198,11 @@ class OpenFile:
     @path.setter
     def path(self, path: Path) -> None:
         self._path = str(path)
+
+    @property
+    def path_text(self) -> str:
+        """The same for what is done with every small file: to make a Path takes longer than to open it."""
+        return self._path
 
     @property
     def charged_bytes(self) -> int:

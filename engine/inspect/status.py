@@ -35,7 +35,8 @@ NOT_RUNNING: Final = "no daemon runs: it goes on at the next mount"
 
 
 class TenantStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """`remote_bytes` is what the blobs take; `dirty_bytes` is what is not all in the remote yet."""
+    """`remote_bytes` is what the blobs take, and the dead of their packs; `dirty_bytes` is what is not all in the
+    remote yet. `packed_bytes` of `pack_bytes` in packs are blobs that rows name."""
 
     tenant: str
     tenant_id: int
@@ -52,6 +53,9 @@ class TenantStatus(msgspec.Struct, frozen=True, kw_only=True):
     snapshot_age_s: float | None
     damage: str = ""
     """What is wrong with its log: the tenant is read-only."""
+    packs: int = 0
+    pack_bytes: int = 0
+    packed_bytes: int = 0
 
 
 class VolumeStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,6 +86,8 @@ class ChunkStatus(msgspec.Struct, frozen=True, kw_only=True):
     hot_bytes: int
     warm_bytes: int
     key: str
+    offset: int = 0  # in the remote object, which is a pack where others are in it
+    stored_bytes: int = 0
 
 
 class ObjectStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -175,6 +181,8 @@ def _tenant(view: View, manifest_dir: Path, tenant_id: int, name: str, kind: str
             dirty += 1
             dirty_bytes += dirty_size(manifest_dir.parent, name, row)
     folder = manifest_dir / str(tenant_id)
+    packs = [row for _, row in view.scan(tenant_id, t.PACKS)]
+    pack_bytes, packed_bytes = sum(row.pack_bytes for row in packs), sum(row.member_bytes for row in packs)
     return TenantStatus(
         tenant=name,
         tenant_id=tenant_id,
@@ -183,13 +191,16 @@ def _tenant(view: View, manifest_dir: Path, tenant_id: int, name: str, kind: str
         bytes=total,
         hot_bytes=view.get(tenant_id, t.COUNTERS, HOT_BYTES) or 0,
         warm_bytes=view.get(tenant_id, t.COUNTERS, WARM_BYTES) or 0,
-        remote_bytes=sum(blob.stored_bytes for _, blob in view.scan(tenant_id, t.BLOBS)),
+        remote_bytes=sum(blob.stored_bytes for _, blob in view.scan(tenant_id, t.BLOBS)) + pack_bytes - packed_bytes,
         dirty_objects=dirty,
         dirty_bytes=dirty_bytes,
         needs_repair=sum(entry.needs_repair for _, entry in entries_of(view, tenant_id)),
         log_bytes=folder_bytes(folder),
         snapshot_age_s=snapshot_age_s(folder, now_ms),
         damage=log_damage(folder),
+        packs=len(packs),
+        pack_bytes=pack_bytes,
+        packed_bytes=packed_bytes,
     )
 
 
@@ -246,6 +257,8 @@ def object_status(view: View, settings: Settings, place: Place, replication: Rep
                 hot_bytes=chunk_bytes_here(here.mask, chunk, settings.engine.block_bytes),
                 warm_bytes=here.warm_bytes,
                 key=chunk.key,
+                offset=chunk.offset,
+                stored_bytes=chunk.stored_bytes,
             )
         )
         whole = full_mask(chunk.length, settings.engine.block_bytes)

@@ -1,6 +1,8 @@
 """CreateCheckpoint: sealed objects go to the remote, some at a time, under one checkpoint id.
 
-    plan → (quota → stage → validate → upload → publish), object by object, by `tiering.publish` → clean up
+    plan → (quota → stage → validate → upload → publish) → clean up
+
+Small objects go in bulk, as packs (`tiering.packs`), the others one by one (`tiering.publish`).
 
 Invariants
 - The job is over with the commit that publishes the last of its objects; where that cannot be said there, in one of
@@ -17,6 +19,7 @@ Owner: planning runs on the writer thread, the rest on the trio thread. A crash 
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Final, NamedTuple
@@ -40,15 +43,17 @@ from aof2.engine.objects import CHECKPOINT, ObjectGoneError
 from aof2.engine.observe.logs import log_event
 from aof2.engine.observe.metrics import StorageMetrics
 from aof2.engine.remote import keys
+from aof2.engine.tiering import packs
 from aof2.engine.tiering.publish import Publisher, Target
 from aof2.engine.tiering.tally import Tally
 
 log = logging.getLogger(__name__)
 
 PLAN_BYTES_MAX: Final = 1 << 30
-PLAN_OBJECTS_MAX: Final = 256
+PLAN_OBJECTS_MAX: Final = 2048
 PLANS_LIVE_MAX: Final = 4
 OBJECTS_PARALLEL: Final = 8
+PACKS_PARALLEL: Final = 2
 LET_PASS_S: Final = 0.1  # what an object waits for requests to be answered first
 SAVES_PER_JOB: Final = 16  # of progress; a save is a row in the log
 CRASH_POINTS: Final = ("checkpoint.object_published", "checkpoint.cleaned_up")
@@ -118,8 +123,10 @@ def begin_new(b: Batch, job_id: int, tenant: str, *, lease_ms: int) -> Begun:
     """Claims a job that this batch enqueued."""
     row = queue.claim_new(b, job_id, lease_ms=lease_ms)
     plan = plan_of(row)
-    first = [b.get(t.OBJECTS, key) for key in plan.objects[:OBJECTS_PARALLEL]]
-    return Begun(row, _announce(b, [row for row in first if row is not None], tenant, plan.checkpoint_id))
+    planned = [one for key in plan.objects if (one := b.get(t.OBJECTS, key)) is not None]
+    bulks, rest = packs.choose(planned, partial(b.get, t.CHUNKS), partial(b.get, t.BLOBS))
+    announced = packs.announce(b, tenant, plan.checkpoint_id, bulks)
+    return Begun(row, _announce(b, rest[:OBJECTS_PARALLEL], tenant, plan.checkpoint_id) | announced)
 
 
 def _announce(b: Batch, first: Sequence[ObjectRow], tenant: str, checkpoint_id: int) -> frozenset[str]:
@@ -184,9 +191,15 @@ def _enqueue(b: Batch, plan: list[ObjectRow]) -> int:
 class _Work:
     """One attempt: what is left to do, and what came of it so far."""
 
-    def __init__(self, todo: list[ObjectRow], done: int, total: int, saved: int) -> None:
-        self.todo = iter(todo)
-        self.unrecorded = len(todo)  # of them, whose publication was not submitted to the log yet
+    def __init__(
+        self, bulks: Sequence[packs.Bulk], rest: Sequence[ObjectRow], done: int, total: int, saved: int
+    ) -> None:
+        self.bulks = iter(bulks)
+        self.todo = deque(rest)
+        self.bulk_count = len(bulks)
+        self.unrecorded = len(rest) + sum(
+            len(bulk.items) for bulk in bulks
+        )  # of them, whose publication was not submitted to the log yet
         self.done = done
         self.total = total
         self.saved = saved
@@ -197,8 +210,8 @@ class _Work:
         self.ending = False  # the last publication is on its way to the log, and the job's end with it
         self.released_bytes: int | None = None  # of quota, once it is cleaned up
 
-    def _blob_done(self) -> None:
-        self.done += 1
+    def _blob_done(self, count: int) -> None:
+        self.done += count
         # The last one is in the commit that ends the job.
         if self.done < self.total and self.done - self.saved >= max(1, self.total // SAVES_PER_JOB):
             self.save_due.set()
@@ -220,6 +233,7 @@ class CreateCheckpoint:
     ) -> None:
         self._env = env
         self._publisher = publisher
+        self._packer = packs.Packer(publisher)
         self._compression_of = compression_of
         self._metrics = metrics
         self._on_published = on_published
@@ -267,8 +281,11 @@ class CreateCheckpoint:
                 self._measure(job)
 
     async def _publish_all(self, job: JobContext, plan: Plan, work: _Work) -> None:
-        # A small file, which a caller may wait for: tasks would take longer than it.
+        # A small file, or one pack of them, which a caller may wait for: tasks would take longer than it.
         if work.unrecorded <= 1 and work.total - work.done <= 1:
+            await self._publish_some(job, plan, work)
+        elif work.bulk_count == 1 and not work.todo:
+            await self._publish_bulks(job, plan, work)
             await self._publish_some(job, plan, work)
         else:
             await self._publish_in_parallel(job, plan, work)
@@ -284,8 +301,11 @@ class CreateCheckpoint:
         async with open_nursery() as saver:
             saver.start_soon(self._save_often, job, work)
             async with open_nursery() as nursery:
-                for _ in range(min(self._parallel, max(1, work.unrecorded))):
+                for _ in range(min(PACKS_PARALLEL, work.bulk_count)):
+                    nursery.start_soon(self._publish_bulks, job, plan, work)
+                for _ in range(min(self._parallel, len(work.todo))):
                     nursery.start_soon(self._publish_some, job, plan, work)
+            await self._publish_some(job, plan, work)  # what was left over by its bulk
             saver.cancel_scope.cancel()
 
     def _look(self, job: JobContext, plan: Plan) -> _Work:
@@ -299,14 +319,53 @@ class CreateCheckpoint:
                     todo.append(row)
                 elif row is not None and row.state == ObjectState.PUBLISHED:
                     done += len(row.data_chunks)
-        return _Work(todo, done, done + sum(len(row.data_chunks) for row in todo), job.row.done)
+            chunk_of, blob_of = partial(view.get, job.tenant_id, t.CHUNKS), partial(view.get, job.tenant_id, t.BLOBS)
+            bulks, rest = packs.choose(todo, chunk_of, blob_of)
+        return _Work(bulks, rest, done, done + sum(len(row.data_chunks) for row in todo), job.row.done)
+
+    async def _publish_bulks(self, job: JobContext, plan: Plan, work: _Work) -> None:
+        """One of several tasks that take the next bulk until there is none; errors as in `_publish_some`."""
+        for bulk in work.bulks:
+            if work.error is not None or job.cancel_requested:
+                return
+            await self._foreground.let_pass(LET_PASS_S)
+            try:
+                await self._publish_bulk(job, plan, work, bulk)
+            except Exception as e:  # noqa: BLE001 (kept for the job's end)
+                work.error = work.error or e
+
+    async def _publish_bulk(self, job: JobContext, plan: Plan, work: _Work, bulk: packs.Bulk) -> None:
+        done, bad = await self._packer.publish(
+            job.tenant_id,
+            job.tenant,
+            bulk,
+            plan.checkpoint_id,
+            self._compression_of(job.tenant),
+            work.tally,
+            announced=job.announced,
+            along=partial(self._with_last, job, plan, work, len(bulk.items)),
+        )
+        self._env.failpoint("checkpoint.object_published")
+        if self._on_published is not None:
+            self._on_published()
+        settled = {*done, *bad}
+        for item in bulk.items if len(settled) < len(bulk.items) else ():
+            row = item.row
+            if (row.ino, row.generation) not in settled and self._is_still(job.tenant_id, row):
+                work.todo.append(row)
+                work.unrecorded += 1
+        for item in bulk.items if bad else ():
+            error = bad.get((item.row.ino, item.row.generation))
+            if error is not None and self._is_still(job.tenant_id, item.row):
+                work.damaged.append(f"object {item.row.ino}.{item.row.generation}: {error}")
 
     async def _publish_some(self, job: JobContext, plan: Plan, work: _Work) -> None:
         """One of several tasks that take the next object until there is none. An error stops them all, each after the
         object in hand, which is then not done in vain."""
-        for row in work.todo:
+        while work.todo:
             if work.error is not None or job.cancel_requested:
                 return
+            row = work.todo.popleft()
             await self._foreground.let_pass(LET_PASS_S)
             try:
                 await self._publish_one(job, plan, work, row)
@@ -338,9 +397,10 @@ class CreateCheckpoint:
         if self._on_published is not None:
             self._on_published()
 
-    def _with_last(self, job: JobContext, plan: Plan, work: _Work) -> Callable[[Batch], None] | None:
-        """What the publication that is about to be recorded holds besides: the last one, the end of its job."""
-        work.unrecorded -= 1
+    def _with_last(self, job: JobContext, plan: Plan, work: _Work, count: int = 1) -> Callable[[Batch], None] | None:
+        """What the publication of so many that is about to be recorded holds besides: the last one, the end of its
+        job."""
+        work.unrecorded -= count
         if work.unrecorded or work.error is not None or work.damaged or job.cancel_requested:
             return None
 

@@ -9,6 +9,7 @@ Invariants
 - The manifest's pending deletes are the work list, so a crash leaves nothing undone and nothing forgotten.
 - What a cold scan still reads stays (`blocked`): the job comes again. What is in use locally stays until the next
   prune.
+- A pack goes with the last blob row that names it; one that a row names is never deleted, whatever its count says.
 - Uploads that were begun under a name that no chunk has (cancelled jobs, objects unlinked midway) are cleared as well,
   once nothing happened to them for `purge_after`.
 
@@ -40,7 +41,7 @@ from aof2.engine.local.handles import Key
 from aof2.engine.manifest import payloads as p
 from aof2.engine.manifest.format import LOG_SEGMENT_ID, ReasonCode
 from aof2.engine.manifest.index import ManifestEntry
-from aof2.engine.remote.keys import ChunkBlobKey, DeltaBlobKey, parse_key
+from aof2.engine.remote.keys import ChunkBlobKey, DeltaBlobKey, PackKey, is_pack, parse_key
 from aof2.engine.remote.store import RemoteStore
 from aof2.engine.tiering.evict import Evictor
 from aof2.engine.tiering.fetch import BlobFetcher
@@ -151,11 +152,14 @@ def find_abandoned(catalog: Catalog, tenant_id: int, before_ms: int) -> list[Upl
     prefix = t.STREAM.pack(tenant_id)
     with catalog.view() as view:
         pending = [_uploads.decode(v)[:2] for _, v in view.raw_scan("segments", prefix + t.SEGMENT_PENDING_UPLOAD)]
-        return [
+        found = [
             (chunk_id, key)
             for chunk_id, key in pending
             if _is_blob(key) and _is_abandoned(view, tenant_id, chunk_id, key, before_ms)
         ]
+    # A pack that waits for one of its members is not given up: its job may go on with it.
+    waiting = {key for _, key in set(pending) - set(found) if is_pack(key)}
+    return [(chunk_id, key) for chunk_id, key in found if key not in waiting]
 
 
 def _is_abandoned(view: View, tenant_id: int, chunk_id: int, key: str, before_ms: int) -> bool:
@@ -164,7 +168,7 @@ def _is_abandoned(view: View, tenant_id: int, chunk_id: int, key: str, before_ms
         return False
     entry = view.raw("segments", t.STREAM.pack(tenant_id) + t.SEGMENT_ENTRY + chunk_id.to_bytes(8, "big"))
     quiet = entry is None or _entries.decode(entry).last_ms <= before_ms
-    return quiet and not _is_named(view, tenant_id, key)
+    return quiet and (is_pack(key) or not _is_named(view, tenant_id, key))
 
 
 def find_retired(catalog: Catalog, tenant_id: int, before_ms: int) -> list[int]:
@@ -197,7 +201,13 @@ def find_deletes(catalog: Catalog, tenant_id: int) -> list[Upload]:
     prefix = t.STREAM.pack(tenant_id) + t.SEGMENT_PENDING_DELETE
     with catalog.view() as view:
         pending = [_deletes.decode(value) for _, value in view.raw_scan("segments", prefix)]
-        return [pair for pair in pending if _is_blob(pair[1]) and not _is_named(view, tenant_id, pair[1])]
+        packs = {key for _, key in pending if is_pack(key)}
+        named = {blob.key for _, blob in view.scan(tenant_id, t.BLOBS) if blob.key in packs} if packs else set()
+        return [
+            pair
+            for pair in pending
+            if _is_blob(pair[1]) and pair[1] not in named and not _is_named(view, tenant_id, pair[1])
+        ]
 
 
 def is_due(catalog: Catalog, tenant_id: int, now_ms: int, keep: Retention) -> bool:
@@ -234,11 +244,13 @@ def forecast(catalog: Catalog, tenant_id: int, now_ms: int, keep: Retention) -> 
 
 def _is_blob(key: str) -> bool:
     """Not the log's own objects: their deletes are the replication's."""
-    return isinstance(parse_key(key), ChunkBlobKey | DeltaBlobKey)
+    return isinstance(parse_key(key), ChunkBlobKey | DeltaBlobKey | PackKey)
 
 
 def _is_named(view: View, tenant_id: int, key: str) -> bool:
     parsed = parse_key(key)
+    if isinstance(parsed, PackKey):
+        return view.get(tenant_id, t.PACKS, key) is not None
     blob = view.get(tenant_id, t.BLOBS, parsed.sha256) if isinstance(parsed, ChunkBlobKey | DeltaBlobKey) else None
     return blob is not None and blob.key == key
 
@@ -329,10 +341,8 @@ class PruneCheckpoint:
             free = [(sha256, blob) for sha256, blob in page if not self._is_blocked(blob.key, report)]
             miscounted = await trio.to_thread.run_sync(self._still_referenced, job.tenant_id, {s for s, _ in free})
             hashes = [sha256 for sha256, _ in free if sha256 not in miscounted]
-            sizes = {blob.key: blob.stored_bytes for _, blob in free}
             work = partial(_queue_blobs, hashes=hashes, before_ms=before_ms)
-            queued = await result_of(self._evictor.writer.submit(job.tenant_id, work, sync=True))
-            report.bytes_freed += sum(sizes[key] for key in queued)
+            report.bytes_freed += await result_of(self._evictor.writer.submit(job.tenant_id, work, sync=True))
             self._env.failpoint("prune.queued")
 
     def _still_referenced(self, tenant_id: int, hashes: set[bytes]) -> set[bytes]:
@@ -419,16 +429,18 @@ def _is_resident(view: View, tenant_id: int, chunk_id: int) -> bool:
     return row is not None and bool(row.mask or row.warm_bytes)
 
 
-def _queue_blobs(b: Batch, hashes: Sequence[bytes], before_ms: int) -> list[str]:
-    queued = (objects.queue_blob_delete(b, sha256, unreferenced_before_ms=before_ms) for sha256 in hashes)
-    return [key for key in queued if key is not None]
+def _queue_blobs(b: Batch, hashes: Sequence[bytes], before_ms: int) -> int:
+    return sum(objects.queue_blob_delete(b, sha256, unreferenced_before_ms=before_ms) for sha256 in hashes)
 
 
 def _queue_uploads(b: Batch, uploads: Sequence[Upload]) -> None:
     for chunk_id, key in uploads:
         # Not done: given up. What there may be of it in the remote goes, and the queued delete ends the attempt.
-        b.record(p.UploadFailed(key, int(ReasonCode.TRANSIENT)), segment_id=chunk_id)
-        b.record(p.Tier2DeleteQueued(key), segment_id=chunk_id)
+        if is_pack(key) and b.get(t.PACKS, key) is not None:
+            b.record(p.UploadDone(key, ""), segment_id=chunk_id)  # dead in a pack that has others
+        else:
+            b.record(p.UploadFailed(key, int(ReasonCode.TRANSIENT)), segment_id=chunk_id)
+            b.record(p.Tier2DeleteQueued(key), segment_id=chunk_id)
         chunk = b.get(t.CHUNKS, chunk_id)
         if chunk is None:
             segments.retire(b, chunk_id)

@@ -3,7 +3,8 @@
 A blob is streamed through its checks and kept nowhere, so nothing is reserved for it: size, footer, every frame, the
 SHA-256 of the whole. One that is missing or damaged, read twice, is in the log as HydrationFailed reason 4
 (NeedsRepair) for every chunk that needs it, before anything is done about it. Where a chunk of that content is whole on
-the local disk and matches its seal, the blob is put again under its own key.
+the local disk and matches its seal, the blob is put again: under its own key, or, where it was in a pack, as an object
+of its own, to which the rows go over.
 
 Invariants
 - `verified_ms` is set in the commit that moves the cursor behind the blob: after a crash no blob is fetched twice but
@@ -36,7 +37,7 @@ from aof2.engine.jobs.errors import NeedsRepairError
 from aof2.engine.jobs.worker import JobContext
 from aof2.engine.manifest.format import ReasonCode
 from aof2.engine.remote.errors import RemoteMissingError
-from aof2.engine.remote.prover import check_size, named, prove
+from aof2.engine.remote.prover import check_size, key_to_rebuild, named, prove
 from aof2.engine.remote.store import RemoteStore
 from aof2.engine.tiering.hydrate import Hydrator
 from aof2.engine.tiering.publish import Publisher, Target
@@ -224,7 +225,10 @@ class VerifyManifest:
         try:
             if handle.masks[chunk.index] != objects.full_mask(chunk.length, handle.block_bytes):
                 return False
-            up = await self._publisher.rebuild(target, named(chunk, blob.key), blob.key, job.name)
+            key = key_to_rebuild(chunk, blob.key)
+            if key != blob.key:
+                await job.commit(partial(objects.upload_started, keys=[(chunk.chunk_id, key)]))
+            up = await self._publisher.rebuild(target, named(chunk, key), key, job.name)
         except (CorruptError, FileNotFoundError) as e:
             log.info("local copy cannot stand in for the remote one", extra={"path": str(handle.path), "error": str(e)})
             return False

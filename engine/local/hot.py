@@ -52,6 +52,7 @@ class HotCache:
     def __init__(self, env: Env, root: Path) -> None:
         self.env = env
         self.root = root
+        self._root_text = str(root)
 
     def leave_access_times(self) -> None:
         """Backing files made from here on keep their access time: a read need not move it (SEMANTICS.md, 19), and each
@@ -62,7 +63,11 @@ class HotCache:
                 _set_noatime(folder)
 
     def path(self, tenant: str, ino: int, generation: int) -> Path:
-        return self.root / tenant / f"{ino}.{generation}"
+        return Path(self.path_text(tenant, ino, generation))
+
+    def path_text(self, tenant: str, ino: int, generation: int) -> str:
+        """The same for what is done with every small file: to make a Path takes longer than to open it."""
+        return f"{self._root_text}/{tenant}/{ino}.{generation}"
 
     def create(self, path: Path, size: int = 0) -> int:
         """A new backing file, sparse, of `size` bytes. A leftover of the same name is an orphan and goes."""

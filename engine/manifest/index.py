@@ -264,8 +264,11 @@ class ManifestIndex:
 
     def _segment_retired(self, segment_id: int) -> None:
         """Its chunk is gone. An upload of it that has not ended yet is still to be cleared away: that keeps it."""
-        if not any(pending == segment_id for pending, _ in self.pending_uploads):
+        if not self._is_uploading(segment_id):
             self.entries.pop(segment_id, None)
+
+    def _is_uploading(self, segment_id: int) -> bool:
+        return any(pending == segment_id for pending, _ in self.pending_uploads)
 
     def _custom_event(self, segment_id: int, r: p.CustomEvent, stamp: int) -> None:
         if r.schema_id < EVENT_SCHEMA_MIN:

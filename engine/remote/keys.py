@@ -2,12 +2,14 @@
 
     checkpoints/{tenant}/{checkpoint_id}/chunk-{chunk_id}-{generation}-{hash}.blob
     checkpoints/{tenant}/{checkpoint_id}/delta-{chunk_id}-{delta_id}-{generation}-{hash}.blob
+    checkpoints/{tenant}/{checkpoint_id}/pack-{first_chunk_id}-{hash}.blob
     snapshots/{tenant}/{snapshot_id}/meta-{hash}.json
     manifest/{stream_id}/{chunk_index}.mlog · bundle-{first}-{last}.mlogs · snapshot_{id}.bin
     audit/{tenant_id}/{first_logseq}.asl
     volume.json
 
 `hash` is a SHA-256 in lowercase hex, numbers are u64 in decimal without leading zeros, so one object has one name.
+A pack's hash is that of its members' names (`blob/pack.py`), the others' that of the raw chunk.
 
 Invariants
 - Every key built here parses back to the same fields, and a key that parses is built again as it was.
@@ -48,6 +50,13 @@ class DeltaBlobKey(NamedTuple):
     sha256: bytes
 
 
+class PackKey(NamedTuple):
+    tenant: str
+    checkpoint_id: int
+    chunk_id: int  # of its first member
+    name_hash: bytes
+
+
 class SnapshotMetaKey(NamedTuple):
     tenant: str
     snapshot_id: int
@@ -82,6 +91,7 @@ class VolumeKey(NamedTuple):
 RemoteKey = (
     ChunkBlobKey
     | DeltaBlobKey
+    | PackKey
     | SnapshotMetaKey
     | ManifestChunkKey
     | ManifestBundleKey
@@ -93,6 +103,7 @@ RemoteKey = (
 _NAMES: Final[dict[type[RemoteKey], str]] = {  # the fields in the order of the tuple
     ChunkBlobKey: "checkpoints/{tenant}/{checkpoint_id}/chunk-{chunk_id}-{generation}-{sha256}.blob",
     DeltaBlobKey: "checkpoints/{tenant}/{checkpoint_id}/delta-{chunk_id}-{delta_id}-{generation}-{sha256}.blob",
+    PackKey: "checkpoints/{tenant}/{checkpoint_id}/pack-{chunk_id}-{name_hash}.blob",
     SnapshotMetaKey: "snapshots/{tenant}/{snapshot_id}/meta-{sha256}.json",
     ManifestChunkKey: "manifest/{stream_id}/{chunk_index}.mlog",
     ManifestBundleKey: "manifest/{stream_id}/bundle-{first}-{last}.mlogs",
@@ -101,7 +112,8 @@ _NAMES: Final[dict[type[RemoteKey], str]] = {  # the fields in the order of the 
     VolumeKey: VOLUME_KEY,
 }
 _NUMBER: Final = "(0|[1-9][0-9]{0,19})"
-_TEXTS: Final = {"tenant": f"({_TENANT.pattern})", "sha256": "([0-9a-f]{64})"}
+_HASH: Final = "([0-9a-f]{64})"
+_TEXTS: Final = {"tenant": f"({_TENANT.pattern})", "sha256": _HASH, "name_hash": _HASH}
 _PATTERNS: Final = tuple(
     (kind, re.compile(re.sub(r"\{(\w+)\}", lambda field: _TEXTS.get(field[1], _NUMBER), name.replace(".", r"\."))))
     for kind, name in _NAMES.items()
@@ -114,7 +126,7 @@ def name_of(key: RemoteKey) -> str:
 
 
 def _written(field: str, value: Any) -> str | int:
-    if field == "sha256":
+    if _TEXTS.get(field) == _HASH:
         if len(value) != 32:
             raise ValueError(f"a SHA-256 has 32 bytes, not {len(value)}")
         return str(value.hex())
@@ -144,6 +156,15 @@ def content_of(name: bytes) -> bytes:
     return name.removesuffix(b".blob")[-64:]
 
 
+def pack_key(tenant: str, checkpoint_id: int, first_chunk_id: int, name_hash: bytes) -> str:
+    return name_of(PackKey(tenant, checkpoint_id, first_chunk_id, name_hash))
+
+
+def is_pack(key: str) -> bool:
+    """Whether blobs share the object under this key."""
+    return key.rpartition("/")[2].startswith("pack-")
+
+
 def parse_key(key: str) -> RemoteKey | None:
     """What the object is, or None for a name that is not ours."""
     for kind, pattern in _PATTERNS:
@@ -155,7 +176,7 @@ def parse_key(key: str) -> RemoteKey | None:
 
 
 def _read(field: str, text: str) -> Any:
-    if field == "sha256":
+    if _TEXTS.get(field) == _HASH:
         return bytes.fromhex(text)
     return text if field == "tenant" else int(text)
 

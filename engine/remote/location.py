@@ -1,7 +1,7 @@
 """Where bytes are in the remote: (key, offset, length). Rows keep these; every read of a blob goes through one.
 
-A blob is at a place in an object. Today's blobs are objects of their own, at offset 0; one that shares its object with
-others is at its own offset there. Readers count from the blob's first byte: here that becomes the object's.
+A blob is at a place in an object: at offset 0 of one of its own, or, a member of a pack, at its own offset there.
+Readers count from the blob's first byte: here that becomes the object's.
 
 Invariants
 - No read leaves the blob: one that would is CorruptError, since the neighbour's bytes belong to another chunk.

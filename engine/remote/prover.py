@@ -15,6 +15,7 @@ Owner: blocking, any thread. A crash leaves nothing.
 from __future__ import annotations
 
 from functools import partial
+from typing import Final
 
 import msgspec
 
@@ -23,10 +24,12 @@ from aof2.engine.blob.reader import BlobReader, check_identity, read_footer
 from aof2.engine.catalog.rows import BlobRow, ChunkRow
 from aof2.engine.errors import CorruptError
 from aof2.engine.remote.errors import RemoteMissingError
-from aof2.engine.remote.keys import ChunkBlobKey, parse_key
+from aof2.engine.remote.keys import ChunkBlobKey, PackKey, chunk_blob_key, parse_key
 from aof2.engine.remote.location import LocatedBlob
 from aof2.engine.remote.store import RemoteStore
 from aof2.engine.tiering.hashing import block_crc
+
+HELD_BYTES: Final = 2 << 20
 
 
 def named(chunk: ChunkRow, key: str) -> ChunkRow:
@@ -36,6 +39,14 @@ def named(chunk: ChunkRow, key: str) -> ChunkRow:
     if not isinstance(name, ChunkBlobKey):
         return chunk
     return msgspec.structs.replace(chunk, chunk_id=name.chunk_id, generation=name.generation)
+
+
+def key_to_rebuild(chunk: ChunkRow, key: str) -> str:
+    """Under which key the blob of this chunk's content is put again: its own; a member of a pack leaves that."""
+    pack = parse_key(key)
+    if not isinstance(pack, PackKey):
+        return key
+    return chunk_blob_key(pack.tenant, pack.checkpoint_id, chunk.chunk_id, chunk.generation, chunk.sha256)
 
 
 def check_size(remote: RemoteStore, blob: BlobRow) -> None:
@@ -59,6 +70,9 @@ def prove(remote: RemoteStore, blob: BlobRow, sha256: bytes, sealed: ChunkRow | 
     name = parse_key(blob.key)
     chunk_id, generation = (name.chunk_id, name.generation) if isinstance(name, ChunkBlobKey) else (None, None)
     read = LocatedBlob(remote, blob.location).read
+    if blob.stored_bytes <= HELD_BYTES:  # one request for all of a small one
+        held = memoryview(read(0, blob.stored_bytes))
+        read = lambda start, length: bytes(held[start : start + length])  # noqa: E731
     reader = BlobReader(read, blob.stored_bytes, chunk_id=chunk_id, generation=generation, sha256=sha256, path=blob.key)
     for index, _ in enumerate(reader.blocks()):
         if sealed is not None and reader.footer.frames[index].raw_crc64 != block_crc(sealed.block_crcs, index):

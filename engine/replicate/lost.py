@@ -25,9 +25,11 @@ from typing import Any, Final, NamedTuple, TypeVar
 import msgspec
 
 from aof2.engine import namespace, objects, segments
+from aof2.engine.blob.pack import Member, read_directory
+from aof2.engine.blob.reader import check_identity, read_footer
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.batch import Batch
-from aof2.engine.catalog.fold import StreamFold, load_index
+from aof2.engine.catalog.fold import load_index, uploads_begun
 from aof2.engine.catalog.rows import ChunkRow, InodeRow, ObjectRow, ObjectState
 from aof2.engine.catalog.store import Catalog, View
 from aof2.engine.catalog.tables import Table
@@ -39,6 +41,8 @@ from aof2.engine.manifest.index import Residency
 from aof2.engine.namespace.read import name_of
 from aof2.engine.objects import Uploaded
 from aof2.engine.remote.errors import RemoteMissingError
+from aof2.engine.remote.keys import is_pack
+from aof2.engine.remote.location import LocatedBlob, Location
 from aof2.engine.remote.prover import find
 from aof2.engine.remote.store import RemoteStore
 from aof2.engine.replicate.audit import AUDIT_CHUNK, AUDIT_LOGSEQ
@@ -88,6 +92,7 @@ class TenantSalvage:
         self._store = store
         self._stream_id = stream_id
         self._tenant = tenant
+        self._packs: dict[str, tuple[dict[bytes, Member], str]] = {}  # by key: members by content, etag
 
     def run(self) -> Findings:
         """Clears the residency, makes whole what can be, drops what is lost, checks what is published."""
@@ -141,19 +146,17 @@ class TenantSalvage:
     def _find_uploads(self, row: ObjectRow, blobs: Mapping[str, int]) -> list[Uploaded] | None:
         """Where each chunk's content is on the remote after all; None when one of them is nowhere."""
         found: list[Uploaded] = []
-        with self._catalog.view() as view:
-            fold = StreamFold(self._stream_id)
-            fold.reload(view)
         for chunk_id in row.data_chunks:
             with self._catalog.view() as view:
                 chunk = view.get(self._stream_id, t.CHUNKS, chunk_id)
                 blob = view.get(self._stream_id, t.BLOBS, chunk.sha256) if chunk else None
+                begun = uploads_begun(view, self._stream_id, chunk_id)
             if chunk is None:
                 return None
             if blob is not None and blob.refs > 0 and blob.location.fits(blobs.get(blob.key, -1)):
                 found.append(objects.found(blob, chunk))
                 continue
-            pending = [key for segment_id, key in fold.pending_uploads if segment_id == chunk_id and key in blobs]
+            pending = [key for key in begun if key in blobs]
             uploaded = next((up for key in pending if (up := self._verified(chunk, key, blobs[key]))), None)
             if uploaded is None:
                 return None
@@ -162,6 +165,8 @@ class TenantSalvage:
 
     def _verified(self, chunk: ChunkRow, key: str, size: int) -> Uploaded | None:
         """A blob that was put and not recorded, if its footer says that it is this chunk's content."""
+        if is_pack(key):
+            return self._verified_member(chunk, key, size)
         try:
             footer = find(self._store, key, size, chunk.sha256)
             head = self._store.head_blob(key)
@@ -169,6 +174,26 @@ class TenantSalvage:
             return None
         compressed = any(frame.codec for frame in footer.frames)
         return Uploaded(chunk.chunk_id, key, head.etag if head else "", size, "zstd" if compressed else "", True)
+
+    def _verified_member(self, chunk: ChunkRow, key: str, size: int) -> Uploaded | None:
+        """The same of a pack, by its directory and the member's own footer."""
+        try:
+            if key not in self._packs:
+                members = read_directory(partial(self._store.get_range, key), size, tenant=self._tenant, path=key)
+                head = self._store.head_blob(key)
+                self._packs[key] = ({one.sha256: one for one in members}, head.etag if head else "")
+            found, etag = self._packs[key]
+            one = found.get(chunk.sha256)
+            if one is None:
+                return None
+            located = LocatedBlob(self._store, Location(key, one.offset, one.stored_len))
+            check_identity(read_footer(located.read, one.stored_len, path=key), sha256=chunk.sha256, path=key)
+        except (CorruptError, UnsupportedError, RemoteMissingError):
+            return None
+        compression = "zstd" if one.compressed else ""
+        return Uploaded(
+            chunk.chunk_id, key, etag, one.stored_len, compression, True, offset=one.offset, pack_bytes=size
+        )
 
     def _publish(self, row: ObjectRow, uploads: Sequence[Uploaded]) -> None:
         def work(b: Batch) -> None:

@@ -23,6 +23,7 @@ from aof2.engine.remote.location import LocatedBlob, Location
 from aof2.engine.remote.source import FileTarget
 from aof2.engine.remote.store import RemoteStore
 from aof2.engine.tiering.hashing import PIECE_BYTES, block_crc
+from aof2.engine.tiering.windows import Windows
 
 FOOTERS_MAX: Final = 1024
 
@@ -50,15 +51,38 @@ class BlobFetcher:
         self._block_bytes = block_bytes
         self._footers: OrderedDict[Location, BlobFooter] = OrderedDict()
         self._lock = thread_lock()
+        self.windows = Windows()
 
-    def blocks(self, chunk: ChunkRow, blob: BlobRow, first: int, count: int) -> list[bytes | memoryview]:
-        """Blocks first … first + count − 1 of the chunk, by one range request; each verified, raw ones not copied."""
+    def blocks(
+        self, chunk: ChunkRow, blob: BlobRow, first: int, count: int, *, pack_bytes: int = 0
+    ) -> list[bytes | memoryview]:
+        """Blocks first … first + count − 1 of the chunk, by one range request; each verified, raw ones not copied.
+        `pack_bytes`: of the pack that the blob is in, where its neighbours may be fetched with it."""
+        if pack_bytes:
+            member = self.windows.read(self.remote, blob.location, pack_bytes)
+            return self._member_blocks(chunk, blob, first, count, member)
         plain = self._plain_blocks(chunk, blob, first, count)
         if plain is not None:
             return plain
         footer = self._footer(chunk, blob)
         start, length = footer.frames_range(first, first + count - 1)
         stored = memoryview(self._at(blob).read(start, length))
+        return self._decoded(footer, chunk, blob, first, count, stored)
+
+    def _member_blocks(
+        self, chunk: ChunkRow, blob: BlobRow, first: int, count: int, member: bytes | memoryview
+    ) -> list[bytes | memoryview]:
+        """The same of a blob that is in memory, whole and not checked."""
+        held = memoryview(member)
+        footer = read_footer(lambda start, length: bytes(held[start : start + length]), len(held), path=blob.key)
+        check_identity(footer, sha256=chunk.sha256, path=blob.key)
+        start, length = footer.frames_range(first, first + count - 1)
+        return self._decoded(footer, chunk, blob, first, count, held[start : start + length])
+
+    def _decoded(
+        self, footer: BlobFooter, chunk: ChunkRow, blob: BlobRow, first: int, count: int, stored: memoryview
+    ) -> list[bytes | memoryview]:
+        start, _ = footer.frames_range(first, first + count - 1)
         out: list[bytes | memoryview] = []
         for index in range(first, first + count):
             offset, frame_len = footer.frame_range(index)
@@ -137,6 +161,7 @@ class BlobFetcher:
 
     def forget(self, key: str) -> None:
         """The object under this key is gone, or is another one now."""
+        self.windows.forget(key)
         with self._lock:
             for at in [at for at in self._footers if at.key == key]:
                 del self._footers[at]

@@ -39,12 +39,14 @@ from aof2.engine.observe.metrics import ReadMode, Result, StorageMetrics
 from aof2.engine.pagecache import PageCache, PageKey
 from aof2.engine.quota import Reservation
 from aof2.engine.remote.errors import RemoteMissingError
+from aof2.engine.remote.keys import is_pack
 from aof2.engine.runs import runs_of
 from aof2.engine.tiering.fetch import BlobFetcher, Place, is_plain
 
 log = logging.getLogger(__name__)
 
 REQUEST_BYTES: Final = 8 << 20  # of what is held in memory
+AT_ONCE_BYTES: Final = 64 << 10
 STREAM_BYTES: Final = 32 << 20  # of what lands as it comes: two of them at once keep a reader ahead of a chunk
 REQUESTS_MAX: Final = 4
 WRITEBACK_BYTES_MIN: Final = 1 << 20
@@ -86,6 +88,16 @@ class _Run(NamedTuple):
 
     def tail(self, first: int) -> _Run:
         return self._replace(first=first, length=self.first + self.length - first)
+
+
+def _fetched(fetch: Callable[[], Sequence[bytes | memoryview]], land: Land | None) -> tuple[int, list[bytes]]:
+    """How many bytes, and the blocks where they did not land."""
+    blocks = fetch()
+    size = sum(map(len, blocks))
+    if land is None:
+        return size, [bytes(block) for block in blocks]
+    land(blocks)
+    return size, []
 
 
 class Flights:
@@ -160,9 +172,12 @@ class Flights:
         runs = self._runs(blocks, handle)
         for block in blocks:
             self._in_flight[handle.key, block] = trio.Event()
-        async with open_nursery() as nursery:
-            for run in runs:
-                nursery.start_soon(self._fly, handle, run, pages, said)
+        if len(runs) == 1:
+            await self._fly(handle, runs[0], pages, said)
+        else:
+            async with open_nursery() as nursery:
+                for run in runs:
+                    nursery.start_soon(self._fly, handle, run, pages, said)
         return any(tier == REMOTE_TIER for _, tier in said)
 
     def _runs(self, blocks: list[int], handle: ObjectHandle) -> list[_Run]:
@@ -191,7 +206,8 @@ class Flights:
             return None
         with self._catalog.view() as view:
             blob = view.get(handle.key[0], t.BLOBS, chunk.sha256)
-        return blob if blob is not None and is_plain(chunk, blob) else None
+        # A member of a pack comes with its neighbours.
+        return blob if blob is not None and is_plain(chunk, blob) and not is_pack(blob.key) else None
 
     async def _fly(self, handle: ObjectHandle, run: _Run, pages: dict[int, bytes] | None, said: Said) -> None:
         """One run; a reader that waits for a block goes on when that is here, whatever else is fetched with it."""
@@ -339,7 +355,8 @@ class Flights:
         blocks: list[bytes] = []
 
         async def from_blob(blob: BlobRow) -> int:
-            size, found = await self._verified(chunk, blob, first, run.length, land, urgent=urgent)
+            pack_bytes = self._pack_bytes(handle.key[0], blob)
+            size, found = await self._verified(chunk, blob, first, run.length, pack_bytes, land, urgent=urgent)
             blocks.extend(found)
             return size
 
@@ -350,16 +367,7 @@ class Flights:
         self, fetch: Callable[[], Sequence[bytes | memoryview]], land: Land | None, *, urgent: bool
     ) -> tuple[int, list[bytes]]:
         """One hop for fetching and writing: bytes that land are not passed around."""
-
-        def work() -> tuple[int, list[bytes]]:
-            blocks = fetch()
-            size = sum(map(len, blocks))
-            if land is None:
-                return size, [bytes(block) for block in blocks]
-            land(blocks)
-            return size, []
-
-        return await trio.to_thread.run_sync(work, limiter=self.urgent if urgent else self._limiter)
+        return await trio.to_thread.run_sync(_fetched, fetch, land, limiter=self.urgent if urgent else self._limiter)
 
     # -- the tiers ---------------------------------------------------------------------------------------------
 
@@ -418,13 +426,31 @@ class Flights:
             await trio.to_thread.run_sync(self._warm.drop, [slot])
             return None
 
+    def _pack_bytes(self, stream_id: int, blob: BlobRow) -> int:
+        """Of the pack that the blob is in; 0: it is in none."""
+        if not is_pack(blob.key):
+            return 0
+        with self._catalog.view() as view:
+            row = view.get(stream_id, t.PACKS, blob.key)
+        return row.pack_bytes if row is not None else 0
+
     async def _verified(
-        self, chunk: ChunkRow, blob: BlobRow, first: int, count: int, land: Land | None, *, urgent: bool
+        self,
+        chunk: ChunkRow,
+        blob: BlobRow,
+        first: int,
+        count: int,
+        pack_bytes: int,
+        land: Land | None,
+        *,
+        urgent: bool,
     ) -> tuple[int, list[bytes]]:
         """Bytes can be damaged on the way: they are asked for once more before the remote copy is called damaged."""
         for attempt in range(1, ATTEMPTS + 1):
             try:
-                fetch = partial(self._fetcher.blocks, chunk, blob, first, count)
+                fetch = partial(self._fetcher.blocks, chunk, blob, first, count, pack_bytes=pack_bytes)
+                if pack_bytes and blob.raw_bytes <= AT_ONCE_BYTES and self._fetcher.windows.holds(blob.location):
+                    return _fetched(fetch, land)  # in memory, and short: a thread would take longer
                 return await self._in_thread(fetch, land, urgent=urgent)
             except CorruptError:
                 self._fetcher.forget(blob.key)

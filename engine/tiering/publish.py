@@ -133,10 +133,10 @@ class Publisher:
         self.quota = quota
         self.scratch = scratch
         self.uploaded_bytes = 0
-        self._block_bytes = block_bytes
+        self.block_bytes = block_bytes
         self._room = room
         self.purge_after_ms = purge_after_ms
-        self._limiter = trio.CapacityLimiter(parallel)
+        self.limiter = trio.CapacityLimiter(parallel)
         self._flights: dict[tuple[int, bytes], _Flight] = {}
         self._begun: dict[int, dict[bytes, set[str]]] = {}  # by stream: content → keys it may already be under
 
@@ -272,7 +272,7 @@ class Publisher:
         if blob is not None:
             return objects.found(blob, chunk)
         for name in sorted(begun):
-            info = await trio.to_thread.run_sync(self._find, name, chunk.sha256, limiter=self._limiter)
+            info = await trio.to_thread.run_sync(self._find, name, chunk.sha256, limiter=self.limiter)
             if info is not None:
                 return Uploaded(chunk.chunk_id, name, info.etag, info.size, _stored_as(target), True)
         self._begun[target.stream_id].setdefault(chunk.sha256, set()).add(key)
@@ -310,7 +310,7 @@ class Publisher:
         offset = chunk.index * target.row.chunk_bytes
         await trio.to_thread.run_sync(self._check_local, path, offset, chunk)
         # The remote may still believe in its damaged bytes, and then a put of the right ones would move nothing.
-        await trio.to_thread.run_sync(self.remote.delete, [key], limiter=self._limiter)
+        await trio.to_thread.run_sync(self.remote.delete, [key], limiter=self.limiter)
         self.hot.env.failpoint("publish.rebuild_deleted")
         scratch = self.scratch / job / f"rebuild-{chunk.chunk_id}"
         try:
@@ -325,13 +325,13 @@ class Publisher:
         reservation = None
         if compression and chunk.length > PIECE_BYTES and target.data is None:
             data_bytes = objects.chunk_disk_bytes(
-                objects.full_mask(chunk.length, self._block_bytes), chunk, self._block_bytes
+                objects.full_mask(chunk.length, self.block_bytes), chunk, self.block_bytes
             )
             reservation = await self._reserve(target.tenant, data_bytes, job)
             compression = compression if reservation is not None else ""
         try:
             done = await trio.to_thread.run_sync(
-                self._put, target, chunk, key, scratch, compression, tally, limiter=self._limiter
+                self._put, target, chunk, key, scratch, compression, tally, limiter=self.limiter
             )
         finally:
             if reservation is not None:
@@ -383,8 +383,8 @@ class Publisher:
         except FileNotFoundError:
             raise CorruptError("backing file is missing", path=str(path)) from None
         try:
-            for index, at in enumerate(range(0, chunk.length, self._block_bytes)):
-                block = read_exactly(fd, offset + at, min(self._block_bytes, chunk.length - at), path=str(path))
+            for index, at in enumerate(range(0, chunk.length, self.block_bytes)):
+                block = read_exactly(fd, offset + at, min(self.block_bytes, chunk.length - at), path=str(path))
                 if native.crc64(block) != block_crc(chunk.block_crcs, index):
                     raise CorruptError(f"block {index} of chunk {chunk.chunk_id}", path=str(path), offset=offset + at)
         finally:
@@ -403,7 +403,7 @@ class Publisher:
                 frames,
                 chunk_id=chunk.chunk_id,
                 generation=chunk.generation,
-                block_bytes=self._block_bytes,
+                block_bytes=self.block_bytes,
                 raw_len=chunk.length,
                 sha256=chunk.sha256,
             )
@@ -426,7 +426,7 @@ class Publisher:
         return _Blob(ChunksSource(pieces), stored + len(footer), crc64, "")
 
     def _length_of(self, chunk: ChunkRow, block: int) -> int:
-        return min(self._block_bytes, chunk.length - block * self._block_bytes)
+        return min(self.block_bytes, chunk.length - block * self.block_bytes)
 
     def _data_pieces(self, chunk: ChunkRow) -> Iterator[tuple[int, int]]:
         """(offset in the chunk, length) of what is not a hole, a few MiB at a time."""
@@ -435,7 +435,7 @@ class Publisher:
             return
         for block in range(len(chunk.block_crcs) // 8):
             if not chunk.holes >> block & 1:
-                yield block * self._block_bytes, self._length_of(chunk, block)
+                yield block * self.block_bytes, self._length_of(chunk, block)
 
     def _stage(self, opened: _Opened, chunk: ChunkRow, scratch: Path, target: Target) -> _Blob:
         """A compressed blob: small ones in memory, others in scratch; validated against the seal as it is made."""
@@ -463,19 +463,19 @@ class Publisher:
             sink,
             chunk_id=chunk.chunk_id,
             generation=chunk.generation,
-            block_bytes=self._block_bytes,
+            block_bytes=self.block_bytes,
             sha256=chunk.sha256,
         )
         try:
             with opened() as read:
-                for index, at in enumerate(range(0, chunk.length, self._block_bytes)):
+                for index, at in enumerate(range(0, chunk.length, self.block_bytes)):
                     if chunk.holes >> index & 1:
                         writer.add_hole(self._length_of(chunk, index))
                         add_zeros(sha, self._length_of(chunk, index))
                         continue
                     if not index % WANTED_EVERY_BLOCKS:
                         target.check_wanted()
-                    block = read(at, min(self._block_bytes, chunk.length - at))
+                    block = read(at, min(self.block_bytes, chunk.length - at))
                     sha.update(block)
                     writer.add_block(block, block_crc(chunk.block_crcs, index))
             footer = writer.finish()

@@ -10,10 +10,12 @@ again.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 import trio
@@ -31,8 +33,18 @@ log = logging.getLogger(__name__)
 # Losing what was not recorded yet means fetching it again: not worth an fsync more often than this.
 SETTLE_PERIOD_S: Final = 1.0
 SETTLE_AGE_MAX_S: Final = 5.0
+BATCH_MIN: Final = 8
+BATCH_MAX: Final = 512
 
 CRASH_POINTS: Final = ("hydrate.synced", "hydrate.recorded")
+
+
+class _Settled(NamedTuple):
+    """What one object's commit says: blocks by chunk id, and the file's identity where nothing landed since."""
+
+    handle: ObjectHandle
+    masks: dict[int, int]
+    backing: tuple[int, int, int] | None
 
 
 class Settler:
@@ -78,16 +90,80 @@ class Settler:
         """What is still coming in is left alone for a while: an fsync under its writes would stall them."""
         arriving = self._arriving()
         now_s = self._hot.env.monotonic_s()
+        quiet: list[ObjectHandle] = []
         for handle in self._handles.dirty():
             if handle.key in arriving and now_s - handle.added_since_s < SETTLE_AGE_MAX_S:
                 self._wanted.set()
             else:
-                await self.settle_one(handle)
+                quiet.append(handle)
+        await self._settle_all(quiet)
 
     async def settle(self) -> None:
         """Makes the blocks that came in durable and known to the catalog."""
-        for handle in self._handles.dirty():
+        await self._settle_all(list(self._handles.dirty()))
+
+    async def _settle_all(self, handles: Sequence[ObjectHandle]) -> None:
+        """Many at once: one sync, one commit a tenant. What does not go that way is recorded one by one."""
+        left = list(handles)
+        while len(left) >= BATCH_MIN:
+            some, left = left[:BATCH_MAX], left[BATCH_MAX:]
+            with contextlib.ExitStack() as using:
+                for handle in some:
+                    using.enter_context(self._handles.using(handle))
+                for handle in await self._record_all([handle for handle in some if handle.fd >= 0]):
+                    await self._record(handle)
+        for handle in left:
             await self.settle_one(handle)
+
+    async def _record_all(self, handles: Sequence[ObjectHandle]) -> list[ObjectHandle]:
+        """Those that are to be recorded alone: a writer has the file, or it could not be looked at."""
+        added = {handle: handle.added for handle in handles}
+        for handle in handles:
+            handle.added = {}
+        identities = await trio.to_thread.run_sync(self._sync_files, [handle.fd for handle in handles])
+        if any(handle.written_to for handle in handles):
+            identities = [None for _ in handles]  # a descriptor may be closed, and its number another file's
+        alone = [handle for handle, identity in zip(handles, identities, strict=True) if identity is None]
+        seen = [pair for pair in zip(handles, identities, strict=True) if pair[1] is not None]
+        self._put_back({handle: added[handle] for handle in alone})
+        by_stream: dict[int, list[_Settled]] = {}
+        for handle, identity in seen:
+            masks = {handle.chunks[c].chunk_id: bits for c, bits in added[handle].items() if bits}
+            backing = None if handle.added else identity
+            by_stream.setdefault(handle.key[0], []).append(_Settled(handle, masks, backing))
+        for stream_id, group in by_stream.items():
+            try:
+                gone = await result_of(self._writer.submit(stream_id, partial(self._resident_all, group)))
+            except OSError:  # the log has no room: the next settle tries again
+                self._put_back({one.handle: added[one.handle] for one in group})
+                raise
+            for one in group:
+                if one.handle.key in gone:
+                    continue
+                self._recorded(one.handle)
+                if one.backing is not None:
+                    one.handle.row = msgspec.structs.replace(one.handle.row, backing=one.backing)
+        self._hot.env.failpoint("hydrate.recorded")
+        return alone
+
+    def _resident_all(self, group: Sequence[_Settled], b: Batch) -> set[Key]:
+        """Which of them are gone. Looked at where commits are in order, as in `_record`."""
+        gone: set[Key] = set()
+        for handle, masks, backing in group:
+            if handle.written_to:
+                continue
+            _, ino, generation = handle.key
+            try:
+                objects.resident(b, ino, generation, masks, backing, block_bytes=self._block_bytes)
+            except objects.ObjectGoneError:  # raised before anything of it changed
+                gone.add(handle.key)
+        return gone
+
+    @staticmethod
+    def _put_back(added: Mapping[ObjectHandle, Mapping[int, int]]) -> None:
+        for handle, chunks in added.items():
+            for chunk, bits in chunks.items():
+                handle.added[chunk] = handle.added.get(chunk, 0) | bits & handle.masks[chunk]
 
     async def settle_one(self, handle: ObjectHandle) -> None:
         if handle.fd < 0:
@@ -132,6 +208,18 @@ class Settler:
         if backing is not None:
             handle.row = msgspec.structs.replace(handle.row, backing=backing)
         self._hot.env.failpoint("hydrate.recorded")
+
+    def _sync_files(self, fds: Sequence[int]) -> list[tuple[int, int, int] | None]:
+        """The identity of each; None of all where a writer closed one meanwhile."""
+        try:
+            self._hot.env.files.fsync_all(fds)
+            self._hot.env.failpoint("hydrate.synced")
+            return [self._hot.identity(fd) for fd in fds]
+        except (FatalIOError, OSError) as e:
+            cause = e.__cause__ if isinstance(e, FatalIOError) else e
+            if isinstance(cause, OSError) and cause.errno == errno.EBADF:
+                return [None for _ in fds]
+            raise
 
     def _sync_file(self, fd: int) -> tuple[int, int, int]:
         self._hot.env.files.fsync(fd)

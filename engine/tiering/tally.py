@@ -10,7 +10,7 @@ Owner: the worker threads that stage and upload, and the trio thread; a lock gua
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from aof2.engine.locks import thread_lock
 
@@ -18,9 +18,10 @@ Told = Callable[["Tally"], object]
 
 
 class Tally:
-    """`on_blob` is called after each blob, on the trio thread; the others on the thread that ended the stage."""
+    """`on_blob` is called after blobs, with how many, on the trio thread; the others on the thread that ended the
+    stage."""
 
-    def __init__(self, on_blob: Callable[[], object] | None = None, expected_blobs: int = 0) -> None:
+    def __init__(self, on_blob: Callable[[int], object] | None = None, expected_blobs: int = 0) -> None:
         self.blobs = 0
         self.staged_blobs = 0
         self.staged_bytes = 0
@@ -39,29 +40,39 @@ class Tally:
         self._lock = thread_lock()
 
     def staged(self, chunk_id: int, size_bytes: int, took_s: float) -> None:
+        self.staged_all((chunk_id,), size_bytes, took_s)
+
+    def staged_all(self, chunk_ids: Collection[int], size_bytes: int, took_s: float) -> None:
+        """The blobs of a pack, which are staged together."""
         with self._lock:
-            self.staged_blobs += 1
+            self.staged_blobs += len(chunk_ids)
             self.staged_bytes += size_bytes
             self.staged_s += took_s
-            self._staged.add(chunk_id)
+            self._staged.update(chunk_ids)
         self._tell()
 
     def uploaded(self, chunk_id: int, size_bytes: int, took_s: float) -> None:
+        self.uploaded_all((chunk_id,), size_bytes, took_s)
+
+    def uploaded_all(self, chunk_ids: Collection[int], size_bytes: int, took_s: float) -> None:
         with self._lock:
-            self.uploaded_blobs += 1
+            self.uploaded_blobs += len(chunk_ids)
             self.uploaded_bytes += size_bytes
             self.uploaded_s += took_s
-            self._uploaded.add(chunk_id)
+            self._uploaded.update(chunk_ids)
         self._tell()
 
     def blob_done(self, chunk_id: int) -> None:
-        self.blobs += 1
+        self.blobs_done((chunk_id,))
+
+    def blobs_done(self, chunk_ids: Collection[int]) -> None:
+        self.blobs += len(chunk_ids)
         with self._lock:
-            self._staged.add(chunk_id)
-            self._uploaded.add(chunk_id)
+            self._staged.update(chunk_ids)
+            self._uploaded.update(chunk_ids)
         self._tell()
         if self._on_blob is not None:
-            self._on_blob()
+            self._on_blob(len(chunk_ids))
 
     def finish(self) -> None:
         """The job is through: nothing more will come."""

@@ -90,6 +90,12 @@ class SetRefs(_StreamFix, frozen=True, kw_only=True, tag="set_refcount"):
     refs: int
 
 
+class SetPack(_StreamFix, frozen=True, kw_only=True, tag="set_pack"):
+    """How many blobs lie in a pack, counted anew."""
+
+    key: str
+
+
 class SetCounter(_StreamFix, frozen=True, kw_only=True, tag="set_counter"):
     counter: str
 
@@ -127,7 +133,7 @@ class RebuildCatalog(_Fix, frozen=True, kw_only=True, tag="rebuild_catalog"):
 
 
 LogFix = PutLog | DropLog | PutAudit | RebuildAudit
-Fix = Remove | Clear | Cool | Upload | SetRefs | SetCounter | Refold | RebuildCatalog | LogFix
+Fix = Remove | Clear | Cool | Upload | SetRefs | SetPack | SetCounter | Refold | RebuildCatalog | LogFix
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -14,7 +14,7 @@ Owner: `check_blob` and `check_chunk_blob` run on worker threads, the rest on th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import Final
 
@@ -27,7 +27,7 @@ from aof2.engine.manifest.reader import parse_chunk, read_file
 from aof2.engine.manifest.snapshot import decode_snapshot
 from aof2.engine.objects import full_mask
 from aof2.engine.remote.errors import RemoteMissingError
-from aof2.engine.remote.keys import ManifestChunkKey, ManifestSnapshotKey, parse_key
+from aof2.engine.remote.keys import ManifestChunkKey, ManifestSnapshotKey, is_pack, parse_key
 from aof2.engine.remote.prover import check_size, prove
 from aof2.engine.remote.store import BlobInfo, RemoteStore
 from aof2.engine.verify.context import Context, OneStream
@@ -38,6 +38,7 @@ from aof2.engine.verify.logcopies import log_fix
 BLOB_PREFIX: Final = "checkpoints/"
 LOG_PREFIX: Final = "manifest/"
 SNAPSHOT_PREFIX: Final = "snapshots/"  # listings of what users took
+GONE: Final = -1
 
 
 # -- what should be there ----------------------------------------------------------------------------------------
@@ -59,7 +60,8 @@ def expected(s: OneStream) -> Iterator[Expected]:
 
 
 def check_listing(ctx: Context, remote: RemoteStore, index: Index, *, deep: bool) -> Iterator[Finding]:
-    """Missing and unknown objects, and sizes that differ (unless everything is read anyway)."""
+    """Missing and unknown objects, and sizes that differ (unless everything is read anyway). Of a pack, each member."""
+    packs: dict[int, dict[str, int]] = {}  # by stream: keys of those that may lack members → how long they are
     recent_ms = ctx.env.now_ms() - int(ctx.settings.retention.purge_after_s * 1000)
     for prefix in (BLOB_PREFIX, LOG_PREFIX, SNAPSHOT_PREFIX):
         for info, meant in index.meet((info.key, info) for info in remote.list(prefix)):
@@ -67,11 +69,34 @@ def check_listing(ctx: Context, remote: RemoteStore, index: Index, *, deep: bool
                 # The log's own are not told: its uploader goes on where it stopped.
                 if info.modified_ms <= recent_ms and prefix == BLOB_PREFIX:
                     yield _orphan(info)
+            elif meant.must and is_pack(info.key):
+                if not deep:
+                    packs.setdefault(meant.stream_id, {})[info.key] = info.size
             elif not deep and meant.location is not None and not meant.location.fits(info.size):
                 message = f"{info.key}: {info.size} bytes in the remote, its row says {meant.location.end}"
                 yield _expected_blob(ctx, Kind.REMOTE_DAMAGED, message, index, meant)
     for missing in index.unseen():
-        yield _missing(ctx, index, missing)
+        if is_pack(missing.key):
+            packs.setdefault(missing.stream_id, {})[missing.key] = GONE
+        else:
+            yield _missing(ctx, index, missing)
+    for stream_id, sizes in sorted(packs.items()):
+        with ctx.stream(stream_id) as s:
+            yield from _check_members(s, sizes, index)
+
+
+def _check_members(s: OneStream, sizes: Mapping[str, int], index: Index) -> Iterator[Finding]:
+    """Those that their pack is too short for, or that are gone with it."""
+    for sha256, blob in s.scan(t.BLOBS):
+        size = sizes.get(blob.key)
+        if size is None or blob.location.fits(size):
+            continue
+        resident = index.refs(s.stream_id, sha256).resident_chunk
+        if size == GONE:
+            yield blob_finding(s, Kind.REMOTE_MISSING, f"{blob.key}: missing in the remote", blob.key, resident)
+        else:
+            message = f"{blob.key}: {size} bytes in the remote, a row says {blob.location.end}"
+            yield blob_finding(s, Kind.REMOTE_DAMAGED, message, blob.key, resident)
 
 
 def _orphan(info: BlobInfo) -> Finding:

@@ -38,14 +38,15 @@ from aof2.engine.blob.writer import BlobWriter
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.batch import Batch
 from aof2.engine.catalog.fold import entry_of
-from aof2.engine.catalog.rows import ChunkRow
+from aof2.engine.catalog.rows import ChunkRow, PackRow
 from aof2.engine.catalog.store import discard
 from aof2.engine.env import Env
 from aof2.engine.errors import Aof2Error, CorruptError, ReadOnlyError
 from aof2.engine.inspect.rows import CATALOG_DIR, tenant_names
 from aof2.engine.local.hot import read_exactly
+from aof2.engine.manifest import payloads as p
 from aof2.engine.manifest.index import ManifestEntry
-from aof2.engine.remote.prover import named
+from aof2.engine.remote.prover import key_to_rebuild, named
 from aof2.engine.remote.source import FileSource
 from aof2.engine.remote.store import RemoteStore
 from aof2.engine.settings import Settings
@@ -63,12 +64,13 @@ from aof2.engine.verify.findings import (
     Refold,
     Remove,
     SetCounter,
+    SetPack,
     SetRefs,
     Severity,
     Upload,
 )
 from aof2.engine.verify.openvolume import OpenVolume
-from aof2.engine.verify.rows import counted
+from aof2.engine.verify.rows import counted, packs_counted
 
 log = logging.getLogger(__name__)
 
@@ -159,14 +161,17 @@ def _upload(v: OpenVolume, fix: Upload) -> None:
     scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
         path = v.hot.path(tenant, chunk.ino, chunk.generation)
-        source = named(chunk, chunk.key)
+        key = key_to_rebuild(chunk, chunk.key)
+        source = named(chunk, key)
         size, crc64 = stage_blob(path, chunk.index * row.chunk_bytes, source, staged, v.block_bytes)
         # A put of the bytes that should be there moves none where the remote's own notes say that they are.
-        v.fence.delete([chunk.key])
-        etag = remote.put_blob(chunk.key, FileSource(staged), size, crc64=crc64, sha256=chunk.sha256)
+        v.fence.delete([key])
+        if key != chunk.key:
+            v.commit(fix.stream_id, partial(objects.upload_started, keys=[(chunk.chunk_id, key)]))
+        etag = remote.put_blob(key, FileSource(staged), size, crc64=crc64, sha256=chunk.sha256)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    done = objects.Uploaded(chunk.chunk_id, chunk.key, etag, size, "zstd", True)
+    done = objects.Uploaded(chunk.chunk_id, key, etag, size, "zstd", True)
     v.commit(fix.stream_id, partial(objects.blob_rebuilt, sha256=chunk.sha256, chunk_ids=same, up=done))
 
 
@@ -218,6 +223,20 @@ def _set_refs(v: OpenVolume, fix: SetRefs) -> None:
     v.commit(fix.stream_id, work)
 
 
+def _set_pack(v: OpenVolume, fix: SetPack) -> None:
+    def work(b: Batch) -> None:
+        members, member_bytes = packs_counted(b.view, b.stream_id).get(fix.key, (0, 0))
+        old = b.get(t.PACKS, fix.key)
+        if members:
+            pack_bytes = old.pack_bytes if old is not None else member_bytes
+            b.put(t.PACKS, fix.key, PackRow(members, member_bytes, pack_bytes))
+        elif old is not None:
+            b.delete(t.PACKS, fix.key)
+            b.record(p.Tier2DeleteQueued(fix.key), segment_id=objects.blob_segment(fix.key))
+
+    v.commit(fix.stream_id, work)
+
+
 def _set_counter(v: OpenVolume, fix: SetCounter) -> None:
     def work(b: Batch) -> None:
         b.put(t.COUNTERS, fix.counter, counted(b.view, b.stream_id, v.block_bytes)[fix.counter])
@@ -248,6 +267,7 @@ _MENDERS: Final[dict[type[msgspec.Struct], Callable[[OpenVolume, Any], None]]] =
     Cool: _cool,
     Remove: _remove,
     SetRefs: _set_refs,
+    SetPack: _set_pack,
     SetCounter: _set_counter,
     Refold: _refold,
 }

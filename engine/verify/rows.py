@@ -14,8 +14,9 @@ from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.rows import BlobRow, ChunkRow, ObjectRow, ObjectState, ResidencyRow
 from aof2.engine.catalog.store import View
 from aof2.engine.objects import HOT_BYTES, PENDING_BYTES, WARM_BYTES, chunk_disk_bytes, full_mask, on_disk
+from aof2.engine.remote.keys import is_pack
 from aof2.engine.verify.context import OneStream, name_of
-from aof2.engine.verify.findings import Finding, Kind, SetCounter, SetRefs, Severity
+from aof2.engine.verify.findings import Finding, Kind, SetCounter, SetPack, SetRefs, Severity
 from aof2.engine.verify.index import Index
 from aof2.engine.verify.names import check_names
 
@@ -29,6 +30,7 @@ def check_rows(s: OneStream, index: Index) -> Iterator[Finding]:
     yield from check_chunks(s)
     index.add_refs(s.stream_id, _references(s))
     yield from check_refcounts(s, index)
+    yield from check_packs(s)
     yield from check_counters(s)
 
 
@@ -110,6 +112,27 @@ def check_refcounts(s: OneStream, index: Index) -> Iterator[Finding]:
         if found is not None and not _same_place(chunk, found):
             message = f"{s.tenant}: chunk {chunk_id} is {_place(chunk)}, its content's blob is {_place(found)}"
             yield s.say(Kind.OBJECT, Severity.ERROR, message, chunk_id=chunk_id, key=chunk.key)
+
+
+def check_packs(s: OneStream) -> Iterator[Finding]:
+    """A pack counts the blobs that lie in it."""
+    rows, counts = dict(s.scan(t.PACKS)), packs_counted(s.view, s.stream_id)
+    for key in sorted(rows.keys() | counts.keys()):
+        row, (members, member_bytes) = rows.get(key), counts.get(key, (0, 0))
+        if row is None or (row.members, row.member_bytes) != (members, member_bytes):
+            message = f"{s.tenant}: {key} counts {row.members if row else 0} blob(s), {members} lie in it"
+            fix = SetPack(stream_id=s.stream_id, key=key)
+            yield s.say(Kind.REFCOUNT, Severity.WARNING, message, fix=fix, key=key)
+
+
+def packs_counted(view: View, stream_id: int) -> dict[str, tuple[int, int]]:
+    """By the key of a pack: how many blobs lie in it, and how long they are together."""
+    counts: dict[str, tuple[int, int]] = {}
+    for _, blob in view.scan(stream_id, t.BLOBS):
+        if is_pack(blob.key):
+            members, size = counts.get(blob.key, (0, 0))
+            counts[blob.key] = (members + 1, size + blob.stored_bytes)
+    return counts
 
 
 def _same_place(chunk: ChunkRow, blob: BlobRow) -> bool:

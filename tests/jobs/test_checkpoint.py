@@ -250,6 +250,7 @@ def test_progress_is_seen_from_outside(tmp_path: Path) -> None:
     run_world(tmp_path, body)
 
 
+@pytest.mark.usefixtures("blobs_alone")
 def test_cancel_stops_between_objects(tmp_path: Path) -> None:
     async def body(w: World) -> None:
         w.remote.gate.clear()
@@ -270,6 +271,7 @@ def test_cancel_stops_between_objects(tmp_path: Path) -> None:
     run_world(tmp_path, body)
 
 
+@pytest.mark.usefixtures("blobs_alone")
 def test_stopping_the_volume_leaves_the_job_for_the_next_start(tmp_path: Path) -> None:
     settings = small_settings(tmp_path)
     record = tmp_path / "calls"

@@ -17,7 +17,7 @@ from aof2.engine.catalog.fold import load_index
 from aof2.engine.catalog.rows import JobState, JobType, ObjectState
 from aof2.engine.env import Env
 from aof2.engine.jobs import checkpoint, download, prune, verify, worker
-from aof2.engine.tiering import publish
+from aof2.engine.tiering import packs, publish
 from aof2.engine.verify.findings import Severity
 from aof2.engine.verify.run import verify as verify_volume
 from tests.engine.helpers import read_object, small_settings, unlink_object
@@ -113,6 +113,38 @@ async def all_over(w: World) -> None:
     await w.until(
         lambda: not runner.running and w.all_jobs() and all(row.state == JobState.DONE for row in w.all_jobs())
     )
+
+
+def test_packs(tmp_path: Path) -> None:
+    data = {f"f{i}": content(i, 30 + 50 * i) for i in range(9)} | {"empty": b"", "twin": content(3, 180)}
+    data["large"] = content(77, CHUNK + 5)
+    keys: dict[str, tuple[int, int, int]] = {}
+
+    async def prepare(w: World) -> None:
+        for name, piece in data.items():
+            keys[name] = await w.put(name, piece)
+
+    async def body(w: World) -> None:
+        await w.jobs.checkpoint(TENANT)
+        await all_over(w)
+
+    async def after(w: World) -> None:
+        await w.jobs.checkpoint(TENANT)
+        await all_over(w)
+        assert all(row.state == ObjectState.PUBLISHED for row in w.rows(t.OBJECTS).values())
+        assert w.remote_blobs() == sorted({blob.key for blob in w.rows(t.BLOBS).values()})
+        assert len(w.rows(t.PACKS)) == 1
+        assert w.quota_is_even()
+        with w.v.catalog.view() as view:
+            assert not load_index(view, TENANT).pending_uploads
+        await w.v.evict(list(keys.values()))
+        for name, piece in data.items():
+            assert await read_object(w.v, keys[name], 0, len(piece) + 1) == piece
+
+    prepared(tmp_path / "prepared", prepare, start=False)
+    # Its plan announces the pack, where a place is free for it: then no commit of the packer does.
+    points = tuple(point for point in packs.CRASH_POINTS if point != "packs.announced")
+    matrix(tmp_path, body, (*worker.CRASH_POINTS, *checkpoint.CRASH_POINTS, *points), after)
 
 
 def test_checkpoint(tmp_path: Path) -> None:

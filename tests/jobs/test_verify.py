@@ -166,6 +166,7 @@ def test_a_twin_stands_in(tmp_path: Path) -> None:
     run_world(tmp_path, body)
 
 
+@pytest.mark.usefixtures("blobs_alone")
 def test_a_remote_that_is_away_damages_nothing(tmp_path: Path) -> None:
     clock = Clock()
 

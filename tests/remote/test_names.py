@@ -30,6 +30,7 @@ NAMES = [
         f"checkpoints/db/7/delta-12-5-3-{HEX}.blob",
         k.DeltaBlobKey("db", 7, 12, 5, 3, SHA),
     ),
+    (k.pack_key("db", 7, 12, SHA), f"checkpoints/db/7/pack-12-{HEX}.blob", k.PackKey("db", 7, 12, SHA)),
     (
         k.name_of(k.SnapshotMetaKey("a-b_c", 9, SHA)),
         f"snapshots/a-b_c/9/meta-{HEX}.json",
@@ -58,8 +59,10 @@ TENANT = st.from_regex(r"[a-z0-9_-]{1,64}", fullmatch=True)
 
 @given(TENANT, U64, U64, U64, U64, st.binary(min_size=32, max_size=32))
 def test_blob_names_come_back(tenant: str, a: int, b: int, c: int, d: int, sha: bytes) -> None:
-    for parsed in (k.ChunkBlobKey(tenant, a, b, c, sha), k.DeltaBlobKey(tenant, a, b, c, d, sha)):
+    pack = k.PackKey(tenant, a, b, sha)
+    for parsed in (k.ChunkBlobKey(tenant, a, b, c, sha), k.DeltaBlobKey(tenant, a, b, c, d, sha), pack):
         assert k.parse_key(k.name_of(parsed)) == parsed
+        assert k.is_pack(k.name_of(parsed)) == (parsed is pack)
     assert k.name_of(k.ChunkBlobKey(tenant, a, b, c, sha)).startswith(f"checkpoints/{tenant}/{a}/")
 
 

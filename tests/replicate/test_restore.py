@@ -23,6 +23,7 @@ from aof2.engine.errors import CorruptError
 from aof2.engine.manifest import payloads as p
 from aof2.engine.objects import HOT_BYTES
 from aof2.engine.remote.fence import claim, read_volume
+from aof2.engine.remote.keys import is_pack
 from aof2.engine.remote.open import open_remote
 from aof2.engine.replicate.claim import load_identity
 from aof2.engine.replicate.lost import Why
@@ -246,6 +247,49 @@ def test_a_complete_upload_that_was_not_recorded_is_found(tmp_path: Path) -> Non
         key = await look_up(r, b"two-chunks")
         assert key is not None
         assert await read_object(r.volume, key, 0, 1 << 20) == content(b"two-chunks")
+
+    run_replicated(settings, last)
+
+
+def test_packs_are_restored_and_unrecorded_ones_found(tmp_path: Path) -> None:
+    settings = small_settings(tmp_path)
+    files = {f"f{i}".encode(): random.Random(i).randbytes(50 + 31 * i) for i in range(12)}
+
+    async def first(r: Replicated) -> None:
+        for name, data in files.items():
+            await put_object(r.volume, "default", name, data)
+        await r.volume.checkpoint("default")
+        begun: list[int] = []
+
+        def unrecorded(b: object) -> None:
+            """Half of them as before the commit: their uploads were begun, and no row knows that they are there."""
+            for (ino, generation), row in list(b.scan(t.OBJECTS))[::2]:  # type: ignore[attr-defined]
+                chunk = b.get(t.CHUNKS, row.chunks[0])  # type: ignore[attr-defined]
+                key = chunk.key
+                if not is_pack(key):
+                    continue  # it was planned before the others came
+                begun.append(ino)
+                b.put(t.CHUNKS, chunk.chunk_id, msgspec.structs.replace(chunk, key="", offset=0))  # type: ignore[attr-defined]
+                b.delete(t.BLOBS, chunk.sha256)  # type: ignore[attr-defined]
+                b.record(p.UploadStarted(key), segment_id=chunk.chunk_id)  # type: ignore[attr-defined]
+                sealed = msgspec.structs.replace(row, state=ObjectState.SEALED)
+                b.put(t.OBJECTS, (ino, generation), sealed)  # type: ignore[attr-defined]
+
+        await trio.to_thread.run_sync(lambda: r.volume.writer.call(TENANT, unrecorded, sync=True))
+        assert begun
+        await r.settle()
+
+    run_replicated(settings, first)
+    lose_machine(settings)
+    report = run_restore(tmp_path, settings)
+    assert report.lost == []
+    assert report.rescued
+
+    async def last(r: Replicated) -> None:
+        for name, data in files.items():
+            key = await look_up(r, name)
+            assert key is not None
+            assert await read_object(r.volume, key, 0, 1 << 20) == data
 
     run_replicated(settings, last)
 

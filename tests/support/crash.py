@@ -18,7 +18,7 @@ import shutil
 import signal
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,6 +92,10 @@ class ShadowFiles(Files):
         temp = self.shadow / f"image-{ino}-{threading.get_ident()}.tmp"  # several threads sync at once
         temp.write_bytes(data)
         temp.rename(self.shadow / f"durable-{ino}")
+
+    def fsync_all(self, fds: Sequence[int]) -> None:
+        for fd in fds:
+            self.fsync(fd)
 
     def fdatasync(self, fd: int) -> None:
         self.fsync(fd)
