@@ -19,7 +19,7 @@ import os
 import socket
 import struct
 import subprocess
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -283,6 +283,23 @@ class Channel:
     def names(self, ino: int, packed: bytes) -> None:
         """Names of a directory: a length byte and the name, each."""
         self._tell(Kind.NAMES, wire.NODEID.pack(ino) + packed)
+
+    # -- names -------------------------------------------------------------------------------------------------
+
+    async def read_names(
+        self, catalog: Path, answers: Mapping[int, int], *, uid: int | None, gid: int | None, umask: int | None
+    ) -> bool:
+        """The channel answers what it may (`Answers`, by stream) from the catalog itself, with everything looking as said;
+        False where it cannot read that: the daemon answers."""
+        flags = (0 if uid is None else wire.LOOKS_UID) | (0 if gid is None else wire.LOOKS_GID)
+        body = wire.CATALOG.pack(flags, uid or 0, gid or 0, umask or 0) + os.fsencode(catalog)
+        (_, code), *_ = await self._ask(Kind.CATALOG, body)
+        if int.from_bytes(code[:4], "little"):
+            return False
+        for stream_id, what in answers.items():
+            if what:
+                self._tell(Kind.TREE, wire.CAPS.pack(stream_id, what))
+        return True
 
     # -- what the kernel is told -------------------------------------------------------------------------------
 

@@ -31,6 +31,7 @@ UPCALL: Final = struct.Struct("<QIQIII")
 SHORT: Final = struct.Struct("<QqQQQQ")
 GROWN: Final = struct.Struct("<QqQI")
 TOUCHED: Final = struct.Struct("<QQQQ")
+CATALOG: Final = struct.Struct("<QIII")
 INIT: Final = struct.Struct("<IIIII")
 NOTIFY: Final = struct.Struct("=IiQ")
 INVAL_INODE: Final = struct.Struct("=Qqq")
@@ -50,6 +51,8 @@ UNTRACKED: Final = 4
 TAKE: Final = 1
 SILENT: Final = 1
 WATCH_APPEND: Final = 1
+LOOKS_UID: Final = 1
+LOOKS_GID: Final = 2
 
 
 class Kind(IntEnum):
@@ -84,6 +87,8 @@ class Kind(IntEnum):
     UNCLAIM = 27
     PASS = 28
     EXPECT = 29
+    CATALOG = 30
+    TREE = 31
     EV_MOUNTED = 128
     EV_FAILED = 129
     EV_INIT = 130
@@ -103,6 +108,7 @@ class Kind(IntEnum):
     EV_GROWN = 144
     EV_CLAIMED = 145
     EV_TOUCHED = 146
+    EV_CATALOG = 147
 
 
 class Notify(IntEnum):

@@ -27,6 +27,7 @@ TMPFILE: Final = 51
 COPY_FILE_RANGE: Final = 47
 COPY_FILE_RANGE_64: Final = 53
 STATFS: Final = 17
+FSYNCDIR: Final = 30
 _CREATE_IN: Final = struct.Struct("=IIII")
 _OPEN_OUT: Final = struct.Struct("=QII")
 _FALLOCATE_IN: Final = struct.Struct("<QQQII")
@@ -68,6 +69,9 @@ class Upcalls:
             return await self._tmpfile(call)
         if call.opcode == STATFS:
             return await self._statfs(call)
+        if call.opcode == FSYNCDIR:
+            await (await self._kinds.folded(call.nodeid)).sync_names(call.nodeid)
+            return b""
         if call.opcode == SYNCFS:
             await self._kinds.fold()
             await self._kinds.sync_all()

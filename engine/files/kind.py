@@ -41,7 +41,7 @@ from aof2.engine.intents.mounted import Intents
 from aof2.engine.intents.recover import recover_intents
 from aof2.engine.kinds.catalogued import CAPABILITY, Catalogued, without_privileges
 from aof2.engine.kinds.kernel import Short, Touched
-from aof2.engine.kinds.kind import Asked, Caller, Told, Unsealed, Way
+from aof2.engine.kinds.kind import Answers, Asked, Caller, Told, Unsealed, Way
 from aof2.engine.kinds.registry import Surroundings
 
 if TYPE_CHECKING:
@@ -102,8 +102,7 @@ class FilesKind(Catalogued):
         look as they are."""
         await self.intents.start(s for s in self.volume.writable_tenants() if s in self.tenants)
         await nursery.start(self.births.run)
-        if self._way.passthrough and self._wish.as_recorded:
-            await self.births.start()
+        await self.births.start(bears=self._way.passthrough and self._wish.as_recorded)
         await nursery.start(self.intents.run)
 
     async def _find_way(self) -> Way:
@@ -181,6 +180,10 @@ class FilesKind(Catalogued):
 
     def named(self, ino: int) -> InodeRow | None:
         return None if self.unlinks.is_nameless(ino) else super().named(ino)
+
+    def answers(self, stream_id: int) -> Answers:
+        has_log = any(one.stream_id == stream_id for one in self.intents.logs)
+        return super().answers(stream_id) | (Answers.INTENTS if has_log else Answers.NOTHING)
 
     def told(self, row: InodeRow) -> Told:
         """A dirty file's size and times are its backing file's."""

@@ -22,7 +22,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from contextlib import AbstractAsyncContextManager
-from enum import IntEnum
+from enum import IntEnum, IntFlag
 from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, Protocol
 
 import trio
@@ -45,6 +45,18 @@ class Asked(IntEnum):
     UNLINK = 4
     HANDLE = 5  # an open file, by its number
     ANY = 6
+
+
+class Answers(IntFlag):
+    """What the channel may answer of a tenant's inodes by itself, from the catalog's rows. Spoken to it: never renumber."""
+
+    NOTHING = 0
+    LOOK_UP = 1
+    ATTRIBUTES = 2
+    LIST = 4
+    LINKS = 8  # targets of symlinks
+    XATTRS = 16  # `user.aof2.*` apart
+    INTENTS = 32  # the rows are not all: the tenant has an intent log
 
 
 class Caller(NamedTuple):
@@ -173,6 +185,10 @@ class Kind(ABC):
     def space(self, ino: int) -> tuple[int, int]:
         """Bytes in all and free, as df shows them."""
         return 0, 0
+
+    def answers(self, stream_id: int) -> Answers:
+        """What the rows alone say of a tenant, with its intents where there are any: as `find`, `row` and `told` would."""
+        return Answers.NOTHING
 
     # -- names: acknowledged, not folded -----------------------------------------------------------------------
 

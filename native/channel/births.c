@@ -13,6 +13,7 @@
 #include "brake.h"
 #include "keeper.h"
 #include "nests.h"
+#include "view.h"
 
 #ifndef CRADLES_MAX /* the tests build with a small one, which they fill */
 #define CRADLES_MAX 1024u
@@ -20,7 +21,6 @@
 #define CRADLES_MIN 16u
 #define UNFOLDED_MAX (UINT64_C(4) << 20)
 #define LOG_MAX (UINT64_C(1) << 39)
-#define STREAM_SHIFT 40
 #define ATTR_VALID_S 1
 
 typedef struct {
@@ -66,6 +66,15 @@ static stream *stream_of(uint64_t nodeid) { return stream_find(nodeid >> STREAM_
 bool births_have_page(void) { return page; }
 
 bool births_have_stream(uint64_t nodeid) { return stream_of(nodeid); }
+
+bool births_stream(uint64_t stream_id, intent_page **with_page, uint32_t *slot, int *log_fd, int *dir_fd) {
+  pthread_mutex_lock(&births_lock);
+  const stream *s = page ? stream_find(stream_id) : NULL;
+  bool found = s && s->log_fd >= 0;
+  if (found) *with_page = page, *slot = s->slot, *log_fd = s->log_fd, *dir_fd = s->dir_fd;
+  pthread_mutex_unlock(&births_lock);
+  return found;
+}
 
 void backing_name(uint64_t ino, char name[BACKING_NAME_LEN]) {
   snprintf(name, BACKING_NAME_LEN, "%llu.1", (unsigned long long)ino);

@@ -32,6 +32,7 @@ extern pthread_mutex_t births_lock;
 #define BIRTH_FH (UINT64_C(1) << 61) /* set in the handles of births */
 #define INTENT_BORN 1 /* kinds of records of an intent log: engine/FORMATS.md */
 #define INTENT_CLOSED 2
+#define INTENT_UNLINKED 3
 #define INTENT_DROPPED 1u /* flag of CLOSED: the node was dropped, too */
 #define INTENT_LEN 72
 
@@ -53,6 +54,9 @@ void births_page(int fd);
 void births_dir(uint64_t stream_id, uint32_t slot, int fd);
 void births_log(uint64_t stream_id, int fd);
 void births_inos(uint64_t stream_id, uint64_t first, uint64_t count);
+
+/* view.c: the page, and a stream's place in it, log and folder, which stay; false: there is no such stream, or no log of it yet. */
+bool births_stream(uint64_t stream_id, intent_page **with_page, uint32_t *slot, int *log_fd, int *dir_fd);
 
 /* keeper.c: an inode number to make a file for, if one is wanted; and what became of it. False: it is the keeper's to undo. */
 bool births_order(cradle *out, int *dir_fd);

@@ -20,6 +20,7 @@
 #include "brake.h"
 #include "channel.h"
 #include "keeper.h"
+#include "names.h"
 #include "nests.h"
 
 #define RANGES_MAX 2048      /* of one EV_WRITTEN */
@@ -129,6 +130,19 @@ static void nest(const control_message *m) {
   if (result != 1) event_send(EV_NEST, result ? PROTO_AGAIN : 0, m->seq, NULL, 0);
 }
 
+/* The catalog to answer names from, and how they look. */
+static void open_catalog(const control_message *m) {
+  char path[PROTO_MESSAGE_MAX];
+  uint8_t body[4];
+  told_as as = {.has_uid = m->nodeid & CATALOG_UID, .has_gid = m->nodeid & CATALOG_GID, .uid = m->catalog.uid, .gid = m->catalog.gid,
+                .umask = m->catalog.umask};
+  memcpy(path, m->catalog.path, m->catalog.path_len);
+  path[m->catalog.path_len] = 0;
+  names_look(&as);
+  store_u32(body, (uint32_t)view_open(path));
+  event_send(EV_CATALOG, 0, m->seq, body, sizeof body);
+}
+
 static void probe(const control_message *m, int fd) {
   uint8_t body[4];
   int32_t id;
@@ -158,6 +172,10 @@ void control_apply(const control_message *m, int fd) {
     case PROTO_NAMES: return nests_names(m->nodeid, m->reply.payload, m->reply.payload_len);
     case PROTO_AHEAD: return ahead_put(m->nodeid, m->seq, m->reply.payload, m->reply.payload_len);
     case PROTO_NEST: return nest(m);
+    case PROTO_CATALOG: return open_catalog(m);
+    case PROTO_TREE:
+      if (!view_tree(m->nodeid, m->caps_on)) note("the tree of tenant %llu is not read here", (unsigned long long)m->nodeid);
+      return;
     case PROTO_COLLECT: return collect(m);
     case PROTO_REPLY: return answer_upcall(m);
     case PROTO_ROOM: return brake_room(m);

@@ -23,6 +23,7 @@
 #include "births.h"
 #include "brake.h"
 #include "channel.h"
+#include "names.h"
 #include "nests.h"
 
 #ifndef MADV_POPULATE_READ
@@ -284,15 +285,20 @@ static bool upcall_name(const request *r) { return channel.upcall_names && fits_
 
 bool serve(const request *r, uint8_t *data) {
   switch (r->header.opcode) {
-    case WIRE_LOOKUP: return nests_lookup(r) || ahead_lookup(r) || upcall_name(r);
-    case WIRE_GETATTR: return nests_getattr(r) || upcall_name(r);
+    case WIRE_LOOKUP: return nests_lookup(r) || names_lookup(r, data) || ahead_lookup(r) || upcall_name(r);
+    case WIRE_GETATTR: return names_getattr(r, data) || nests_getattr(r) || upcall_name(r);
+    case WIRE_READLINK: return names_readlink(r, data);
+    case WIRE_LISTXATTR: return names_listxattr(r, data);
+    case WIRE_OPENDIR: return names_opendir(r);
+    case WIRE_READDIRPLUS: return names_readdir(r, data) || upcall_name(r);
+    case WIRE_RELEASEDIR: return names_releasedir(r);
     case WIRE_STATFS: /* libfuse does not say of which inode */
-    case WIRE_READDIRPLUS: return upcall_name(r);
+    case WIRE_FSYNCDIR: return upcall_name(r);
     case WIRE_CREATE: return births_create(r);
     case WIRE_RELEASE: return births_release(r);
     case WIRE_READ: return serve_read(r, data);
     case WIRE_WRITE: return serve_write(r);
-    case WIRE_GETXATTR: return serve_getxattr(r);
+    case WIRE_GETXATTR: return serve_getxattr(r) || names_getxattr(r, data);
     case WIRE_REMOVEXATTR: return serve_removexattr(r);
     case WIRE_LSEEK: return serve_lseek(r) || upcall(r);
     case WIRE_COPY_FILE_RANGE:

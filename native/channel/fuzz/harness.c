@@ -16,6 +16,7 @@
 #include "../births.h"
 #include "../channel.h"
 #include "../keeper.h"
+#include "../names.h"
 
 #define FILE_LEN (64 * 1024)
 #define NODES_SEEN_MAX 4096
@@ -123,6 +124,8 @@ static void step(uint8_t what, uint8_t flags, const uint8_t *data, size_t len) {
     channel.upcall_names = flags & 1;
     request_handle(exact, len, room);
     if (len % 2) keeper_round();
+  } else if (what == STEP_ROW) {
+    fake_put(exact, len);
   } else {
     seen.backing_error = flags & 2 ? EPERM : 0;
     reply_handle(exact, len, room);
@@ -150,6 +153,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     control_apply(&drop, -1);
   }
   keeper_settle();
+  view_reset();
+  listing_reset();
+  fake_reset();
   births_reset();
   answers_reset();
   ahead_forget();
