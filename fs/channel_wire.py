@@ -77,7 +77,7 @@ class Kind(IntEnum):
     NAMES = 17
     BYTES = 18
     COMING = 19
-    AHEAD = 20
+    # 20 was AHEAD
     BRAKE = 21
     WATCH = 22
     ROOM = 23

@@ -162,7 +162,7 @@ async def _end_writing(mounted: MountedVolume, reason: str) -> None:
 
 async def _until_gone(mounted: MountedVolume, upcalls: Upcalls, scope: trio.CancelScope) -> None:
     try:
-        await mounted.channel.run(upcalls.answer, mounted.kinds, at_once=upcalls.at_once, next_names=upcalls.next_names)
+        await mounted.channel.run(upcalls.answer, mounted.kinds, at_once=upcalls.at_once)
     except ChannelError:
         # No request can be answered, whatever still waits for a disk or a remote: it leaves what a crash leaves.
         faulthandler.dump_traceback_later(END_WITHOUT_CHANNEL_MAX_S, exit=True, file=sys.__stderr__ or 2)

@@ -14,7 +14,6 @@ from typing import Final
 
 from aof2.engine.errors import os_error
 from aof2.engine.kinds.kind import NAME_MAX, Caller
-from aof2.fs.ahead import Ahead
 from aof2.fs.answers import code_of
 from aof2.fs.channel import Upcall
 from aof2.fs.ops import Operations
@@ -45,7 +44,6 @@ class Upcalls:
         self._kinds = operations.tree.kinds
         self._quick = Quick(operations.tree, operations.directories, operations.volume.foreground)
         self.at_once = self._quick.answer
-        self.next_names = Ahead(operations.tree).after
 
     async def answer(self, call: Upcall) -> bytes:
         """The body of the reply; OSError with what the kernel is told instead."""

@@ -212,8 +212,9 @@ class Births:
                 self._channel.drop(intent.ino)
         for close in closes.values():
             self._release(close)
-        if born and self._granted:
-            self._grant_more(born[-1][0])
+        new = [intent for intent, _ in folded if intent.kind in (IntentKind.BORN, IntentKind.MADE)]
+        if new and self._granted:
+            self._grant_more(new[-1])
 
     def _release(self, close: Intent) -> None:
         if self._tasks.begin(self._release_one, close):

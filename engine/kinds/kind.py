@@ -48,7 +48,7 @@ class Asked(IntEnum):
 
 
 class Answers(IntFlag):
-    """What the channel may answer of a tenant's inodes by itself, from the catalog's rows. Spoken to it: never renumber."""
+    """What the channel may answer of a tenant by itself, from the catalog's rows. Spoken to it: never renumber."""
 
     NOTHING = 0
     LOOK_UP = 1
@@ -57,6 +57,7 @@ class Answers(IntFlag):
     LINKS = 8  # targets of symlinks
     XATTRS = 16  # `user.aof2.*` apart
     INTENTS = 32  # the rows are not all: the tenant has an intent log
+    CHANGES = 64  # and make: what is plainly allowed is recorded there
 
 
 class Caller(NamedTuple):
@@ -168,11 +169,6 @@ class Kind(ABC):
         """What the kernel is to be told of an inode beside its row."""
         return Told()
 
-    def steady(self, parent: int, after: bytes, count: int) -> list[tuple[bytes, InodeRow | None]]:
-        """The next names of a directory, for look-ups that will come. With their inodes where those change only by a
-        request; None in their place else."""
-        return []
-
     def readlink(self, ino: int) -> bytes:
         return self.row(ino).target
 
@@ -187,7 +183,7 @@ class Kind(ABC):
         return 0, 0
 
     def answers(self, stream_id: int) -> Answers:
-        """What the rows alone say of a tenant, with its intents where there are any: as `find`, `row` and `told` would."""
+        """What rows say of a tenant, and its intents where there are any: as `find`, `row` and `told` would."""
         return Answers.NOTHING
 
     # -- names: acknowledged, not folded -----------------------------------------------------------------------

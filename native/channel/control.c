@@ -15,7 +15,6 @@
 #include <unistd.h>
 
 #include "../bytes.h"
-#include "ahead.h"
 #include "births.h"
 #include "brake.h"
 #include "channel.h"
@@ -98,7 +97,7 @@ static void collect(const control_message *m) {
   }
 }
 
-/* An upcall's answer. TMPFILE opens a file, as CREATE does; what a nest's GETATTR says is remembered. */
+/* An upcall's answer. TMPFILE opens a file, as CREATE does. */
 static void answer_upcall(const control_message *m) {
   static uint8_t buf[PROTO_MESSAGE_MAX + sizeof(wire_out_header)]; /* under control_lock */
   pending asked;
@@ -115,7 +114,6 @@ static void answer_upcall(const control_message *m) {
   memcpy(buf, &header, sizeof header);
   memcpy(buf + sizeof header, m->reply.payload, m->reply.payload_len);
   nests_answered(&asked, buf, len);
-  if (!ahead_harmless(asked.opcode)) ahead_forget();
   bool opened = asked.opcode == WIRE_TMPFILE && open_patch(buf, len, &asked, &nodeid, &fh);
   struct iovec part = {buf, len};
   if (!device_write(channel.dev, &part, 1) && opened) {
@@ -170,7 +168,6 @@ void control_apply(const control_message *m, int fd) {
     case PROTO_CLEAR: return clear(m);
     case PROTO_BIRTH_INOS: return births_inos(m->nodeid, m->blocks.first, m->blocks.count);
     case PROTO_NAMES: return nests_names(m->nodeid, m->reply.payload, m->reply.payload_len);
-    case PROTO_AHEAD: return ahead_put(m->nodeid, m->seq, m->reply.payload, m->reply.payload_len);
     case PROTO_NEST: return nest(m);
     case PROTO_CATALOG: return open_catalog(m);
     case PROTO_TREE:

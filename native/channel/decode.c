@@ -34,7 +34,6 @@ static size_t body_len_of(uint16_t kind) {
     case PROTO_BIRTH_LOG: return 16;
     case PROTO_BIRTH_INOS: return 24;
     case PROTO_NEST: return 20;
-    case PROTO_AHEAD:
     case PROTO_NAMES: return 8; /* at least */
     case PROTO_DUMP:
     case PROTO_BIRTH_PAGE:
@@ -44,7 +43,7 @@ static size_t body_len_of(uint16_t kind) {
 }
 
 static bool is_open_ended(uint16_t kind) {
-  return kind == PROTO_REPLY || kind == PROTO_NAMES || kind == PROTO_AHEAD || kind == PROTO_CATALOG;
+  return kind == PROTO_REPLY || kind == PROTO_NAMES || kind == PROTO_CATALOG;
 }
 
 bool control_decode(const uint8_t *buf, size_t len, control_message *out) {
@@ -106,7 +105,6 @@ bool control_decode(const uint8_t *buf, size_t len, control_message *out) {
       out->catalog.path = body + want;
       out->catalog.path_len = left - want;
       return out->catalog.path_len > 0;
-    case PROTO_AHEAD:
     case PROTO_NAMES:
       out->reply.payload = body + want;
       out->reply.payload_len = left - want;

@@ -32,6 +32,9 @@ bool names_opendir(const request *r);
 bool names_readdir(const request *r, uint8_t *data);
 bool names_releasedir(const request *r);
 
+/* changes.c: an entry as everything looks. */
+void names_entry(wire_entry_out *out, const inode_row *row, const struct stat *backing);
+
 /* listing.c, for names.c: one page of a directory that was opened here. */
 typedef struct {
   uint8_t *data;

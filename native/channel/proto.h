@@ -33,7 +33,7 @@ enum proto_kind { /* daemon to channel */
   PROTO_NAMES = 17,
   PROTO_BYTES = 18,
   PROTO_COMING = 19,
-  PROTO_AHEAD = 20,
+  /* 20 was AHEAD */
   PROTO_BRAKE = 21,
   PROTO_WATCH = 22,
   PROTO_ROOM = 23,
@@ -124,7 +124,7 @@ typedef struct {
   };
 } control_message;
 
-/* Whether the bytes are a whole message of a known kind: the lengths are exact but for REPLY, NAMES, AHEAD and CATALOG, whose
+/* Whether the bytes are a whole message of a known kind: the lengths are exact but for REPLY, NAMES and CATALOG, whose
  * payload is the rest (`reply.payload`, `catalog.path`). */
 bool control_decode(const uint8_t *buf, size_t len, control_message *out);
 #endif

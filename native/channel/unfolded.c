@@ -34,6 +34,7 @@ typedef struct {
   bool born, gone;
   inode_row row;
   row_time touched;
+  over_field fields[OVER_FIELDS];
   uint32_t first_name; /* of a directory */
 } inode_entry;
 
@@ -123,37 +124,114 @@ static name_entry *have_name(half *h, uint64_t dir, span name) {
 /* -- records ---------------------------------------------------------------------------------------------------- */
 typedef struct {
   uint16_t kind;
-  uint32_t mode, uid, gid;
-  uint64_t ino, parent, time_ns, end;
+  uint32_t mode, uid, gid, flags;
+  uint64_t ino, parent, time_ns, fh, end;
   span name;
 } intent;
 
-static void born(inode_entry *e, const intent *i) {
+static void set_field(inode_entry *e, int field, uint64_t value, uint64_t end) { e->fields[field] = (over_field){end, value}; }
+
+static void touch(inode_entry *e, const intent *i) {
+  row_time when = row_time_of_ns(i->time_ns);
+  if (!e->touched_end || row_time_before(e->touched, when)) e->touched = when;
+  e->touched_end = i->end;
+}
+
+/* A name of a directory that is this inode now, or no more. */
+static bool lay_name(half *h, const intent *i, uint64_t dir, span text, bool there) {
+  name_entry *name = text.len <= 255 ? have_name(h, dir, text) : NULL;
+  if (!name) return false;
+  name->ino = i->ino;
+  name->mode = i->mode & S_IFMT;
+  name->there = there;
+  name->end = i->end;
+  touch(find_inode(h, dir), i);
+  return true;
+}
+
+static bool lay_links(half *h, uint64_t ino, uint64_t links, uint64_t end) {
+  inode_entry *e = links ? have_inode(h, ino) : NULL;
+  if (e) set_field(e, OVER_NLINK, links, end);
+  return e || !links;
+}
+
+/* A file, or a directory: `flags` are the links of the one it is in. */
+static bool lay_new(half *h, const intent *i) {
+  bool is_dir = i->kind == INTENT_MADE;
+  inode_entry *e = have_inode(h, i->ino);
+  if (!e || !lay_name(h, i, i->parent, i->name, true)) return false;
   row_time when = row_time_of_ns(i->time_ns);
   e->born = true;
   e->gone = false;
-  e->row = (inode_row){.ino = i->ino, .mode = S_IFREG | (i->mode & 07777), .uid = i->uid, .gid = i->gid, .nlink = 1,
-                       .generation = 1, .parent = i->parent, .mtime = when, .ctime = when, .atime = when};
+  e->end = i->end;
+  e->row = (inode_row){.ino = i->ino, .mode = (is_dir ? S_IFDIR : S_IFREG) | (i->mode & 07777), .uid = i->uid, .gid = i->gid,
+                       .nlink = is_dir ? 2 : 1, .generation = !is_dir, .parent = i->parent, .mtime = when, .ctime = when, .atime = when};
+  return !is_dir || lay_links(h, i->parent, i->flags, i->end);
 }
 
-/* False: there is no room. */
+/* A name is gone: `uid` links of the inode are left, or, of a removed directory, of the one it was in. */
+static bool lay_gone(half *h, const intent *i) {
+  bool is_dir = i->kind == INTENT_RMDIR;
+  inode_entry *e = have_inode(h, i->ino);
+  if (!e || !lay_name(h, i, i->parent, i->name, false)) return false;
+  if (is_dir || !i->uid) {
+    e->gone = true;
+    e->end = i->end;
+  }
+  set_field(e, OVER_CTIME, i->time_ns, i->end);
+  return lay_links(h, is_dir ? i->parent : i->ino, i->uid, i->end);
+}
+
+/* The names stand one behind the other, with a zero between them. `uid` and `gid`: the links of the directories, where they change. */
+static bool lay_renamed(half *h, const intent *i) {
+  const uint8_t *zero = memchr(i->name.at, 0, i->name.len);
+  inode_entry *e = zero ? have_inode(h, i->ino) : NULL;
+  if (!e) return false;
+  span old = {i->name.at, (size_t)(zero - i->name.at)}, new = {zero + 1, i->name.len - old.len - 1};
+  set_field(e, OVER_CTIME, i->time_ns, i->end);
+  set_field(e, OVER_PARENT, i->fh, i->end);
+  return lay_name(h, i, i->parent, old, false) && lay_name(h, i, i->fh, new, true) && lay_links(h, i->parent, i->uid, i->end) &&
+         lay_links(h, i->fh, i->gid, i->end);
+}
+
+/* One more name; `uid` are the links then. */
+static bool lay_linked(half *h, const intent *i) {
+  inode_entry *e = have_inode(h, i->ino);
+  if (!e || !lay_name(h, i, i->parent, i->name, true)) return false;
+  set_field(e, OVER_CTIME, i->time_ns, i->end);
+  return lay_links(h, i->ino, i->uid, i->end);
+}
+
+static bool lay_closed(half *h, const intent *i) {
+  inode_entry *e = have_inode(h, i->ino);
+  if (e) set_field(e, OVER_CLOSED, 1, i->end);
+  return e;
+}
+
+static bool lay_set(half *h, const intent *i) {
+  inode_entry *e = have_inode(h, i->ino);
+  if (!e) return false;
+  set_field(e, OVER_CTIME, i->time_ns, i->end);
+  if (i->flags & INTENT_SET_MODE) set_field(e, OVER_MODE, i->mode & 07777, i->end);
+  if (i->flags & INTENT_SET_ATIME) set_field(e, OVER_ATIME, i->fh, i->end);
+  if (i->flags & INTENT_SET_MTIME) set_field(e, OVER_MTIME, i->parent, i->end);
+  return true;
+}
+
+/* False: there is no room, or it is no record of ours. */
 static bool lay(half *h, const intent *i) {
   h->last_end = i->end;
-  if (i->kind != INTENT_BORN && i->kind != INTENT_UNLINKED) return true; /* a close changes nothing that is asked for */
-  name_entry *name = have_name(h, i->parent, i->name);
-  inode_entry *self = name ? have_inode(h, i->ino) : NULL;
-  inode_entry *above = self ? find_inode(h, i->parent) : NULL;
-  if (!above) return false;
-  name->ino = i->ino;
-  name->mode = S_IFREG;
-  name->there = i->kind == INTENT_BORN;
-  name->end = self->end = i->end;
-  if (i->kind == INTENT_BORN) born(self, i);
-  else self->gone = true;
-  row_time when = row_time_of_ns(i->time_ns);
-  if (!above->touched_end || row_time_before(above->touched, when)) above->touched = when;
-  above->touched_end = i->end;
-  return true;
+  switch (i->kind) {
+    case INTENT_BORN:
+    case INTENT_MADE: return lay_new(h, i);
+    case INTENT_CLOSED: return lay_closed(h, i);
+    case INTENT_UNLINKED:
+    case INTENT_RMDIR: return lay_gone(h, i);
+    case INTENT_RENAMED: return lay_renamed(h, i);
+    case INTENT_LINKED: return lay_linked(h, i);
+    case INTENT_SET: return lay_set(h, i);
+    default: return false;
+  }
 }
 
 /* The record at the start of `data`; how long it is, 0: not whole, or none. */
@@ -161,9 +239,9 @@ static size_t parse(const uint8_t *data, size_t len, uint64_t at, intent *out) {
   if (len < INTENT_LEN) return 0;
   size_t size = load_u32(data);
   *out = (intent){.kind = load_u16(data + 8), .mode = load_u32(data + 12), .uid = load_u32(data + 32), .gid = load_u32(data + 36),
-                  .ino = load_u64(data + 16), .parent = load_u64(data + 24), .time_ns = load_u64(data + 40), .end = at + size,
+                  .ino = load_u64(data + 16), .parent = load_u64(data + 24), .time_ns = load_u64(data + 40), .fh = load_u64(data + 48), .flags = load_u32(data + 56), .end = at + size,
                   .name = {data + INTENT_LEN, load_u16(data + 10)}};
-  return size < INTENT_LEN || size > len || size % 8 || out->name.len > size - INTENT_LEN || out->name.len > 255 ? 0 : size;
+  return size < INTENT_LEN || size > len || size % 8 || out->name.len > size - INTENT_LEN || out->name.len > 2 * 255 + 1 ? 0 : size;
 }
 
 /* Of a buffer full; how much was taken of it. -1: no room, or something that is no record. */
@@ -267,8 +345,25 @@ static void lay_inode(half *h, uint64_t folded, uint64_t ino, over_inode *out) {
     out->gone = e->gone;
     if (e->born) out->born = true, out->row = e->row;
   }
+  for (int i = 0; i < OVER_FIELDS; i++)
+    if (e->fields[i].end > folded) out->fields[i] = e->fields[i];
   if (e->touched_end > folded && (!out->touched || row_time_before(out->when, e->touched)))
-    out->touched = true, out->when = e->touched;
+    out->touched = true, out->when = e->touched, out->touched_end = e->touched_end;
+}
+
+void over_apply(const over_inode *over, inode_row *row) {
+  const over_field *f = over->fields;
+  if (f[OVER_NLINK].end) row->nlink = (uint32_t)f[OVER_NLINK].value;
+  if (f[OVER_PARENT].end) row->parent = f[OVER_PARENT].value;
+  if (f[OVER_MODE].end) row->mode = (row->mode & S_IFMT) | (uint32_t)f[OVER_MODE].value;
+  if (f[OVER_CTIME].end) row->ctime = row_time_of_ns(f[OVER_CTIME].value);
+  if (f[OVER_ATIME].end) row->atime = row_time_of_ns(f[OVER_ATIME].value);
+  bool set_later = f[OVER_MTIME].end > over->touched_end;
+  if (f[OVER_MTIME].end) row->mtime = row_time_of_ns(f[OVER_MTIME].value);
+  if (over->touched && !set_later && row_time_before(row->mtime, over->when)) {
+    row->mtime = over->when;
+    if (row_time_before(row->ctime, over->when)) row->ctime = over->when;
+  }
 }
 
 over_state unfolded_inode(over_view v, uint64_t ino, over_inode *out) {

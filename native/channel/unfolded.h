@@ -33,14 +33,24 @@ over_state unfolded_read(over_view v, int log_fd, uint64_t end);
 typedef enum { OVER_NOTHING, OVER_THERE, OVER_GONE } over_what;
 over_state unfolded_name(over_view v, uint64_t dir, span name, over_what *what, uint64_t *ino);
 
+/* What is laid over one field: the newest value, and the end of its record. */
+typedef struct {
+  uint64_t end, value;
+} over_field;
+enum { OVER_NLINK, OVER_CTIME, OVER_PARENT, OVER_MODE, OVER_ATIME, OVER_MTIME, OVER_CLOSED, OVER_FIELDS };
+
 typedef struct {
   bool born;   /* `row` is all there is of it */
   bool gone;   /* its last name is: the rows show it as it was before */
   bool touched; /* names in it changed, last at `when` */
   inode_row row;
   row_time when;
+  uint64_t touched_end;
+  over_field fields[OVER_FIELDS]; /* those with an end */
 } over_inode;
 over_state unfolded_inode(over_view v, uint64_t ino, over_inode *out);
+/* The row with all that laid over it. */
+void over_apply(const over_inode *over, inode_row *row);
 
 #define OVER_NAMES_MAX 256
 typedef struct {

@@ -155,12 +155,14 @@ view_result view_inode(const view *v, uint64_t ino, inode_row *out) {
     if (got == ROW_ABSENT) return VIEW_ABSENT;
     if (got != ROW_FOUND || !inode_row_decode(value, out) || out->ino != ino) return VIEW_BROKEN;
   }
+  over_apply(&over, out);
   if (!out->nlink) return VIEW_ABSENT;
-  if (over.touched && row_time_before(out->mtime, over.when)) {
-    out->mtime = over.when;
-    if (row_time_before(out->ctime, over.when)) out->ctime = over.when;
-  }
   return VIEW_FOUND;
+}
+
+bool view_is_newly_open(const view *v, uint64_t ino) {
+  over_inode over;
+  return v->laid && (unfolded_inode(v->over, ino, &over) != OVER_READY || (over.born && !over.fields[OVER_CLOSED].end && S_ISREG(over.row.mode)));
 }
 
 view_result view_dirty(const view *v, const inode_row *row, struct stat *st) {

@@ -29,6 +29,7 @@ enum {
   ANSWER_LIST = 4u,
   ANSWER_LINK = 8u,   /* targets of symlinks */
   ANSWER_XATTR = 16u,
+  ANSWER_CHANGES = 64u, /* made here (changes.h) */
   ANSWER_INTENTS = 32u, /* there is an intent log: the rows alone are not all */
 };
 
@@ -52,6 +53,8 @@ void view_end(void);
 view_result view_name(const view *v, uint64_t dir, span name, uint64_t *ino);
 /* An inode that has a name; ABSENT: none that rows know. */
 view_result view_inode(const view *v, uint64_t ino, inode_row *out);
+/* Whether the file was made here, the daemon does not know of it, and its maker has it open. */
+bool view_is_newly_open(const view *v, uint64_t ino);
 /* Whether the file is being written: size and times are those of its backing file, in *st. BROKEN: it is, and that is not here. */
 view_result view_dirty(const view *v, const inode_row *row, struct stat *st);
 

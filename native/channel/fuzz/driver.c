@@ -79,11 +79,6 @@ static void control_put(void) {
       break;
     case PROTO_NEST: store_u32(m + 16, (uint32_t)number(5)); store_u32(m + 20, (uint32_t)below(2)); len = 28; break;
     case PROTO_NAMES: m[16] = (uint8_t)below(6); m[18] = 'a'; len = 16 + below(20); break;
-    case PROTO_AHEAD: /* two entries, often cut */
-      m[16 + WIRE_ENTRY_OUT_LEN] = 1, m[17 + WIRE_ENTRY_OUT_LEN] = 'a';
-      m[18 + 2 * WIRE_ENTRY_OUT_LEN] = (uint8_t)below(4), m[19 + 2 * WIRE_ENTRY_OUT_LEN] = 'b';
-      len = below(2) ? 20 + 2 * WIRE_ENTRY_OUT_LEN : 16 + below(22 + 2 * WIRE_ENTRY_OUT_LEN);
-      break;
     case PROTO_BYTES:
       store_u64(m + 16, number(3));
       store_u32(m + 24, (uint32_t)number(4));
@@ -91,21 +86,21 @@ static void control_put(void) {
       len = 32;
       break;
     case PROTO_CATALOG: m[28] = '/'; len = 28 + below(3); break;
-    case PROTO_TREE: store_u32(m + 16, (uint32_t)number(64)); len = 20; break;
+    case PROTO_TREE: store_u32(m + 16, (uint32_t)number(128)); len = 20; break;
     case PROTO_BIRTH_PAGE:
     case PROTO_DUMP:
     case PROTO_PROBE: len = 8; break;
     default: break;
   }
   bool takes_fd = kind == PROTO_NODE || kind == PROTO_PROBE || (kind == PROTO_BYTES && below(8)) || (kind >= PROTO_BIRTH_PAGE && kind <= PROTO_BIRTH_LOG);
-  step_put(STEP_CONTROL, takes_fd ? WITH_FD : below(20) == 0 ? WITH_FD : RIGHT_SEQ, m, len);
+  step_put(STEP_CONTROL, takes_fd || below(20) == 0 ? WITH_FD : 0, m, len);
 }
 
 static void request_put(void) {
   static const uint32_t opcodes[] = {WIRE_OPEN, WIRE_READ, WIRE_WRITE, WIRE_RELEASE, WIRE_GETXATTR, WIRE_CREATE, WIRE_INTERRUPT,
                                      WIRE_FALLOCATE, WIRE_LSEEK, WIRE_COPY_FILE_RANGE, WIRE_COPY_FILE_RANGE_64, WIRE_TMPFILE,
                                      WIRE_INIT, WIRE_STATX, WIRE_READ, WIRE_WRITE, WIRE_LOOKUP, WIRE_GETATTR, WIRE_SETATTR,
-                                     WIRE_READDIRPLUS, WIRE_LOOKUP, WIRE_READLINK, WIRE_LISTXATTR, WIRE_OPENDIR, WIRE_RELEASEDIR, WIRE_MKDIR, WIRE_UNLINK, WIRE_RENAME, WIRE_RENAME2, WIRE_LINK};
+                                     WIRE_READDIRPLUS, WIRE_LOOKUP, WIRE_READLINK, WIRE_LISTXATTR, WIRE_OPENDIR, WIRE_RELEASEDIR, WIRE_MKDIR, WIRE_RMDIR, WIRE_UNLINK, WIRE_RENAME, WIRE_RENAME2, WIRE_LINK};
   static const char *names[] = {"security.selinux", "security.capability", "system.posix_acl_access", "user.x", ""};
   uint8_t m[400] = {0};
   wire_in_header h = {.opcode = opcodes[below(sizeof opcodes / sizeof *opcodes)], .unique = below(20), .nodeid = number(6)};
@@ -218,7 +213,7 @@ static void tree_put(void) {
   m[28] = '/';
   step_put(STEP_CONTROL, 0, m, 29);
   store_u16(m, PROTO_TREE);
-  store_u32(m + 16, (uint32_t)(31 + below(33)));
+  store_u32(m + 16, (uint32_t)(below(4) ? 127 : below(128)));
   step_put(STEP_CONTROL, 0, m, 20);
 }
 

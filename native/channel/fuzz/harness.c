@@ -12,7 +12,6 @@
 #include <unistd.h>
 
 #include "../../bytes.h"
-#include "../ahead.h"
 #include "../births.h"
 #include "../channel.h"
 #include "../keeper.h"
@@ -115,7 +114,6 @@ static void step(uint8_t what, uint8_t flags, const uint8_t *data, size_t len) {
     if (control_decode(exact, len, &m)) {
       if (m.kind == PROTO_NODE && n_seen < NODES_SEEN_MAX) nodes_seen[n_seen++] = m.nodeid;
       if (m.kind == PROTO_NODE && n_seen == NODES_SEEN_MAX) m.kind = PROTO_DROP;
-      if (m.kind == PROTO_AHEAD && flags & RIGHT_SEQ) m.seq = ahead_moves();
       control_apply(&m, fd);
     } else if (fd >= 0) {
       close(fd);
@@ -158,7 +156,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   fake_reset();
   births_reset();
   answers_reset();
-  ahead_forget();
   CHECK(seen.backings_open == 0);
   CHECK(bitmap_bytes_used() == 0);
   int again = dup(STDERR_FILENO);

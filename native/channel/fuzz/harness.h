@@ -12,7 +12,7 @@
 #include <stdlib.h>
 
 enum { STEP_CONTROL, STEP_REQUEST, STEP_REPLY, STEP_ROW, STEPS };
-enum { STEP_HEADER_LEN = 4, WITH_FD = 1, RIGHT_SEQ = 4 };
+enum { STEP_HEADER_LEN = 4, WITH_FD = 1 };
 
 #define CHECK(condition)                                                          \
   do {                                                                            \
