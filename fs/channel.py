@@ -288,8 +288,8 @@ class Channel:
     async def read_names(
         self, catalog: Path, answers: Mapping[int, int], *, uid: int | None, gid: int | None, umask: int | None
     ) -> bool:
-        """The channel answers what it may (`Answers`, by stream) from the catalog, as everything is to look; False where it
-        cannot read that: the daemon answers."""
+        """The channel answers what it may (`Answers`, by stream) from the catalog, as all is to look; False where
+        it cannot read that: the daemon answers."""
         flags = (0 if uid is None else wire.LOOKS_UID) | (0 if gid is None else wire.LOOKS_GID)
         body = wire.CATALOG.pack(flags, uid or 0, gid or 0, umask or 0) + os.fsencode(catalog)
         (_, code), *_ = await self._ask(Kind.CATALOG, body)

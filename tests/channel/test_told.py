@@ -18,6 +18,7 @@ from aof2.engine.catalog.tables import encode
 from aof2.fs.attrs import entry_out
 from aof2.fs.options import Options
 from tests.channel.test_fuzz import built
+from tests.test_formats_page import example, inode_example
 
 QUESTION = struct.Struct("=6I8q")
 ENTRY_LEN = 128
@@ -110,3 +111,8 @@ def test_damaged_rows_are_refused(driver: Path) -> None:
     damaged += [row + b"\0", b"\x91" + row[1:], encode([5]), encode({}), encode([5, "x"]), encode([5, -1])]
     damaged.append(encode(InodeRow(5, 0o100644, size=1, hole_bytes=2)))
     assert set(told(driver, [question(data, Options(), None) for data in damaged])) == {bytes(ENTRY_LEN)}
+
+
+def test_the_documented_row(driver: Path) -> None:
+    (answer,) = told(driver, [question(example("inode-row"), Options(), None)])
+    assert answer == entry_out(inode_example(), Options())
