@@ -15,6 +15,7 @@ TOP = ("fs", "engine", "native")
 CHANNEL = "aof2-channel"
 HARDENED = ["-fstack-protector-strong", "-D_FORTIFY_SOURCE=2", "-fPIE"]
 COMPILE = ["-O2", "-std=c11", "-Wall", "-Wextra", "-pthread", "-D_GNU_SOURCE", "-U_FORTIFY_SOURCE", *HARDENED]
+LIBRARIES = ["lmdb"]
 LINK = ["-pie", "-pthread", "-Wl,-z,relro,-z,now", "-Wl,-z,noexecstack"]
 
 packages = [f"aof2.{top}{'.' + sub if sub else ''}" for top in TOP for sub in ["", *find_packages(top)]]
@@ -29,7 +30,9 @@ class BuildExt(build_ext):
         folder = Path(self.build_lib, "aof2", "native")
         folder.mkdir(parents=True, exist_ok=True)
         objects = self.compiler.compile(sources, output_dir=self.build_temp, extra_postargs=COMPILE)
-        self.compiler.link_executable(objects, CHANNEL, output_dir=str(folder), extra_postargs=LINK)
+        self.compiler.link_executable(
+            objects, CHANNEL, output_dir=str(folder), libraries=LIBRARIES, extra_postargs=LINK
+        )
 
     def copy_extensions_to_source(self):
         super().copy_extensions_to_source()

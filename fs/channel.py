@@ -19,7 +19,7 @@ import os
 import socket
 import struct
 import subprocess
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -106,7 +106,6 @@ class Channel:
         self._upcall: Callable[[Upcall], Awaitable[bytes]] | None = None
         self._told: Told | None = None
         self._at_once: Callable[[int, int, bytes], bytes | None] | None = None
-        self._next_names: Callable[[int, bytes], bytes] | None = None
 
     # -- what the channel is told ------------------------------------------------------------------------------
 
@@ -286,6 +285,23 @@ class Channel:
         """Names of a directory: a length byte and the name, each."""
         self._tell(Kind.NAMES, wire.NODEID.pack(ino) + packed)
 
+    # -- names -------------------------------------------------------------------------------------------------
+
+    async def read_names(
+        self, catalog: Path, answers: Mapping[int, int], *, uid: int | None, gid: int | None, umask: int | None
+    ) -> bool:
+        """The channel answers what it may (`Answers`, by stream) from the catalog, as all is to look; False where
+        it cannot read that: the daemon answers."""
+        flags = (0 if uid is None else wire.LOOKS_UID) | (0 if gid is None else wire.LOOKS_GID)
+        body = wire.CATALOG.pack(flags, uid or 0, gid or 0, umask or 0) + os.fsencode(catalog)
+        (_, code), *_ = await self._ask(Kind.CATALOG, body)
+        if int.from_bytes(code[:4], "little"):
+            return False
+        for stream_id, what in answers.items():
+            if what:
+                self._tell(Kind.TREE, wire.CAPS.pack(stream_id, what))
+        return True
+
     # -- what the kernel is told -------------------------------------------------------------------------------
 
     def invalidate_inode(self, nodeid: int, offset: int = 0, length: int = 0) -> None:
@@ -313,17 +329,15 @@ class Channel:
         told: Told,
         *,
         at_once: Callable[[int, int, bytes], bytes | None] | None = None,
-        next_names: Callable[[int, bytes], bytes] | None = None,
     ) -> None:
         """Reads events until the mount is gone.
 
         `upcall` answers a request with the reply's payload, or raises OSError. `told` hears what is no request.
         `at_once(opcode, nodeid, body)` is asked first, and answers the same way, or None: `upcall` is to answer.
-        `next_names(directory, body)` is asked after each LOOKUP: entries that will be looked up next, packed.
         """
         async with trio.open_nursery() as nursery:
             self._nursery, self._upcall, self._told = nursery, upcall, told
-            self._at_once, self._next_names = at_once, next_names
+            self._at_once = at_once
             for event in self._early:
                 self._take(*event)
             self._early.clear()
@@ -356,10 +370,10 @@ class Channel:
             if not data:
                 return
             kind, flags, seq = wire.HEADER.unpack_from(data)
-            if kind != Kind.EV_UPCALL or not self._answered_at_once(seq, data):
+            if kind != Kind.EV_UPCALL or not self._answered_at_once(data):
                 self._take(kind, flags, seq, data[wire.HEADER.size :])
 
-    def _answered_at_once(self, seq: int, data: bytes) -> bool:
+    def _answered_at_once(self, data: bytes) -> bool:
         if self._at_once is None:
             return False
         unique, opcode, nodeid, _, _, _ = wire.UPCALL.unpack_from(data, wire.HEADER.size)
@@ -371,8 +385,6 @@ class Channel:
         if payload is None:
             return False
         self._tell(Kind.REPLY, wire.REPLY.pack(unique, error) + payload)
-        if opcode == wire.LOOKUP and self._next_names is not None and (packed := self._next_names(nodeid, body)):
-            self._tell(Kind.AHEAD, wire.NODEID.pack(nodeid) + packed, seq=seq)
         return True
 
     def _receive(self) -> None:
@@ -479,11 +491,9 @@ class Channel:
             for line in lines:
                 log.warning("%s", line.decode(errors="replace"))
 
-    def _tell(
-        self, kind: Kind, body: bytes, fd: int | None = None, *, now: bool = False, seq: int = 0, flags: int = 0
-    ) -> None:
+    def _tell(self, kind: Kind, body: bytes, fd: int | None = None, *, now: bool = False, flags: int = 0) -> None:
         if not self._closed:
-            self._control.send(wire.HEADER.pack(kind, flags, seq) + body, fd, now=now)
+            self._control.send(wire.HEADER.pack(kind, flags, 0) + body, fd, now=now)
 
     async def _ask(self, kind: Kind, body: bytes, fd: int | None = None, *, flags: int = 0) -> list[tuple[int, bytes]]:
         if self._ended or self._closed:

@@ -31,6 +31,7 @@ UPCALL: Final = struct.Struct("<QIQIII")
 SHORT: Final = struct.Struct("<QqQQQQ")
 GROWN: Final = struct.Struct("<QqQI")
 TOUCHED: Final = struct.Struct("<QQQQ")
+CATALOG: Final = struct.Struct("<QIII")
 INIT: Final = struct.Struct("<IIIII")
 TRANSPORT: Final = struct.Struct("<II")
 NOTIFY: Final = struct.Struct("=IiQ")
@@ -51,6 +52,8 @@ UNTRACKED: Final = 4
 TAKE: Final = 1
 SILENT: Final = 1
 WATCH_APPEND: Final = 1
+LOOKS_UID: Final = 1
+LOOKS_GID: Final = 2
 
 
 class Kind(IntEnum):
@@ -75,7 +78,7 @@ class Kind(IntEnum):
     NAMES = 17
     BYTES = 18
     COMING = 19
-    AHEAD = 20
+    # 20 was AHEAD
     BRAKE = 21
     WATCH = 22
     ROOM = 23
@@ -85,6 +88,8 @@ class Kind(IntEnum):
     UNCLAIM = 27
     PASS = 28
     EXPECT = 29
+    CATALOG = 30
+    TREE = 31
     EV_MOUNTED = 128
     EV_FAILED = 129
     EV_INIT = 130
@@ -105,6 +110,7 @@ class Kind(IntEnum):
     EV_CLAIMED = 145
     EV_TOUCHED = 146
     EV_TRANSPORT = 147
+    EV_CATALOG = 148
 
 
 class Notify(IntEnum):

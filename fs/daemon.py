@@ -111,6 +111,7 @@ async def _serve(mounted: MountedVolume, upcalls: Upcalls, ready: Callable[[], N
             nursery.start_soon(_until_told, mounted.ending, nursery.cancel_scope)
             for kind in mounted.kinds.all:
                 await background.start(kind.run)
+            await _give_names(mounted)
             _watch_fence(mounted, background)
             await nursery.start(ControlServer(socket_path(mounted.volume.settings), mounted).run)
             ready()
@@ -121,6 +122,14 @@ async def _serve(mounted: MountedVolume, upcalls: Upcalls, ready: Callable[[], N
                 await kind.end()
             await _say_left(mounted.volume)
         background.cancel_scope.cancel()
+
+
+async def _give_names(mounted: MountedVolume) -> None:
+    """The channel answers for names by itself, from the catalog, as far as the kinds let it."""
+    look = mounted.options
+    catalog = mounted.volume.catalog.directory
+    answers = mounted.kinds.answers()
+    await mounted.channel.read_names(catalog, answers, uid=look.uid, gid=look.gid, umask=look.umask)
 
 
 def _watch_fence(mounted: MountedVolume, nursery: trio.Nursery) -> None:
@@ -153,7 +162,7 @@ async def _end_writing(mounted: MountedVolume, reason: str) -> None:
 
 async def _until_gone(mounted: MountedVolume, upcalls: Upcalls, scope: trio.CancelScope) -> None:
     try:
-        await mounted.channel.run(upcalls.answer, mounted.kinds, at_once=upcalls.at_once, next_names=upcalls.next_names)
+        await mounted.channel.run(upcalls.answer, mounted.kinds, at_once=upcalls.at_once)
     except ChannelError:
         # No request can be answered, whatever still waits for a disk or a remote: it leaves what a crash leaves.
         faulthandler.dump_traceback_later(END_WITHOUT_CHANNEL_MAX_S, exit=True, file=sys.__stderr__ or 2)

@@ -130,5 +130,6 @@ class Directories:
     def ino(self, fh: int) -> int:
         return self._open[fh].ino
 
-    def tell(self, fh: int, start: int, page: Page) -> None:
-        self._open[fh].tell(start, page)
+    def tell(self, fh: int, start: int, page: Page, ino: int) -> None:
+        """Of a handle that the channel opened, too: what it could not answer comes here."""
+        (self._open.get(fh) or Listing(self._tree, ino)).tell(start, page)

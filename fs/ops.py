@@ -222,8 +222,9 @@ class Operations(pyfuse3.Operations):
 
     @answered
     async def readdir(self, fh: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
-        await self._at(self.directories.ino(fh), Asked.LIST)
-        self.directories.tell(fh, start_id, PyfusePage(self.tree, token))
+        ino = self.directories.ino(fh)
+        await self._at(ino, Asked.LIST)
+        self.directories.tell(fh, start_id, PyfusePage(self.tree, token), ino)
 
     @answered
     async def releasedir(self, fh: int) -> None:

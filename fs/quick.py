@@ -57,14 +57,14 @@ class Quick:
                 return ABSENT_OUT if row is None else self._tree.entry_out(row)
             if opcode == GETATTR:
                 return self._tree.attr_out(self._tree.get(nodeid))
-            return self._page(body)
+            return self._page(nodeid, body)
         except Exception as e:  # noqa: BLE001 (the mount must live)
             raise OSError(code_of(ABOUT_NAMES[opcode], e), "") from None
 
-    def _page(self, body: bytes) -> bytes:
+    def _page(self, nodeid: int, body: bytes) -> bytes:
         if len(body) < _READ_IN.size:
             raise os_error(errno.EINVAL)
         fh, start, room = _READ_IN.unpack_from(body)
         page = PackedPage(self._tree, room)
-        self._directories.tell(fh, start, page)
+        self._directories.tell(fh, start, page, nodeid)
         return page.packed()

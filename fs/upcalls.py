@@ -14,7 +14,6 @@ from typing import Final
 
 from aof2.engine.errors import os_error
 from aof2.engine.kinds.kind import NAME_MAX, Caller
-from aof2.fs.ahead import Ahead
 from aof2.fs.answers import code_of
 from aof2.fs.channel import Upcall
 from aof2.fs.ops import Operations
@@ -27,6 +26,7 @@ TMPFILE: Final = 51
 COPY_FILE_RANGE: Final = 47
 COPY_FILE_RANGE_64: Final = 53
 STATFS: Final = 17
+FSYNCDIR: Final = 30
 _CREATE_IN: Final = struct.Struct("=IIII")
 _OPEN_OUT: Final = struct.Struct("=QII")
 _FALLOCATE_IN: Final = struct.Struct("<QQQII")
@@ -44,7 +44,6 @@ class Upcalls:
         self._kinds = operations.tree.kinds
         self._quick = Quick(operations.tree, operations.directories, operations.volume.foreground)
         self.at_once = self._quick.answer
-        self.next_names = Ahead(operations.tree).after
 
     async def answer(self, call: Upcall) -> bytes:
         """The body of the reply; OSError with what the kernel is told instead."""
@@ -68,6 +67,9 @@ class Upcalls:
             return await self._tmpfile(call)
         if call.opcode == STATFS:
             return await self._statfs(call)
+        if call.opcode == FSYNCDIR:
+            await (await self._kinds.folded(call.nodeid)).sync_names(call.nodeid)
+            return b""
         if call.opcode == SYNCFS:
             await self._kinds.fold()
             await self._kinds.sync_all()

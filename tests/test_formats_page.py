@@ -15,6 +15,8 @@ from aof2.engine.audit.state import VisibleState
 from aof2.engine.blob import format as blob_format
 from aof2.engine.blob import pack
 from aof2.engine.blob.reader import BlobReader
+from aof2.engine.catalog import tables as t
+from aof2.engine.catalog.rows import InodeRow
 from aof2.engine.env import Env
 from aof2.engine.intents import format as intent_format
 from aof2.engine.manifest import format as manifest_format
@@ -234,3 +236,15 @@ def test_recency_example() -> None:
     assert [key & 0xFF for key in found.image.keys] == [2, 5, 3, 4]
     assert list(found.image.sizes) == [16 | USED_BIT, 1, 4 | USED_BIT, 16]
     assert b"".join(saved.encode(found.image, 1_760_000_000_000, closed=True)) == data
+
+
+def inode_example() -> InodeRow:
+    times = {"mtime_ns": 1700000000123456789, "ctime_ns": 1700000000123456789, "atime_ns": -1500000001}
+    numbers = {"uid": 1000, "gid": 1000, "size": 5000, "generation": 1, "parent": 1 << 40 | 1}
+    return InodeRow(1 << 40 | 300, 0o100644, last_name=b"part-0", **numbers, **times)
+
+
+def test_inode_row() -> None:
+    """The channel's reader has the same example (`tests/channel/test_told.py`)."""
+    assert t.encode(inode_example()) == example("inode-row")
+    assert t.INODES.decode(example("inode-row")) == inode_example()

@@ -43,6 +43,7 @@ MAP_BYTES: Final = 1 << 40
 # What the data file has on the disk ahead of its end; and what a group may begin with when no more is to be had.
 AHEAD_BYTES: Final = 4 << 20
 AHEAD_MIN_BYTES: Final = 512 << 10
+LOCK_FILE_BYTES: Final = 36 << 10  # at least what LMDB's is long, with places for 512 readers
 CRASH_POINTS: Final = ("catalog.trust.withdrawn", "catalog.trust.synced")
 
 
@@ -125,6 +126,7 @@ class Catalog:
     def open(cls, env: Env, directory: Path, *, map_bytes: int = MAP_BYTES) -> Catalog:
         """Opens or creates it, and withdraws the trust in it until `close`."""
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _hold_lock_file(env, directory)
         with explained(directory):
             lmdb_env = lmdb.open(
                 str(directory),
@@ -137,8 +139,8 @@ class Catalog:
             )
         try:
             with explained(directory):
+                lmdb_env.reader_check()  # places of a channel that was killed
                 catalog = cls(env, directory, lmdb_env)
-            catalog._hold_lock_file()
             catalog.take_room_ahead()
             catalog._write_trust(clean=False)
         except BaseException:
@@ -146,16 +148,6 @@ class Catalog:
             raise
         env.failpoint("catalog.trust.withdrawn")
         return catalog
-
-    def _hold_lock_file(self) -> None:
-        """LMDB maps its lock file and writes to it: on a full disk a page that is a hole would be SIGBUS."""
-        fd = os.open(self.directory / "lock.mdb", os.O_RDWR | os.O_CLOEXEC)
-        try:
-            size = os.fstat(fd).st_size
-            if size:
-                self._env.essential(partial(self._env.files.allocate_ahead, fd, 0, size))
-        finally:
-            os.close(fd)
 
     def take_room_ahead(self) -> None:
         """The data file has its next AHEAD_BYTES on the disk already, so that a commit does not meet a full one. ENOSPC
@@ -231,6 +223,16 @@ def _trust(directory: Path) -> Trust:
         return msgspec.json.decode((directory / TRUST_NAME).read_bytes(), type=Trust)
     except (FileNotFoundError, msgspec.DecodeError):
         return Trust(boot_id="", clean=False)
+
+
+def _hold_lock_file(env: Env, directory: Path) -> None:
+    """LMDB maps its lock file and writes to it: on a full disk a page that is a hole would be SIGBUS. Before LMDB opens
+    it: closing a descriptor of it takes the locks away by which the channel's LMDB sees that this process is there."""
+    fd = os.open(directory / "lock.mdb", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        env.essential(partial(env.files.allocate_ahead, fd, 0, LOCK_FILE_BYTES))
+    finally:
+        os.close(fd)
 
 
 def trusted(directory: Path) -> bool:

@@ -73,13 +73,16 @@ class Births:
             task_status.started()
             await trio.sleep_forever()
 
-    async def start(self) -> None:
-        """Gives the channel what it needs to create files of the tenants that have an intent log."""
+    async def start(self, *, bears: bool = True) -> None:
+        """Tells the channel of the intent logs, and where backing files are; `bears`: it may create files by itself."""
         self._channel.birth_page(self._intents.page_fd)
         for one in self._intents.logs:
-            await self._offer(one)
+            self._offer(one)
+            if bears:
+                self._granted[one.stream_id] = _Granted()
+                await self._grant(one.stream_id)
 
-    async def _offer(self, one: IntentLog) -> None:
+    def _offer(self, one: IntentLog) -> None:
         volume = self._files.volume
         hot = volume.hot.root / volume.tenant_names()[one.stream_id]
         volume.env.make_dirs(hot)
@@ -89,8 +92,6 @@ class Births:
         finally:
             os.close(hot_fd)
         self._channel.birth_log(one.stream_id, one.fd)
-        self._granted[one.stream_id] = _Granted()
-        await self._grant(one.stream_id)
 
     async def _grant(self, stream_id: int) -> None:
         volume, granted = self._files.volume, self._granted[stream_id]
@@ -211,8 +212,9 @@ class Births:
                 self._channel.drop(intent.ino)
         for close in closes.values():
             self._release(close)
-        if born and self._granted:
-            self._grant_more(born[-1][0])
+        new = [intent for intent, _ in folded if intent.kind in (IntentKind.BORN, IntentKind.MADE)]
+        if new and self._granted:
+            self._grant_more(new[-1])
 
     def _release(self, close: Intent) -> None:
         if self._tasks.begin(self._release_one, close):

@@ -36,12 +36,12 @@ from aof2.engine.files.recover import recover_dirty
 from aof2.engine.files.state import Stamp
 from aof2.engine.files.table import Files
 from aof2.engine.files.unlinks import Unlinks
-from aof2.engine.intents.format import Intent
+from aof2.engine.intents.format import Intent, IntentKind
 from aof2.engine.intents.mounted import Intents
 from aof2.engine.intents.recover import recover_intents
 from aof2.engine.kinds.catalogued import CAPABILITY, Catalogued, without_privileges
 from aof2.engine.kinds.kernel import Short, Touched
-from aof2.engine.kinds.kind import Asked, Caller, Told, Unsealed, Way
+from aof2.engine.kinds.kind import Answers, Asked, Caller, Told, Unsealed, Way
 from aof2.engine.kinds.registry import Surroundings
 
 if TYPE_CHECKING:
@@ -82,6 +82,7 @@ class FilesKind(Catalogued):
         self.unlinks = Unlinks(self.files, self.intents)
         self._replaced: set[int] = set()  # without a name, whole until the kernel forgets them
         self._way = Way()
+        self._forgotten: set[int] = set()  # by the kernel, while something was not folded
 
     # -- life --------------------------------------------------------------------------------------------------
 
@@ -102,8 +103,7 @@ class FilesKind(Catalogued):
         look as they are."""
         await self.intents.start(s for s in self.volume.writable_tenants() if s in self.tenants)
         await nursery.start(self.births.run)
-        if self._way.passthrough and self._wish.as_recorded:
-            await self.births.start()
+        await self.births.start(bears=self._way.passthrough and self._wish.as_recorded)
         await nursery.start(self.intents.run)
 
     async def _find_way(self) -> Way:
@@ -182,6 +182,10 @@ class FilesKind(Catalogued):
     def named(self, ino: int) -> InodeRow | None:
         return None if self.unlinks.is_nameless(ino) else super().named(ino)
 
+    def answers(self, stream_id: int) -> Answers:
+        has_log = any(one.stream_id == stream_id for one in self.intents.logs)
+        return super().answers(stream_id) | (Answers.INTENTS | Answers.CHANGES if has_log else Answers.NOTHING)
+
     def told(self, row: InodeRow) -> Told:
         """A dirty file's size and times are its backing file's."""
         file = self.files.known.get(row.ino)
@@ -193,16 +197,6 @@ class FilesKind(Catalogued):
             return Told()
         file.told_stamp = Stamp.of(now)
         return Told(now, changing=file.writers > 0)
-
-    def steady(self, parent: int, after: bytes, count: int) -> list[tuple[bytes, InodeRow | None]]:
-        found = self.entries(parent, after, count)
-        return [(name, row if self._is_steady(parent, name, row) else None) for name, row in found]
-
-    def _is_steady(self, parent: int, name: bytes, row: InodeRow) -> bool:
-        """Directories, and files that are open or dirty, change without a request about them."""
-        if stat.S_ISDIR(row.mode) or self.files.known.get(row.ino) is not None or self.files.known.is_open(row.ino):
-            return False
-        return not self.unlinks.is_gone(parent, name)
 
     def _is_whole(self, ino: int) -> bool:
         file = self.files.known.get(ino)
@@ -229,6 +223,20 @@ class FilesKind(Catalogued):
             self.births.adopt(folded)
         finally:
             self.unlinks.adopt(folded)
+            self._adopt_changes(folded)
+
+    def _adopt_changes(self, folded: list[tuple[Intent, InodeRow | None]]) -> None:
+        """What the channel took names from: as `unlink` and `rmdir` do."""
+        for intent, row in folded:
+            if row is None or row.nlink or intent.is_own or intent.kind not in (IntentKind.UNLINKED, IntentKind.RMDIR):
+                continue
+            self.volume.foreground.removed()
+            if not self.files.known.is_open(row.ino) and row.ino not in self._forgotten:
+                self.lost_its_name(row)
+            if stat.S_ISREG(row.mode):
+                self.files.removal.removed(row)
+        if self.intents.is_folded():
+            self._forgotten.clear()
 
     def must_stay(self, ino: int) -> bool:
         return self.files.known.must_stay(ino)
@@ -312,6 +320,8 @@ class FilesKind(Catalogued):
     async def forget(self, ino: int) -> None:
         await super().forget(ino)
         self.files.kept.forget(ino)
+        if not self.intents.is_folded():
+            self._forgotten.add(ino)
         if ino in self._replaced:
             await self._drop_replaced(ino)
 

@@ -64,7 +64,7 @@ class Unlinks:
 
     def adopt(self, folded: list[tuple[Intent, InodeRow | None]]) -> None:
         for intent, row in folded:
-            if intent.kind is not IntentKind.UNLINKED:
+            if not intent.is_own:
                 continue
             self._names.pop((intent.parent, intent.name), None)
             self._inos.discard(intent.ino)

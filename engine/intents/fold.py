@@ -2,7 +2,8 @@
 
 Invariants
 - A fold says in the same commit how far it got; the next one starts behind that.
-- A birth whose place is taken, and an unlink whose name means another inode by now, change nothing.
+- A birth whose place is taken, and a change of a name that means another inode by now, change nothing.
+- What looks at all rows of a kind sees them as they were before its batch: such an intent begins one (`groups`).
 
 Owner: the catalog thread, for the length of a batch.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import msgspec
@@ -20,7 +21,7 @@ from aof2.engine import namespace, objects
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.batch import Batch
 from aof2.engine.catalog.rows import INO_STREAM_SHIFT, InodeRow
-from aof2.engine.intents.format import Intent, IntentKind
+from aof2.engine.intents.format import SET_ATIME, SET_MODE, SET_MTIME, Intent, IntentKind
 from aof2.engine.namespace import nodes
 
 log = logging.getLogger(__name__)
@@ -28,6 +29,7 @@ log = logging.getLogger(__name__)
 POSITION: Final = "intents"  # a counter of the stream: log number << 40 | offset
 POSITION_SHIFT: Final = 40
 STEP: Final = 256  # intents of one batch
+_NEW: Final = (IntentKind.BORN, IntentKind.MADE)
 _INO_MASK: Final = (1 << INO_STREAM_SHIFT) - 1
 
 
@@ -40,6 +42,20 @@ def offset_in(position: int, number: int) -> int | None:
     if position >> POSITION_SHIFT > number:
         return None
     return position & (1 << POSITION_SHIFT) - 1 if position >> POSITION_SHIFT == number else 0
+
+
+def _begins(intent: Intent) -> bool:
+    """Whether it may not be in one batch with what is before it: it looks for names that are left, in all rows."""
+    return intent.kind is IntentKind.RMDIR or (intent.kind is IntentKind.UNLINKED and intent.uid > 0)
+
+
+def groups(intents: Sequence[Intent]) -> Iterator[Sequence[Intent]]:
+    """The intents of a batch each."""
+    first = 0
+    for at in range(1, len(intents) + 1):
+        if at == len(intents) or at - first == STEP or _begins(intents[at]):
+            yield intents[first:at]
+            first = at
 
 
 def reserve_inos(b: Batch, *, count: int) -> int:
@@ -66,13 +82,13 @@ def fold(
     for intent in intents:
         if intent.kind is IntentKind.BORN:
             rows.append(_born(b, intent, touched, chunk_bytes))
-        elif intent.kind is IntentKind.UNLINKED:
-            rows.append(_unlinked(b, intent, is_open))
-        else:
+        elif intent.kind is IntentKind.CLOSED:
             rows.append(None)
+        else:
+            rows.append(_changed(b, intent, is_open))
     for parent, time_ns in touched.items():
         _touch(b, parent, time_ns)
-    last = max((intent.ino & _INO_MASK for intent in intents if intent.kind is IntentKind.BORN), default=0)
+    last = max((intent.ino & _INO_MASK for intent in intents if intent.kind in _NEW), default=0)
     if last > (b.get(t.COUNTERS, "ino") or 0):
         b.put(t.COUNTERS, "ino", last)  # the grant itself was lost with the power
     if intents:
@@ -108,13 +124,75 @@ def _born(b: Batch, intent: Intent, touched: dict[int, int], chunk_bytes: int) -
     return row
 
 
-def _unlinked(b: Batch, intent: Intent, is_open: namespace.IsOpen) -> InodeRow | None:
-    entry = b.get(t.DENTRIES, (intent.parent, intent.name))
-    if entry is None or entry.ino != intent.ino:
+def _changed(b: Batch, intent: Intent, is_open: namespace.IsOpen) -> InodeRow | None:
+    """The inode as it is then; None: its name means another by now, so it is not what was meant."""
+    b.now_ns = max([intent.time_ns, *(_mtime_ns(b, directory) for directory in _directories(intent))])
+    try:
+        if intent.kind is IntentKind.MADE:
+            return _made(b, intent)
+        if intent.kind is IntentKind.LINKED:
+            return namespace.link(b, intent.ino, intent.parent, intent.name)
+        if intent.kind is IntentKind.SET:
+            return _set(b, intent)
+        name = intent.names[0] if intent.kind is IntentKind.RENAMED else intent.name
+        entry = b.get(t.DENTRIES, (intent.parent, name))
+        if entry is None or entry.ino != intent.ino:
+            return None
+        if intent.kind is IntentKind.RENAMED:
+            return namespace.rename(b, intent.parent, name, intent.fh, intent.names[1], replace=False).moved
+        if intent.kind is IntentKind.RMDIR:
+            return namespace.rmdir(b, intent.parent, name)
+        return namespace.unlink(b, intent.parent, name, is_open=is_open)
+    except OSError as e:
+        extra = {"ino": intent.ino, "kind": intent.kind.name, "error": str(e)}
+        log.critical("a change of a name lost its place", extra=extra)
         return None
-    above = b.get(t.INODES, intent.parent)
-    b.now_ns = max(intent.time_ns, above.mtime_ns if above is not None else 0)  # as was told meanwhile
-    return namespace.unlink(b, intent.parent, intent.name, is_open=is_open)
+
+
+def _directories(intent: Intent) -> tuple[int, ...]:
+    """Whose times the intent moves."""
+    if intent.kind is IntentKind.SET:
+        return ()
+    return (intent.parent, intent.fh) if intent.kind is IntentKind.RENAMED else (intent.parent,)
+
+
+def _mtime_ns(b: Batch, ino: int) -> int:
+    """Times of a directory never go back: as was told meanwhile."""
+    above = b.get(t.INODES, ino)
+    return above.mtime_ns if above is not None else 0
+
+
+def _made(b: Batch, intent: Intent) -> InodeRow | None:
+    if b.get(t.INODES, intent.ino) is not None:
+        return None
+    nodes.check_free(b, intent.parent, intent.name)
+    row = InodeRow(
+        intent.ino,
+        stat.S_IFDIR | stat.S_IMODE(intent.mode),
+        intent.uid,
+        intent.gid,
+        nlink=2,
+        mtime_ns=intent.time_ns,
+        ctime_ns=intent.time_ns,
+        atime_ns=intent.time_ns,
+        parent=intent.parent,
+        last_name=intent.name,
+    )
+    b.put(t.INODES, intent.ino, row)
+    nodes.put_entry(b, intent.parent, intent.name, row)
+    nodes.touch(b, intent.parent, links=1)
+    return row
+
+
+def _set(b: Batch, intent: Intent) -> InodeRow:
+    return namespace.set_attributes(
+        b,
+        intent.ino,
+        mode=intent.mode if intent.flags & SET_MODE else None,
+        atime_ns=intent.fh if intent.flags & SET_ATIME else None,
+        mtime_ns=intent.parent if intent.flags & SET_MTIME else None,
+        ctime_ns=intent.time_ns,
+    )
 
 
 def _touch(b: Batch, parent: int, time_ns: int) -> None:

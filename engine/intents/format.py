@@ -1,4 +1,5 @@
-"""Records of an intent log. FORMATS.md has the layout; the channel writes the same (`native/channel/births.c`).
+"""Records of an intent log. FORMATS.md has the layout; the channel writes the same (`native/channel/births.c`,
+`changes.c`).
 
 Invariant: a record that is cut or fails its checksum is the torn end; nothing behind it was answered.
 
@@ -17,6 +18,10 @@ RECORD: Final = struct.Struct("<IIHHIQQIIQQI12x")
 _ALIGN: Final = 8
 _CRC_FROM: Final = 8
 DROPPED: Final = 1  # flag of CLOSED: the channel let go of the backing file
+BY_CHANNEL: Final = 1  # flag of UNLINKED: the channel answered it; else the daemon did
+SET_MODE: Final = 1  # flags of SET
+SET_ATIME: Final = 2
+SET_MTIME: Final = 4
 
 
 class IntentKind(IntEnum):
@@ -24,7 +29,12 @@ class IntentKind(IntEnum):
 
     BORN = 1  # the channel created a file, and opened it
     CLOSED = 2  # its creator closed it
-    UNLINKED = 3  # the one name of a file that no process had open
+    UNLINKED = 3  # a name is gone
+    RENAMED = 4  # to a name that was free
+    MADE = 5  # a directory
+    RMDIR = 6
+    SET = 7  # attributes
+    LINKED = 8  # one more name
 
 
 class Intent(NamedTuple):
@@ -39,6 +49,17 @@ class Intent(NamedTuple):
     fh: int
     flags: int
     end: int  # of the record, in its log
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the daemon answered it."""
+        return self.kind is IntentKind.UNLINKED and not self.flags & BY_CHANNEL
+
+    @property
+    def names(self) -> tuple[bytes, bytes]:
+        """Of RENAMED: the old name and the new one."""
+        old, _, new = self.name.partition(b"\0")
+        return old, new
 
 
 def pack(

@@ -199,7 +199,7 @@ class Intents:
         for intent in folded.intents:
             size, one.adopted_to = intent.end - one.adopted_to, intent.end
             self._adopted_bytes += size
-            self._own_bytes -= size if intent.kind is IntentKind.UNLINKED else 0
+            self._own_bytes -= size if intent.is_own else 0
         self.folded += len(folded.intents)
         if one.fd >= 0:
             one.hold_ahead()

@@ -42,7 +42,7 @@ def recover_intents(volume: Volume, stream_ids: Iterable[int]) -> int:
 def waiting_births(view: View, state_dir: Path, stream_id: int) -> list[Intent]:
     """Files of a tenant that the catalog does not know yet: those of a daemon that ended before it could say so."""
     left = [i for number, path in _logs(state_dir, stream_id) for i in _unfolded(view, stream_id, number, path)]
-    gone = {intent.ino for intent in left if intent.kind is IntentKind.UNLINKED}
+    gone = {intent.ino for intent in left if intent.kind is IntentKind.UNLINKED and not intent.uid}
     return [intent for intent in left if intent.kind is IntentKind.BORN and intent.ino not in gone]
 
 
@@ -64,7 +64,6 @@ def _recover_one(volume: Volume, stream_id: int, number: int, path: Path) -> int
     with volume.catalog.view() as view:
         intents = _unfolded(view, stream_id, number, path)
     chunk_bytes = volume.settings.engine.chunk_bytes
-    for first in range(0, len(intents), fold.STEP):
-        some = intents[first : first + fold.STEP]
+    for some in fold.groups(intents):
         volume.writer.call(stream_id, partial(fold.fold, intents=some, number=number, chunk_bytes=chunk_bytes))
     return len(intents)

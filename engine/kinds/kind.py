@@ -22,7 +22,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from contextlib import AbstractAsyncContextManager
-from enum import IntEnum
+from enum import IntEnum, IntFlag
 from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, Protocol
 
 import trio
@@ -45,6 +45,19 @@ class Asked(IntEnum):
     UNLINK = 4
     HANDLE = 5  # an open file, by its number
     ANY = 6
+
+
+class Answers(IntFlag):
+    """What the channel may answer of a tenant by itself, from the catalog's rows. Spoken to it: never renumber."""
+
+    NOTHING = 0
+    LOOK_UP = 1
+    ATTRIBUTES = 2
+    LIST = 4
+    LINKS = 8  # targets of symlinks
+    XATTRS = 16  # `user.aof2.*` apart
+    INTENTS = 32  # the rows are not all: the tenant has an intent log
+    CHANGES = 64  # and make: what is plainly allowed is recorded there
 
 
 class Caller(NamedTuple):
@@ -156,11 +169,6 @@ class Kind(ABC):
         """What the kernel is to be told of an inode beside its row."""
         return Told()
 
-    def steady(self, parent: int, after: bytes, count: int) -> list[tuple[bytes, InodeRow | None]]:
-        """The next names of a directory, for look-ups that will come. With their inodes where those change only by a
-        request; None in their place else."""
-        return []
-
     def readlink(self, ino: int) -> bytes:
         return self.row(ino).target
 
@@ -173,6 +181,10 @@ class Kind(ABC):
     def space(self, ino: int) -> tuple[int, int]:
         """Bytes in all and free, as df shows them."""
         return 0, 0
+
+    def answers(self, stream_id: int) -> Answers:
+        """What rows say of a tenant, and its intents where there are any: as `find`, `row` and `told` would."""
+        return Answers.NOTHING
 
     # -- names: acknowledged, not folded -----------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from aof2.engine.catalog.rows import stream_of
 from aof2.engine.errors import os_error
 from aof2.engine.kinds import registry
 from aof2.engine.kinds.kernel import Kernel, Short, Touched
-from aof2.engine.kinds.kind import Asked, FileHandle, Kind, Unsealed, Way
+from aof2.engine.kinds.kind import Answers, Asked, FileHandle, Kind, Unsealed, Way
 from aof2.engine.kinds.opens import Opens
 from aof2.engine.kinds.registry import MountWish, Surroundings
 
@@ -38,6 +38,10 @@ class Kinds:
             return self._by_stream[stream_of(ino)]
         except KeyError:
             raise os_error(errno.ENOENT) from None
+
+    def answers(self) -> dict[int, Answers]:
+        """What the channel may answer by itself, by stream."""
+        return {stream_id: kind.answers(stream_id) for stream_id, kind in self._by_stream.items()}
 
     async def folded(self, ino: int, asked: Asked = Asked.ANY) -> Kind:
         """The same, with rows that show all that was acknowledged."""

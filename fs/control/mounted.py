@@ -48,3 +48,11 @@ class Mounted(Protocol):
 
     def end(self) -> None:
         """The daemon ends as it does when the mount is gone."""
+
+
+async def by_the_daemon_alone(mounted: Mounted) -> None:
+    """From here on the channel changes no names by itself, until a file that the daemon creates lets it go on; what it
+    answered before is in the rows."""
+    mounted.kinds.stop_ahead()
+    await mounted.channel.settled()
+    await mounted.kinds.fold()

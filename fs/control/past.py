@@ -18,7 +18,7 @@ from aof2.engine.inspect.paths import Place, resolve
 from aof2.fs.control import durable, walk
 from aof2.fs.control.closing import Closing
 from aof2.fs.control.durable import Tell
-from aof2.fs.control.mounted import Mounted
+from aof2.fs.control.mounted import Mounted, by_the_daemon_alone
 from aof2.fs.control.protocol import Args, ControlError
 
 
@@ -98,6 +98,7 @@ async def _in_place(mounted: Mounted, place: Place, generation: int) -> ObjectRo
 
 
 async def _beside(mounted: Mounted, place: Place, args: Revert) -> tuple[str, InodeRow]:
+    await by_the_daemon_alone(mounted)
     parent, name, shown = _target(mounted, place, args.to)
     ino, generation = place.inode.ino, args.generation
     work = partial(past.revert_beside, ino=ino, generation=generation, parent=parent, name=name)

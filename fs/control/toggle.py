@@ -22,7 +22,7 @@ import trio
 from aof2.fs.control import durable
 from aof2.fs.control.closing import Closing
 from aof2.fs.control.durable import Tell
-from aof2.fs.control.mounted import Mounted
+from aof2.fs.control.mounted import Mounted, by_the_daemon_alone
 from aof2.fs.control.protocol import Args, ControlError
 
 REASON: Final = "the manifest log was turned off; aof2 manifest enable turns it on again"
@@ -63,9 +63,7 @@ async def toggle(mounted: Mounted, args: Toggle, tell: Tell) -> dict[str, bool]:
 async def _come_to_rest(mounted: Mounted, tell: Tell) -> None:
     """Everything that was answered is in the log and in the remote, and nothing more is on its way there."""
     volume = mounted.volume
-    mounted.kinds.stop_ahead()
-    await mounted.channel.settled()
-    await mounted.kinds.fold()
+    await by_the_daemon_alone(mounted)
     await Closing(mounted).closed(mounted.kinds.writing())
     writing = mounted.kinds.writing()
     if writing:

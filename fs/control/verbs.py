@@ -22,7 +22,7 @@ from aof2.engine.units import format_time
 from aof2.fs.control import durable, ending, feed, move, past, snapshot, toggle, views, walk, work
 from aof2.fs.control.closing import Closing
 from aof2.fs.control.durable import Tell, Uploaded
-from aof2.fs.control.mounted import Mounted
+from aof2.fs.control.mounted import Mounted, by_the_daemon_alone
 from aof2.fs.control.protocol import Args, ControlError, Paths
 
 SEAL_NO_WAIT_MAX_S: Final = 10.0
@@ -144,6 +144,7 @@ async def undelete(mounted: Mounted, args: Undelete, _: Tell) -> dict[str, objec
     if not parent_path or not name:
         raise ControlError(f"{args.path}: name a file in a tenant")
     raw = os.fsencode(name)
+    await by_the_daemon_alone(mounted)
     with mounted.volume.catalog.view() as view:
         place = resolve(view, mounted.mountpoint, parent_path)
         if place is None:

@@ -13,6 +13,7 @@
 #include "brake.h"
 #include "keeper.h"
 #include "nests.h"
+#include "view.h"
 
 #ifndef CRADLES_MAX /* the tests build with a small one, which they fill */
 #define CRADLES_MAX 1024u
@@ -20,10 +21,9 @@
 #define CRADLES_MIN 16u
 #define UNFOLDED_MAX (UINT64_C(4) << 20)
 #define LOG_MAX (UINT64_C(1) << 39)
-#define STREAM_SHIFT 40
 #define ATTR_VALID_S 1
 
-typedef struct {
+struct stream {
   uint64_t id;
   int dir_fd, log_fd;
   uint32_t slot;
@@ -32,7 +32,7 @@ typedef struct {
   uint32_t wanted, ordered; /* cradles there should be; and are being made */
   uint32_t first, ready;    /* of the ring */
   cradle cradles[CRADLES_MAX];
-} stream;
+};
 
 pthread_mutex_t births_lock = PTHREAD_MUTEX_INITIALIZER;
 static stream streams[STREAMS_MAX];
@@ -66,6 +66,15 @@ static stream *stream_of(uint64_t nodeid) { return stream_find(nodeid >> STREAM_
 bool births_have_page(void) { return page; }
 
 bool births_have_stream(uint64_t nodeid) { return stream_of(nodeid); }
+
+bool births_stream(uint64_t stream_id, intent_page **with_page, uint32_t *slot, int *log_fd, int *dir_fd) {
+  pthread_mutex_lock(&births_lock);
+  const stream *s = page ? stream_find(stream_id) : NULL;
+  bool found = s && s->log_fd >= 0;
+  if (found) *with_page = page, *slot = s->slot, *log_fd = s->log_fd, *dir_fd = s->dir_fd;
+  pthread_mutex_unlock(&births_lock);
+  return found;
+}
 
 void backing_name(uint64_t ino, char name[BACKING_NAME_LEN]) {
   snprintf(name, BACKING_NAME_LEN, "%llu.1", (unsigned long long)ino);
@@ -218,10 +227,14 @@ static bool take_cradle(stream *s, cradle *out) {
   return s->ready + s->ordered < s->wanted / 2;
 }
 
-/* With the lock, and the page. Whether there is a log with room for a record, and a number. */
+/* With the lock, and the page. A daemon that falls behind is asked itself: what is not folded stays little. */
+static bool has_log_room(const stream *s) {
+  return end_of(s) < LOG_MAX && end_of(s) - atomic_load(&page->streams[s->slot].taken) < UNFOLDED_MAX;
+}
+
+/* The same; whether there is a log with room for a record, and a number. */
 static bool can_bear(const stream *s) {
-  return s->log_fd >= 0 && s->granted && (s->ready || s->next_ino < s->end_ino) && end_of(s) < LOG_MAX &&
-         end_of(s) - atomic_load(&page->streams[s->slot].taken) < UNFOLDED_MAX;
+  return s->log_fd >= 0 && s->granted && (s->ready || s->next_ino < s->end_ino) && has_log_room(s);
 }
 
 /* An inode number and the name, taken; false: not here. */
@@ -258,7 +271,6 @@ static bool record_birth(const request *r, const claim *c, const wire_create_in 
   page_lock(page, 0); /* before births_lock, as a close has them */
   pthread_mutex_lock(&births_lock);
   bool ok = append(c->s, record, len);
-  if (ok) nests_born(r->header.nodeid, &st->st_mtim);
   pthread_mutex_unlock(&births_lock);
   page_unlock(page);
   return ok;
@@ -349,6 +361,38 @@ bool births_create(const request *r) {
   answer_birth(r, &c, in.mode, &st);
   tell_daemon();
   return true;
+}
+
+/* -- other changes ---------------------------------------------------------------------------------------------- */
+stream *births_begin_change(uint64_t nodeid) {
+  if (!page) return NULL;
+  page_lock(page, 0);
+  pthread_mutex_lock(&births_lock);
+  stream *s = stream_of(nodeid);
+  if (s && !(s->log_fd >= 0 && s->granted && has_log_room(s))) s = NULL;
+  pthread_mutex_unlock(&births_lock);
+  if (!s) page_unlock(page);
+  return s;
+}
+
+void births_end_change(bool recorded) {
+  page_unlock(page);
+  if (recorded) tell_daemon();
+}
+
+bool births_record(stream *s, uint8_t *record, const uint8_t *name, size_t len) {
+  size_t size = (INTENT_LEN + len + 7) & ~(size_t)7;
+  memset(record + INTENT_LEN, 0, size - INTENT_LEN);
+  memcpy(record + INTENT_LEN, name, len);
+  store_u16(record + 10, (uint16_t)len);
+  return append(s, record, size);
+}
+
+uint64_t births_ino(stream *s) {
+  pthread_mutex_lock(&births_lock);
+  uint64_t ino = s->next_ino < s->end_ino ? s->next_ino++ : 0;
+  pthread_mutex_unlock(&births_lock);
+  return ino;
 }
 
 /* -- its close -------------------------------------------------------------------------------------------------- */

@@ -11,8 +11,8 @@
  *   forwarded as ever.
  * - Records that the daemon had not folded when either process died are in the logs: it folds them at its next start.
  *
- * Owner: births_lock, which guards everything in births.c and in nests.c: whether a name is free and that it is taken, a
- * record and what it does to the nest's attributes are one step. (The page and a stream's folder stay once they are there,
+ * Owner: births_lock, which guards everything in births.c and in nests.c: whether a name is free and that it is taken are one
+ * step. (The page and a stream's folder stay once they are there,
  * and are used without it.) Any thread may call. The functions of both headers take the lock themselves, but those under "with
  * births_lock held", which births.c and nests.c have for each other. It and tables_lock are never held together, and who
  * calls the others holds neither; the page's lock is taken before either. Nothing is sent under it.
@@ -32,6 +32,16 @@ extern pthread_mutex_t births_lock;
 #define BIRTH_FH (UINT64_C(1) << 61) /* set in the handles of births */
 #define INTENT_BORN 1 /* kinds of records of an intent log: engine/FORMATS.md */
 #define INTENT_CLOSED 2
+#define INTENT_UNLINKED 3
+#define INTENT_RENAMED 4
+#define INTENT_MADE 5 /* a directory */
+#define INTENT_RMDIR 6
+#define INTENT_SET 7 /* attributes */
+#define INTENT_LINKED 8
+#define INTENT_OURS 1u /* flag of UNLINKED: the channel's, not the daemon's */
+#define INTENT_SET_MODE 1u
+#define INTENT_SET_ATIME 2u
+#define INTENT_SET_MTIME 4u
 #define INTENT_DROPPED 1u /* flag of CLOSED: the node was dropped, too */
 #define INTENT_LEN 72
 
@@ -54,6 +64,9 @@ void births_dir(uint64_t stream_id, uint32_t slot, int fd);
 void births_log(uint64_t stream_id, int fd);
 void births_inos(uint64_t stream_id, uint64_t first, uint64_t count);
 
+/* view.c: the page, and a stream's place in it, log and folder, which stay; false: there is no such stream, or no log of it yet. */
+bool births_stream(uint64_t stream_id, intent_page **with_page, uint32_t *slot, int *log_fd, int *dir_fd);
+
 /* keeper.c: an inode number to make a file for, if one is wanted; and what became of it. False: it is the keeper's to undo. */
 bool births_order(cradle *out, int *dir_fd);
 bool births_made(const cradle *c, bool made);
@@ -61,6 +74,17 @@ bool births_made(const cradle *c, bool made);
 /* serve.c: true when the request was answered. */
 bool births_create(const request *r);
 bool births_release(const request *r);
+
+/* changes.c: a change of names that is checked and recorded in one step. Between the two calls the caller holds the page's lock: no
+ * record comes in between. False: the daemon is to make the change. */
+typedef struct stream stream;
+stream *births_begin_change(uint64_t nodeid);
+void births_end_change(bool recorded);
+/* A record of INTENT_LEN bytes with a name behind it, whose length is in it; false: it is not in the log. */
+bool births_record(stream *s, uint8_t *record, const uint8_t *name, size_t len);
+/* A number for what is new; 0: there is none left. */
+uint64_t births_ino(stream *s);
+#define RECORD_ROOM (INTENT_LEN + 2 * 256 + 8)
 
 /* nests.c, with births_lock held: whether records can be told of, and whether the node's tenant has a stream. */
 bool births_have_page(void);

@@ -15,11 +15,11 @@
 #include <unistd.h>
 
 #include "../bytes.h"
-#include "ahead.h"
 #include "births.h"
 #include "brake.h"
 #include "channel.h"
 #include "keeper.h"
+#include "names.h"
 #include "nests.h"
 
 #define RANGES_MAX 2048      /* of one EV_WRITTEN */
@@ -97,7 +97,7 @@ static void collect(const control_message *m) {
   }
 }
 
-/* An upcall's answer. TMPFILE opens a file, as CREATE does; what a nest's GETATTR says is remembered. */
+/* An upcall's answer. TMPFILE opens a file, as CREATE does. */
 static void answer_upcall(const control_message *m) {
   static uint8_t buf[PROTO_MESSAGE_MAX + sizeof(wire_out_header)]; /* under control_lock */
   pending asked;
@@ -114,7 +114,6 @@ static void answer_upcall(const control_message *m) {
   memcpy(buf, &header, sizeof header);
   memcpy(buf + sizeof header, m->reply.payload, m->reply.payload_len);
   nests_answered(&asked, buf, len);
-  if (!ahead_harmless(asked.opcode)) ahead_forget();
   bool opened = asked.opcode == WIRE_TMPFILE && open_patch(buf, len, &asked, &nodeid, &fh);
   struct iovec part = {buf, len};
   if (!device_write(channel.dev, &part, 1) && opened) {
@@ -127,6 +126,19 @@ static void answer_upcall(const control_message *m) {
 static void nest(const control_message *m) {
   int result = nests_change(m->nodeid, m->nest.action, m->nest.flags & 1, m->nest.gid, m->seq);
   if (result != 1) event_send(EV_NEST, result ? PROTO_AGAIN : 0, m->seq, NULL, 0);
+}
+
+/* The catalog to answer names from, and how they look. */
+static void open_catalog(const control_message *m) {
+  char path[PROTO_MESSAGE_MAX];
+  uint8_t body[4];
+  told_as as = {.has_uid = m->nodeid & CATALOG_UID, .has_gid = m->nodeid & CATALOG_GID, .uid = m->catalog.uid, .gid = m->catalog.gid,
+                .umask = m->catalog.umask};
+  memcpy(path, m->catalog.path, m->catalog.path_len);
+  path[m->catalog.path_len] = 0;
+  names_look(&as);
+  store_u32(body, (uint32_t)view_open(path));
+  event_send(EV_CATALOG, 0, m->seq, body, sizeof body);
 }
 
 static void probe(const control_message *m, int fd) {
@@ -156,8 +168,11 @@ void control_apply(const control_message *m, int fd) {
     case PROTO_CLEAR: return clear(m);
     case PROTO_BIRTH_INOS: return births_inos(m->nodeid, m->blocks.first, m->blocks.count);
     case PROTO_NAMES: return nests_names(m->nodeid, m->reply.payload, m->reply.payload_len);
-    case PROTO_AHEAD: return ahead_put(m->nodeid, m->seq, m->reply.payload, m->reply.payload_len);
     case PROTO_NEST: return nest(m);
+    case PROTO_CATALOG: return open_catalog(m);
+    case PROTO_TREE:
+      if (!view_tree(m->nodeid, m->caps_on)) note("the tree of tenant %llu is not read here", (unsigned long long)m->nodeid);
+      return;
     case PROTO_COLLECT: return collect(m);
     case PROTO_REPLY: return answer_upcall(m);
     case PROTO_ROOM: return brake_room(m);

@@ -17,6 +17,7 @@ static size_t body_len_of(uint16_t kind) {
     case PROTO_CLAIM:
     case PROTO_UNCLAIM:
     case PROTO_CLEAR: return 24;
+    case PROTO_CATALOG: return 20; /* at least */
     case PROTO_ROOM:
     case PROTO_EXPECT:
     case PROTO_GRANT: return 16;
@@ -24,6 +25,7 @@ static size_t body_len_of(uint16_t kind) {
     case PROTO_GROWN:
     case PROTO_DROP: return 8;
     case PROTO_WATCH:
+    case PROTO_TREE:
     case PROTO_DENY:
     case PROTO_PASS:
     case PROTO_CAPS: return 12;
@@ -32,7 +34,6 @@ static size_t body_len_of(uint16_t kind) {
     case PROTO_BIRTH_LOG: return 16;
     case PROTO_BIRTH_INOS: return 24;
     case PROTO_NEST: return 20;
-    case PROTO_AHEAD:
     case PROTO_NAMES: return 8; /* at least */
     case PROTO_DUMP:
     case PROTO_BIRTH_PAGE:
@@ -41,7 +42,9 @@ static size_t body_len_of(uint16_t kind) {
   }
 }
 
-static bool is_open_ended(uint16_t kind) { return kind == PROTO_REPLY || kind == PROTO_NAMES || kind == PROTO_AHEAD; }
+static bool is_open_ended(uint16_t kind) {
+  return kind == PROTO_REPLY || kind == PROTO_NAMES || kind == PROTO_CATALOG;
+}
 
 bool control_decode(const uint8_t *buf, size_t len, control_message *out) {
   if (len < PROTO_HEADER_LEN) return false;
@@ -95,12 +98,19 @@ bool control_decode(const uint8_t *buf, size_t len, control_message *out) {
       out->bytes.slot = load_u32(body + 16);
       out->bytes.len = load_u32(body + 20);
       return true;
-    case PROTO_AHEAD:
+    case PROTO_CATALOG:
+      out->catalog.uid = load_u32(body + 8);
+      out->catalog.gid = load_u32(body + 12);
+      out->catalog.umask = load_u32(body + 16);
+      out->catalog.path = body + want;
+      out->catalog.path_len = left - want;
+      return out->catalog.path_len > 0;
     case PROTO_NAMES:
       out->reply.payload = body + want;
       out->reply.payload_len = left - want;
       return true;
     case PROTO_BIRTH_DIR:
+    case PROTO_TREE:
     case PROTO_WATCH:
     case PROTO_DENY:
     case PROTO_PASS:

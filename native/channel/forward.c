@@ -15,7 +15,6 @@
 #include <unistd.h>
 
 #include "../bytes.h"
-#include "ahead.h"
 #include "brake.h"
 #include "channel.h"
 #include "nests.h"
@@ -82,12 +81,7 @@ static bool before_forward(const request *r) {
       break;
   }
   pthread_mutex_unlock(&tables_lock);
-  uint64_t tag = go_on ? nests_forwarded(r) : 0;
-  if (go_on && minds) {
-    pthread_mutex_lock(&tables_lock);
-    pending_tag(r->header.unique, tag);
-    pthread_mutex_unlock(&tables_lock);
-  }
+  if (go_on) nests_forwarded(r);
   if (!go_on) device_reply(r->header.unique, ENFILE, NULL, 0);
   return go_on;
 }
@@ -110,7 +104,6 @@ void request_handle(const uint8_t *buf, size_t len, uint8_t *data) {
     note("a request of %zu bytes that is none", len);
     return;
   }
-  if (!ahead_harmless(r.header.opcode)) ahead_forget();
   if (serve(&r, data) || interrupts_upcall(&r) || !before_forward(&r)) return;
   forward(&r);
 }
@@ -183,7 +176,6 @@ void reply_handle(uint8_t *buf, size_t len, uint8_t *data) {
     if (send(channel.relay[0], buf, len, MSG_DONTWAIT | MSG_NOSIGNAL) < 0) note("a notification was dropped: %s", strerror(errno));
     return;
   }
-  ahead_forget();
   pthread_mutex_lock(&tables_lock);
   bool known = pending_find(header.unique, false, &asked) && !asked.upcall && pending_find(header.unique, true, &asked);
   pthread_mutex_unlock(&tables_lock);

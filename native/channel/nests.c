@@ -16,10 +16,8 @@
 
 typedef struct {
   uint64_t dir, key; /* `key` marks its names: never used again */
-  bool serving, has_gid, attr_known;
+  bool serving, has_gid;
   uint32_t gid;
-  uint64_t attr_moves; /* of `moves` when `attr` was learned */
-  wire_attr attr;
 } nest;
 
 static nest nests[NESTS_MAX];
@@ -28,10 +26,7 @@ static index_table nest_index = {nest_entries, 2 * NESTS_MAX - 1}, name_index = 
 static uint32_t nests_used, names_used;
 static uint64_t next_key = 1;
 static uint32_t names_pending; /* forwarded requests that change names and are not answered */
-static uint64_t changes;       /* of names and attributes, begun or answered */
 static uint32_t waiting[WAITERS_MAX], waiting_used; /* seqs of NEST_OPENs that wait for names_pending to be 0 */
-/* Requests that change directories which they name by their names only: what is known of any of them is old then. */
-static uint64_t moves;
 
 static uint64_t hash_of(const uint8_t *name, size_t len) {
   uint64_t h = UINT64_C(0xCBF29CE484222325);
@@ -174,31 +169,9 @@ static bool changes_names(uint32_t opcode) {
 }
 
 /* -- what is forwarded, and its answer -------------------------------------------------------------------------- */
-bool nests_minds(const request *r) {
-  if (changes_names(r->header.opcode)) return true;
-  if (r->header.opcode != WIRE_GETATTR) return false;
-  pthread_mutex_lock(&births_lock);
-  bool is_nest = nest_find(r->header.nodeid) != NULL;
-  pthread_mutex_unlock(&births_lock);
-  return is_nest;
-}
+bool nests_minds(const request *r) { return changes_names(r->header.opcode); }
 
-static bool moves_unnamed(uint32_t opcode) {
-  return opcode == WIRE_RMDIR || opcode == WIRE_RENAME || opcode == WIRE_RENAME2;
-}
-
-static void learn_attr(nest *n, const wire_attr *attr) {
-  n->attr = *attr;
-  n->attr_known = true;
-  n->attr_moves = moves;
-}
-
-static void forget_attr(uint64_t dir) {
-  nest *n = nest_find(dir);
-  if (n) n->attr_known = false;
-}
-
-uint64_t nests_forwarded(const request *r) {
+void nests_forwarded(const request *r) {
   uint64_t dir;
   const uint8_t *name;
   size_t len;
@@ -207,43 +180,20 @@ uint64_t nests_forwarded(const request *r) {
     nest_end(r->header.nodeid); /* who owns what is made there may change */
   } else if (changes_names(r->header.opcode)) {
     names_pending++;
-    changes++;
-    if (moves_unnamed(r->header.opcode)) moves++;
-    forget_attr(r->header.nodeid);
     nest *n = target_of(r, &dir, &name, &len) ? nest_find(dir) : NULL;
-    if (n) {
-      n->attr_known = false;
-      add_name(n, hash_of(name, len));
-    }
-  } else if (r->header.opcode == WIRE_SETXATTR || r->header.opcode == WIRE_REMOVEXATTR) {
-    changes++;
-    forget_attr(r->header.nodeid);
+    if (n) add_name(n, hash_of(name, len));
   }
-  uint64_t tag = changes;
   pthread_mutex_unlock(&births_lock);
-  return tag;
 }
 
 /* Answers to what was forwarded, with the lock held. `len` is that of the whole reply. */
 static void heard_of_change(const pending *asked, const wire_out_header *header, const uint8_t *reply, size_t len) {
   wire_entry_out entry;
-  changes++;
   if (names_pending) names_pending--;
   /* A new directory is empty: a nest from the start. */
   if (asked->opcode != WIRE_MKDIR || header->error || len != sizeof *header + sizeof entry) return;
   memcpy(&entry, reply + sizeof *header, sizeof entry);
-  if (births_have_page() && births_have_stream(entry.nodeid)) {
-    nest *n = nest_add(entry.nodeid, true, entry.attr.mode & S_ISGID, entry.attr.gid);
-    learn_attr(n, &entry.attr);
-  }
-}
-
-static void heard_of_attr(const pending *asked, const wire_out_header *header, const uint8_t *reply, size_t len) {
-  wire_attr_out attr;
-  if (header->error || len != sizeof *header + sizeof attr) return;
-  memcpy(&attr, reply + sizeof *header, sizeof attr);
-  nest *n = nest_find(asked->nodeid);
-  if (n && !names_pending && changes == asked->tag) learn_attr(n, &attr.attr);
+  if (births_have_page() && births_have_stream(entry.nodeid)) nest_add(entry.nodeid, true, entry.attr.mode & S_ISGID, entry.attr.gid);
 }
 
 void nests_answered(const pending *asked, const uint8_t *reply, size_t len) {
@@ -258,8 +208,6 @@ void nests_answered(const pending *asked, const uint8_t *reply, size_t len) {
       n_due = waiting_used;
       waiting_used = 0;
     }
-  } else if (asked->opcode == WIRE_GETATTR) {
-    heard_of_attr(asked, &header, reply, len);
   }
   pthread_mutex_unlock(&births_lock);
   for (uint32_t i = 0; i < n_due; i++) event_send(EV_NEST, 0, due[i], NULL, 0);
@@ -280,15 +228,18 @@ bool nests_lookup(const request *r) {
   return true;
 }
 
-bool nests_getattr(const request *r) {
-  wire_attr_out out = {.attr_valid = ENTRY_VALID_S};
+/* -- changes that were made here -------------------------------------------------------------------------------- */
+void nests_changed(uint64_t dir, const uint8_t *name, size_t len) {
   pthread_mutex_lock(&births_lock);
-  const nest *n = nest_find(r->header.nodeid);
-  bool known = n && n->serving && n->attr_known && n->attr_moves == moves;
-  if (known) out.attr = n->attr;
+  nest *n = nest_find(dir);
+  if (n) add_name(n, hash_of(name, len));
   pthread_mutex_unlock(&births_lock);
-  if (known) device_reply(r->header.unique, 0, &out, sizeof out);
-  return known;
+}
+
+void nests_made(uint64_t dir, uint32_t mode, uint32_t gid) {
+  pthread_mutex_lock(&births_lock);
+  nest_add(dir, true, mode & S_ISGID, gid);
+  pthread_mutex_unlock(&births_lock);
 }
 
 /* -- births, with the lock held --------------------------------------------------------------------------------- */
@@ -299,15 +250,6 @@ bool nests_take_name(uint64_t dir, const uint8_t *name, size_t len, uint32_t *gi
   if (has_name(n, hash) || !add_name(n, hash)) return false;
   if (n->has_gid) *gid = n->gid;
   return true;
-}
-
-void nests_born(uint64_t dir, const struct timespec *when) {
-  nest *n = nest_find(dir);
-  if (n && n->attr_known) {
-    n->attr.mtime = n->attr.ctime = (uint64_t)when->tv_sec;
-    n->attr.mtimensec = n->attr.ctimensec = (uint32_t)when->tv_nsec;
-  }
-  changes++; /* an answer about the directory that is on its way is older */
 }
 
 void nests_reset(void) {

@@ -1,13 +1,11 @@
 /* Nests: directories whose every name the channel has seen, by hash: a name that is not among them is not there.
  *
- * LOOKUP of such a name and GETATTR of the directory are answered from here, and births (births.h) take names here. The daemon
+ * LOOKUP of such a name is answered from here, and births (births.h) take names here. The daemon
  * makes a nest by telling all names of a directory; a new directory is one from the start, as it is empty.
  *
  * Invariants
  * - The names of a nest are a superset of the directory's: what was forwarded is added before it is forwarded, what goes
  *   stays. Forgetting a nest is always right.
- * - A nest's attributes are the daemon's last answer, with the times of later births; any other change to names forgets
- *   them, and an answer that such a change may have overtaken is not remembered.
  * - Fixed room: a full table forgets all nests.
  *
  * Owner: births_lock, which births.h declares and speaks of. Memory only: a crash leaves nothing.
@@ -17,7 +15,6 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <time.h>
 
 #include "channel.h"
 
@@ -34,19 +31,20 @@ void nests_names(uint64_t dir, const uint8_t *packed, size_t len);
 
 /* serve.c: true when the request was answered. */
 bool nests_lookup(const request *r);
-bool nests_getattr(const request *r);
 
-/* forward.c: whether the answer of a request matters here, the request when it is about to be forwarded (what comes back is
- * for its pending's tag), and its answer. */
+/* forward.c: whether the answer of a request matters here, the request when it is about to be forwarded, and its answer. */
 bool nests_minds(const request *r);
-uint64_t nests_forwarded(const request *r);
+void nests_forwarded(const request *r);
 void nests_answered(const pending *asked, const uint8_t *reply, size_t len);
+
+/* changes.c: a name was given or taken, by a change that the channel made itself. */
+void nests_changed(uint64_t dir, const uint8_t *name, size_t len);
+/* A directory was made: it is empty, so its names are known. */
+void nests_made(uint64_t dir, uint32_t mode, uint32_t gid);
 
 /* births.c, with births_lock held. */
 /* A name for a birth: true when nothing has it in a directory that is served here. It has it then, and *gid is the group that
  * the directory gives to what is made there, if it does. */
 bool nests_take_name(uint64_t dir, const uint8_t *name, size_t len, uint32_t *gid);
-/* The record of that birth is written. */
-void nests_born(uint64_t dir, const struct timespec *when);
 void nests_reset(void); /* tests */
 #endif

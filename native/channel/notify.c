@@ -8,7 +8,6 @@
 #include <poll.h>
 #include <sys/socket.h>
 
-#include "ahead.h"
 #include "channel.h"
 
 #define NOTIFY_MAX (64 * 1024)
@@ -28,8 +27,6 @@ static bool pass_one(int from) {
     note("a notification of %zd bytes that is none", len);
     return true;
   }
-  control_drain(); /* what was told ahead before this is heard, and forgotten */
-  ahead_forget();
   struct iovec part = {buf, (size_t)len};
   device_write(channel.dev_notify, &part, 1);
   return true;

@@ -33,7 +33,7 @@ enum proto_kind { /* daemon to channel */
   PROTO_NAMES = 17,
   PROTO_BYTES = 18,
   PROTO_COMING = 19,
-  PROTO_AHEAD = 20,
+  /* 20 was AHEAD */
   PROTO_BRAKE = 21,
   PROTO_WATCH = 22,
   PROTO_ROOM = 23,
@@ -43,6 +43,8 @@ enum proto_kind { /* daemon to channel */
   PROTO_UNCLAIM = 27,
   PROTO_PASS = 28,
   PROTO_EXPECT = 29,
+  PROTO_CATALOG = 30,
+  PROTO_TREE = 31,
 };
 
 enum proto_event { /* channel to daemon */
@@ -66,6 +68,7 @@ enum proto_event { /* channel to daemon */
   EV_CLAIMED = 145,
   EV_TOUCHED = 146,
   EV_TRANSPORT = 147,
+  EV_CATALOG = 148,
 };
 
 #define PROTO_SERVE 600 /* as the error of a READ's answer on F: its blocks are here now, serve it. Never the kernel's */
@@ -77,6 +80,7 @@ enum proto_event { /* channel to daemon */
 #define PROTO_TAKE 1u   /* GROWN: what is left is the daemon's again */
 #define PROTO_UNTRACKED 4u /* EV_WRITTEN: something was written that no range tells */
 
+enum { CATALOG_UID = 1u, CATALOG_GID = 2u };
 enum { NODE_PASSTHROUGH = 1, NODE_RANGED = 2 };
 enum { NODE_ALL_PRESENT = 1u, NODE_SUID = 2u, NODE_STILL = 4u };
 enum { GONE_UNMOUNTED = 1, GONE_ABORTED = 2, GONE_BROKEN = 3 };
@@ -103,6 +107,11 @@ typedef struct {
       uint32_t action, flags, gid;
     } nest;
     uint32_t caps_on;
+    struct { /* flags are in nodeid */
+      uint32_t uid, gid, umask;
+      const uint8_t *path;
+      size_t path_len;
+    } catalog;
     struct { /* the handle is in nodeid */
       uint64_t offset;
       uint32_t slot, len;
@@ -116,7 +125,7 @@ typedef struct {
   };
 } control_message;
 
-/* Whether the bytes are a whole message of a known kind: the lengths are exact but for REPLY, NAMES and AHEAD, whose payload is
- * the rest (`reply.payload` for all). */
+/* Whether the bytes are a whole message of a known kind: the lengths are exact but for REPLY, NAMES and CATALOG, whose
+ * payload is the rest (`reply.payload`, `catalog.path`). */
 bool control_decode(const uint8_t *buf, size_t len, control_message *out);
 #endif

@@ -18,11 +18,12 @@
 #include <unistd.h>
 
 #include "../bytes.h"
-#include "ahead.h"
 #include "barrier.h"
 #include "births.h"
 #include "brake.h"
+#include "changes.h"
 #include "channel.h"
+#include "names.h"
 #include "nests.h"
 
 #ifndef MADV_POPULATE_READ
@@ -270,13 +271,10 @@ static bool serve_removexattr(const request *r) {
 /* Hands a request to the daemon on the control socket, which answers it there; false: no room to remember it. */
 static bool hand_up(const request *r) {
   uint8_t head[32];
-  bool minds = nests_minds(r);
-  uint64_t tag = minds ? nests_forwarded(r) : 0;
-  uint32_t seq = r->header.opcode == WIRE_LOOKUP ? ahead_moves() : 0;
+  if (nests_minds(r)) nests_forwarded(r);
   pthread_mutex_lock(&tables_lock);
   bool room = (r->header.opcode != WIRE_TMPFILE || tables_room_for_open()) &&
               pending_put(r->header.unique, r->header.nodeid, r->header.opcode, true);
-  if (room && minds) pending_tag(r->header.unique, tag);
   pthread_mutex_unlock(&tables_lock);
   if (!room) return false;
   store_u64(head, r->header.unique);
@@ -285,7 +283,7 @@ static bool hand_up(const request *r) {
   store_u32(head + 20, r->header.uid);
   store_u32(head + 24, r->header.gid);
   store_u32(head + 28, r->header.pid);
-  event_send2(EV_UPCALL, 0, seq, head, sizeof head, r->body, r->body_len);
+  event_send2(EV_UPCALL, 0, 0, head, sizeof head, r->body, r->body_len);
   return true;
 }
 
@@ -303,15 +301,27 @@ static bool upcall_name(const request *r) { return channel.upcall_names && fits_
 
 bool serve(const request *r, uint8_t *data) {
   switch (r->header.opcode) {
-    case WIRE_LOOKUP: return nests_lookup(r) || ahead_lookup(r) || upcall_name(r);
-    case WIRE_GETATTR: return nests_getattr(r) || upcall_name(r);
+    case WIRE_LOOKUP: return nests_lookup(r) || names_lookup(r, data) || upcall_name(r);
+    case WIRE_GETATTR: return names_getattr(r, data) || upcall_name(r);
+    case WIRE_READLINK: return names_readlink(r, data);
+    case WIRE_LISTXATTR: return names_listxattr(r, data);
+    case WIRE_OPENDIR: return names_opendir(r);
+    case WIRE_READDIRPLUS: return names_readdir(r, data) || upcall_name(r);
+    case WIRE_RELEASEDIR: return names_releasedir(r);
     case WIRE_STATFS: /* libfuse does not say of which inode */
-    case WIRE_READDIRPLUS: return upcall_name(r);
+    case WIRE_FSYNCDIR: return upcall_name(r);
     case WIRE_CREATE: return births_create(r);
+    case WIRE_UNLINK: return changes_unlink(r);
+    case WIRE_RMDIR: return changes_rmdir(r);
+    case WIRE_RENAME:
+    case WIRE_RENAME2: return changes_rename(r);
+    case WIRE_LINK: return changes_link(r);
+    case WIRE_MKDIR: return changes_mkdir(r);
+    case WIRE_SETATTR: return changes_setattr(r);
     case WIRE_RELEASE: return births_release(r);
     case WIRE_READ: return serve_read(r, data);
     case WIRE_WRITE: return serve_write(r);
-    case WIRE_GETXATTR: return serve_getxattr(r);
+    case WIRE_GETXATTR: return serve_getxattr(r) || names_getxattr(r, data);
     case WIRE_REMOVEXATTR: return serve_removexattr(r);
     case WIRE_LSEEK: return serve_lseek(r) || upcall(r);
     case WIRE_COPY_FILE_RANGE:

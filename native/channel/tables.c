@@ -286,11 +286,6 @@ bool pending_put(uint64_t unique, uint64_t nodeid, uint32_t opcode, bool upcall)
   return true;
 }
 
-void pending_tag(uint64_t unique, uint64_t tag) {
-  uint32_t slot = index_get(&pending_index, unique & ~WIRE_UNIQUE_RESEND, 0);
-  if (slot != INDEX_NONE) pendings[slot].tag = tag;
-}
-
 void pending_read(uint64_t unique, const wire_read_in *in) {
   uint32_t slot = index_get(&pending_index, unique & ~WIRE_UNIQUE_RESEND, 0);
   if (slot != INDEX_NONE) pendings[slot].read = *in;

@@ -62,7 +62,6 @@ typedef struct {
   uint64_t unique, nodeid;
   uint32_t opcode;
   bool upcall;
-  uint64_t tag; /* whatever the one who asked wants to know again */
   wire_read_in read; /* of a READ: the daemon may say that it can be served here now */
   uint32_t next_free;
 } pending;
@@ -115,7 +114,6 @@ const handle *handle_next(uint32_t *slot);
 bool tables_room_for_open(void);
 /* False: the table is full. */
 bool pending_put(uint64_t unique, uint64_t nodeid, uint32_t opcode, bool upcall);
-void pending_tag(uint64_t unique, uint64_t tag);
 void pending_read(uint64_t unique, const wire_read_in *in);
 /* Finds the request, and forgets it when `take`. */
 bool pending_find(uint64_t unique, bool take, pending *out);

@@ -42,6 +42,7 @@ enum wire_opcode {
   WIRE_INIT = 26,
   WIRE_OPENDIR = 27,
   WIRE_RELEASEDIR = 29,
+  WIRE_FSYNCDIR = 30,
   WIRE_ACCESS = 34,
   WIRE_CREATE = 35,
   WIRE_INTERRUPT = 36,
@@ -189,6 +190,21 @@ typedef struct {
   uint64_t fh_in, off_in, nodeid_out, fh_out, off_out, len, flags;
 } wire_copy_in;
 
+typedef struct {
+  uint32_t valid, padding;
+  uint64_t fh, size, lock_owner, atime, mtime, ctime;
+  uint32_t atimensec, mtimensec, ctimensec, mode, unused4, uid, gid, unused5;
+} wire_setattr_in;
+enum { /* of `valid` */
+  WIRE_SET_MODE = 1u << 0,
+  WIRE_SET_ATIME = 1u << 4,
+  WIRE_SET_MTIME = 1u << 5,
+  WIRE_SET_FH = 1u << 6,
+  WIRE_SET_ATIME_NOW = 1u << 7,
+  WIRE_SET_MTIME_NOW = 1u << 8,
+  WIRE_SET_LOCKOWNER = 1u << 9,
+};
+
 #define WIRE_GETXATTR_IN_LEN 8 /* then the name and its NUL */
 #define WIRE_INTERRUPT_IN_LEN 8
 
@@ -227,7 +243,7 @@ _Static_assert(offsetof(wire_init_out, max_stack_depth) == 36, "init_out");
 _Static_assert(sizeof(wire_open_out) == 16 && sizeof(wire_release_in) == 24, "open");
 _Static_assert(sizeof(wire_read_in) == 40 && sizeof(wire_write_in) == 40, "read, write");
 _Static_assert(sizeof(wire_fallocate_in) == 32 && sizeof(wire_lseek_in) == 24 && sizeof(wire_copy_in) == 56, "ranges");
-_Static_assert(sizeof(wire_attr_out) == 104, "attr");
+_Static_assert(sizeof(wire_attr_out) == 104 && sizeof(wire_setattr_in) == 88, "attr");
 _Static_assert(sizeof(wire_entry_out) == WIRE_ENTRY_OUT_LEN && sizeof(wire_create_in) == 16, "entry, create");
 _Static_assert(sizeof(wire_backing_map) == 16, "backing_map");
 #endif

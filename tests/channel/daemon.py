@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pyfuse3
 import trio
 
@@ -66,7 +65,6 @@ class Folder(pyfuse3.Operations):
         self.upcalls: list[list[Any]] = []
         self.xattrs: dict[tuple[str, bytes], bytes] = {}
         self.next_fh = 100
-        self.ahead: list[str] = []  # names that are told ahead after the next look-up, each as 1,000 bytes long
         self.misdirected = 0  # the errno that long answers are told with, where it is a wrong one
         self.channel: Channel
 
@@ -221,11 +219,6 @@ class Folder(pyfuse3.Operations):
         entry = attrs.entry_out(row, Options())
         return entry[:16] + bytes(8) + entry[24:]
 
-    def next_names(self, directory: int, body: bytes) -> bytes:
-        told, self.ahead = self.ahead, []
-        rows = [(name.encode(), msgspec.structs.replace(self.row(name), size=1000)) for name in told]
-        return b"".join(self.entry(row) + bytes([len(name)]) + name for name, row in rows)
-
     async def upcall(self, call: Upcall) -> bytes:
         self.upcalls.append([call.opcode, self.names[call.nodeid], call.body.hex(), call.uid])
         raise OSError(errno.EOPNOTSUPP, "not in this test")
@@ -263,9 +256,6 @@ class Commands:
     async def do_upcalls(self) -> list[Any]:
         seen, self.ops.upcalls = self.ops.upcalls, []
         return seen
-
-    async def do_ahead(self, names: list[str]) -> None:
-        self.ops.ahead = names
 
     async def do_refused(self) -> list[Any]:
         return self.ops.told.refusals
@@ -398,7 +388,6 @@ async def main(mountpoint: str, root: str, options: Json) -> None:
                     ops.upcall,
                     ops.told,
                     at_once=ops.at_once,
-                    next_names=ops.next_names,
                 )
                 nursery.cancel_scope.cancel()
         finally:

@@ -9,9 +9,12 @@ import pytest
 from tests.channel.support import compiled, run
 
 CHANNEL = Path(__file__).resolve().parents[2] / "native" / "channel"
-OUTSIDE = {"main.c", "mount.c", "event.c", "device.c", "log.c", "notify.c", "ring.c", "uring.c"}
+OUTSIDE = {"main.c", "mount.c", "event.c", "device.c", "log.c", "notify.c", "ring.c", "uring.c", "store.c"}
 SMALL = [
-    *(f"-D{t}_MAX=64" for t in ("NODES", "HANDLES", "PENDING", "CAPS", "CLEARS", "NAMES", "CRADLES", "GONE")),
+    *(
+        f"-D{t}_MAX=64"
+        for t in ("NODES", "HANDLES", "PENDING", "CAPS", "CLEARS", "NAMES", "CRADLES", "GONE", "OVER", "LISTS")
+    ),
     "-DNESTS_MAX=8",
     "-DANSWERS_MAX=8",
 ]
@@ -19,11 +22,15 @@ SECONDS = 10
 EXECUTIONS_MIN = 2_000
 
 
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sources = [path for path in sorted(CHANNEL.glob("*.c")) if path.name not in OUTSIDE]
     sources += sorted((CHANNEL / "fuzz").glob("*.c"))
     return compiled(tmp_path_factory.mktemp("fuzz") / "driver", sources, "address,undefined", *SMALL)
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return built(tmp_path_factory)
 
 
 def test_known_answers(driver: Path) -> None:

@@ -1,4 +1,4 @@
-"""Names as upcalls, and names told ahead: the channel answers for those, until anything may have changed."""
+"""Names as upcalls."""
 
 from __future__ import annotations
 
@@ -29,55 +29,12 @@ def size(daemon: Daemon, name: str) -> int:
     return int(in_time(lambda: os.stat(daemon.mount / name).st_size))
 
 
-def told_ahead(daemon: Daemon, *names: str) -> None:
-    """As after a look-up of "a"; they were told to have 1,000 bytes, so it shows who answers."""
-    daemon.call("ahead", names=names)
-    assert size(daemon, "a") == 3
-    daemon.call("settled")
-    assert asked(daemon) == ["a"]
-
-
 def test_look_ups_come_past_libfuse(naming: Daemon) -> None:
     assert size(naming, "a") == 3
     with pytest.raises(OSError) as error:
         size(naming, "missing")
     assert error.value.errno == errno.ENOENT
     assert asked(naming) == ["a", "missing"]
-
-
-def test_what_was_told_ahead_is_answered_by_the_channel(naming: Daemon) -> None:
-    told_ahead(naming, "b", "c", "d")
-    assert [size(naming, name) for name in "bcdbd"] == [1000] * 5
-    assert asked(naming) == []
-    assert size(naming, "e") == 3
-    assert asked(naming) == ["e"]
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda d: os.chmod(d.mount / "f", 0o600),
-        lambda d: os.truncate(d.mount / "f", 1),
-        lambda d: os.unlink(d.mount / "f"),
-        lambda d: (d.mount / "f").read_bytes(),
-        lambda d: (d.mount / "new").write_bytes(b"x"),
-        lambda d: d.call("invalidate_attr", name="f"),
-        lambda d: d.call("invalidate_inode", name="f"),
-        lambda d: d.call("invalidate_entry", name="f"),
-    ],
-    ids=["chmod", "truncate", "unlink", "open", "create", "invalidate_attr", "invalidate_inode", "invalidate_entry"],
-)
-def test_it_is_forgotten_where_anything_may_have_changed(naming: Daemon, change: Callable[[Daemon], object]) -> None:
-    told_ahead(naming, "b")
-    assert size(naming, "b") == 1000
-    in_time(lambda: change(naming))
-    assert until(lambda: size(naming, "b") == 3)
-
-
-def test_it_is_forgotten_after_a_while(naming: Daemon) -> None:
-    told_ahead(naming, "b")
-    assert size(naming, "b") == 1000
-    assert until(lambda: size(naming, "b") == 3)
 
 
 def test_where_there_is_no_room_for_upcalls_libfuse_asks(start: Callable[..., Daemon]) -> None:

@@ -1,4 +1,4 @@
-/* A mutating main for compilers without libFuzzer: driver selfcheck | driver SECONDS [SEED] | driver FILE.
+/* A mutating main for compilers without libFuzzer: driver selfcheck | driver told | driver SECONDS [SEED] | driver FILE.
  *
  * Inputs are sequences of messages that make sense together (few inodes, few handles), some with extreme numbers; then some
  * of them are flipped, cut or spliced. A seed replays its run; the input being tried is in ./crash-input if FUZZ_KEEP is set.
@@ -45,8 +45,9 @@ static void step_put(uint8_t what, uint8_t flags, const uint8_t *data, size_t le
 
 static void control_put(void) {
   uint8_t m[400] = {0};
-  uint16_t kind = (uint16_t)(1 + below(20));
+  uint16_t kind = (uint16_t)(1 + below(22));
   size_t len = PROTO_HEADER_LEN + 8;
+  if (kind > 20) kind = (uint16_t)(kind - 21 + PROTO_CATALOG);
   store_u16(m, kind);
   store_u32(m + 4, (uint32_t)below(100));
   store_u64(m + 8, number(6));
@@ -78,31 +79,28 @@ static void control_put(void) {
       break;
     case PROTO_NEST: store_u32(m + 16, (uint32_t)number(5)); store_u32(m + 20, (uint32_t)below(2)); len = 28; break;
     case PROTO_NAMES: m[16] = (uint8_t)below(6); m[18] = 'a'; len = 16 + below(20); break;
-    case PROTO_AHEAD: /* two entries, often cut */
-      m[16 + WIRE_ENTRY_OUT_LEN] = 1, m[17 + WIRE_ENTRY_OUT_LEN] = 'a';
-      m[18 + 2 * WIRE_ENTRY_OUT_LEN] = (uint8_t)below(4), m[19 + 2 * WIRE_ENTRY_OUT_LEN] = 'b';
-      len = below(2) ? 20 + 2 * WIRE_ENTRY_OUT_LEN : 16 + below(22 + 2 * WIRE_ENTRY_OUT_LEN);
-      break;
     case PROTO_BYTES:
       store_u64(m + 16, number(3));
       store_u32(m + 24, (uint32_t)number(4));
       store_u32(m + 28, below(4) ? (uint32_t)below(9000) : (uint32_t)number(1 << 21));
       len = 32;
       break;
+    case PROTO_CATALOG: m[28] = '/'; len = 28 + below(3); break;
+    case PROTO_TREE: store_u32(m + 16, (uint32_t)number(128)); len = 20; break;
     case PROTO_BIRTH_PAGE:
     case PROTO_DUMP:
     case PROTO_PROBE: len = 8; break;
     default: break;
   }
   bool takes_fd = kind == PROTO_NODE || kind == PROTO_PROBE || (kind == PROTO_BYTES && below(8)) || (kind >= PROTO_BIRTH_PAGE && kind <= PROTO_BIRTH_LOG);
-  step_put(STEP_CONTROL, takes_fd ? WITH_FD : below(20) == 0 ? WITH_FD : RIGHT_SEQ, m, len);
+  step_put(STEP_CONTROL, takes_fd || below(20) == 0 ? WITH_FD : 0, m, len);
 }
 
 static void request_put(void) {
   static const uint32_t opcodes[] = {WIRE_OPEN, WIRE_READ, WIRE_WRITE, WIRE_RELEASE, WIRE_GETXATTR, WIRE_CREATE, WIRE_INTERRUPT,
                                      WIRE_FALLOCATE, WIRE_LSEEK, WIRE_COPY_FILE_RANGE, WIRE_COPY_FILE_RANGE_64, WIRE_TMPFILE,
                                      WIRE_INIT, WIRE_STATX, WIRE_READ, WIRE_WRITE, WIRE_LOOKUP, WIRE_GETATTR, WIRE_SETATTR,
-                                     WIRE_READDIRPLUS, WIRE_LOOKUP, WIRE_MKDIR, WIRE_UNLINK, WIRE_RENAME, WIRE_RENAME2, WIRE_LINK};
+                                     WIRE_READDIRPLUS, WIRE_LOOKUP, WIRE_READLINK, WIRE_LISTXATTR, WIRE_OPENDIR, WIRE_RELEASEDIR, WIRE_MKDIR, WIRE_RMDIR, WIRE_UNLINK, WIRE_RENAME, WIRE_RENAME2, WIRE_LINK};
   static const char *names[] = {"security.selinux", "security.capability", "system.posix_acl_access", "user.x", ""};
   uint8_t m[400] = {0};
   wire_in_header h = {.opcode = opcodes[below(sizeof opcodes / sizeof *opcodes)], .unique = below(20), .nodeid = number(6)};
@@ -122,6 +120,12 @@ static void request_put(void) {
     case WIRE_INIT: len = below(3) ? 64 : 16; break;
     case WIRE_CREATE: store_u32(body + 4, 0100644); body[16] = (uint8_t)('a' + below(3)), body[17] = 0, len = 16 + below(4); break;
     case WIRE_LOOKUP: body[0] = (uint8_t)('a' + below(3)), body[1] = 0, len = below(4); break;
+    case WIRE_READDIRPLUS:
+      store_u64(body, UINT64_C(1) << 60 | (1 + below(3)) << 16 | below(2));
+      store_u64(body + 8, below(5));
+      store_u32(body + 16, (uint32_t)number(2000));
+      len = 40;
+      break;
     case WIRE_RELEASE: store_u64(body, below(3) ? load_u64(body) : UINT64_C(1) << 61 | (1 + below(4))), len = 24; break;
     default: break;
   }
@@ -165,8 +169,57 @@ static void long_answers_put(void) {
   }
 }
 
+static size_t put_key(uint8_t *at, char tag, uint64_t ino, const char *name) {
+  memset(at, 0, 13);
+  at[4] = (uint8_t)tag;
+  for (int i = 0; i < 8; i++) at[5 + i] = (uint8_t)(ino >> (56 - 8 * i));
+  memcpy(at + 13, name, strlen(name));
+  return 13 + strlen(name);
+}
+
+/* A directory with a few names in it, as the catalog has it, and the word that it is answered for here. */
+static void tree_put(void) {
+  static const char *const names[] = {"a", "b", "c", "user.x", ""};
+  uint8_t m[200];
+  for (size_t n = 1 + below(8); n; n--) {
+    uint64_t ino = 1 + below(5);
+    size_t what = below(6), len = 2;
+    const char *name = names[below(5)];
+    m[0] = what == 5;
+    if (what == 5) memcpy(m + 2, "\0\0\0\0nintents", 12), m[1] = 12;
+    else m[1] = (uint8_t)put_key(m + 2, "ieyxi"[what], ino, what == 1 || what == 3 ? name : "");
+    len += m[1];
+    if (what == 0 || what == 4) {
+      static const uint32_t modes[] = {0040755, 0100644, 0120777};
+      uint32_t mode = modes[below(3)];
+      const uint8_t row[] = {0x9F, (uint8_t)ino, 0xCD, (uint8_t)(mode >> 8), (uint8_t)mode, 1, 2, 0xCC, (uint8_t)below(256), (uint8_t)below(3),
+                             0xD3, (uint8_t)below(256), 0, 0, 0, 0, 0, 0, 9, 3, 0xFF, 0, (uint8_t)below(3), 1, 0xC4, 2, 'x', 'y', 0xC4, 1, 'z', 0};
+      memcpy(m + len, row, sizeof row);
+      len += sizeof row;
+    } else if (what == 1) {
+      const uint8_t row[] = {0x92, (uint8_t)(1 + below(5)), 0xCD, 0x81, 0xA4};
+      memcpy(m + len, row, sizeof row);
+      len += sizeof row;
+    } else if (what == 3) {
+      memcpy(m + len, "\xC4\x03" "abc", 5);
+      len += 5;
+    } else {
+      m[len++] = (uint8_t)below(128);
+    }
+    step_put(STEP_ROW, 0, m, len);
+  }
+  memset(m, 0, sizeof m);
+  store_u16(m, PROTO_CATALOG);
+  m[28] = '/';
+  step_put(STEP_CONTROL, 0, m, 29);
+  store_u16(m, PROTO_TREE);
+  store_u32(m + 16, (uint32_t)(below(4) ? 127 : below(128)));
+  step_put(STEP_CONTROL, 0, m, 20);
+}
+
 static void make(void) {
   input_len = 0;
+  if (below(2)) tree_put();
   for (size_t steps = 1 + below(STEPS_MAX); steps; steps--) {
     size_t what = below(11);
     if (what < 4) control_put();
@@ -195,6 +248,10 @@ static int one_file(const char *path) {
 
 int main(int argc, char **argv) {
   if (argc < 2) return 2;
+  if (!strcmp(argv[1], "told")) {
+    tell_rows();
+    return 0;
+  }
   if (!strcmp(argv[1], "selfcheck")) {
     selfcheck();
     return 0;

@@ -12,10 +12,10 @@
 #include <unistd.h>
 
 #include "../../bytes.h"
-#include "../ahead.h"
 #include "../births.h"
 #include "../channel.h"
 #include "../keeper.h"
+#include "../names.h"
 #include "../uring.h"
 
 #define FILE_LEN (64 * 1024)
@@ -121,7 +121,6 @@ static void step(uint8_t what, uint8_t flags, const uint8_t *data, size_t len) {
     if (control_decode(exact, len, &m)) {
       if (m.kind == PROTO_NODE && n_seen < NODES_SEEN_MAX) nodes_seen[n_seen++] = m.nodeid;
       if (m.kind == PROTO_NODE && n_seen == NODES_SEEN_MAX) m.kind = PROTO_DROP;
-      if (m.kind == PROTO_AHEAD && flags & RIGHT_SEQ) m.seq = ahead_moves();
       control_apply(&m, fd);
     } else if (fd >= 0) {
       close(fd);
@@ -130,6 +129,8 @@ static void step(uint8_t what, uint8_t flags, const uint8_t *data, size_t len) {
     channel.upcall_names = flags & 1;
     request_handle(exact, len, room);
     if (len % 2) keeper_round();
+  } else if (what == STEP_ROW) {
+    fake_put(exact, len);
   } else {
     seen.backing_error = flags & 2 ? EPERM : 0;
     reply_handle(exact, len, room);
@@ -157,9 +158,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     control_apply(&drop, -1);
   }
   keeper_settle();
+  view_reset();
+  listing_reset();
+  fake_reset();
   births_reset();
   answers_reset();
-  ahead_forget();
   CHECK(seen.backings_open == 0);
   CHECK(bitmap_bytes_used() == 0);
   int again = dup(STDERR_FILENO);

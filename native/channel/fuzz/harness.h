@@ -1,7 +1,8 @@
 /* What an input to the channel's fuzzer looks like, and what harness, driver and selfcheck share.
  *
  * An input is a sequence of steps: u8 step, u8 flags, u16 length (little-endian), then so many bytes. Steps are messages from
- * each side, handled one after the other as the threads would, on files in memory.
+ * each side, handled one after the other as the threads would, on files in memory; or rows that the catalog has: u8 database, u8
+ * length of the key, key, value.
  */
 #ifndef AOF2_CHANNEL_FUZZ_HARNESS_H
 #define AOF2_CHANNEL_FUZZ_HARNESS_H
@@ -10,8 +11,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { STEP_CONTROL, STEP_REQUEST, STEP_REPLY, STEPS };
-enum { STEP_HEADER_LEN = 4, WITH_FD = 1, RIGHT_SEQ = 4 };
+enum { STEP_CONTROL, STEP_REQUEST, STEP_REPLY, STEP_ROW, STEPS };
+enum { STEP_HEADER_LEN = 4, WITH_FD = 1 };
 
 #define CHECK(condition)                                                          \
   do {                                                                            \
@@ -35,4 +36,9 @@ extern outside seen;
 int backing_new(void); /* a descriptor of a file in memory */
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 void selfcheck(void);
+
+/* rows.c: what the catalog has; and the answers to rows on stdin. */
+void fake_put(const uint8_t *data, size_t len);
+void fake_reset(void);
+void tell_rows(void);
 #endif

@@ -6,7 +6,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "../ahead.h"
 #include "../births.h"
 #include "../channel.h"
 #include "../index.h"
@@ -388,80 +387,7 @@ static void check_cradles(void) {
   tables_reset();
 }
 
-/* A LOOKUP, as a worker reads it; whether it was answered here. */
-static bool looked_up(uint64_t dir, const char *name) {
-  uint8_t raw[sizeof(wire_in_header) + 300], data[8];
-  size_t len = strlen(name) + 1;
-  wire_in_header header = {.len = (uint32_t)(sizeof header + len), .opcode = WIRE_LOOKUP, .unique = 2, .nodeid = dir};
-  pending forgotten;
-  memcpy(raw, &header, sizeof header);
-  memcpy(raw + sizeof header, name, len);
-  seen.replies = seen.events = 0;
-  request_handle(raw, header.len, data);
-  CHECK(seen.replies + seen.events == 1);
-  pending_find(2, true, &forgotten);
-  return seen.replies;
-}
-
-static void tell_ahead(uint64_t dir, uint32_t seq, const char *const *names, size_t n, size_t cut) {
-  uint8_t packed[4096];
-  size_t len = 0;
-  for (size_t i = 0; i < n; i++) {
-    size_t name_len = strlen(names[i]);
-    memset(packed + len, (int)(i + 1), WIRE_ENTRY_OUT_LEN);
-    packed[len + WIRE_ENTRY_OUT_LEN] = (uint8_t)name_len;
-    memcpy(packed + len + WIRE_ENTRY_OUT_LEN + 1, names[i], name_len);
-    len += WIRE_ENTRY_OUT_LEN + 1 + name_len;
-  }
-  control_message m = {.kind = PROTO_AHEAD, .nodeid = dir, .seq = seq, .reply = {.payload = packed, .payload_len = len - cut}};
-  control_apply(&m, -1);
-}
-
-/* What was told ahead is answered, in any order, until something may have changed; what was told too late is not taken. */
-static void check_ahead(void) {
-  static const char *const names[] = {"b", "c", "long name"};
-  uint8_t data[8];
-  tables_open(4, 4, 4);
-  channel.upcall_names = true;
-  tell_ahead(9, ahead_moves(), names, 3, 0);
-  CHECK(looked_up(9, "b") && seen.last_reply[0] == 1 && seen.last_reply_len == WIRE_ENTRY_OUT_LEN);
-  CHECK(looked_up(9, "long name") && seen.last_reply[0] == 3 && looked_up(9, "c") && seen.last_reply[0] == 2);
-  CHECK(looked_up(9, "b") && !looked_up(9, "a") && !looked_up(9, "bb") && !looked_up(9, "") && !looked_up(8, "b"));
-
-  static const uint32_t harmless[] = {WIRE_GETATTR, WIRE_READDIRPLUS, WIRE_GETXATTR, WIRE_FORGET, WIRE_READ};
-  static const uint32_t changing[] = {WIRE_SETATTR, WIRE_UNLINK, WIRE_CREATE, WIRE_WRITE, WIRE_OPEN, WIRE_RELEASE, WIRE_RENAME2,
-                                      WIRE_FALLOCATE, WIRE_SETXATTR, WIRE_LINK, WIRE_COPY_FILE_RANGE, 999};
-  for (size_t i = 0; i < sizeof harmless / sizeof *harmless; i++) CHECK(ahead_harmless(harmless[i]));
-  for (size_t i = 0; i < sizeof changing / sizeof *changing; i++) {
-    wire_in_header header = {.len = sizeof header, .opcode = changing[i], .unique = 4, .nodeid = 77};
-    uint32_t moves = ahead_moves();
-    tell_ahead(9, moves, names, 3, 0);
-    CHECK(looked_up(9, "b"));
-    request_handle((uint8_t *)&header, sizeof header, data);
-    CHECK(!looked_up(9, "b"));
-    tell_ahead(9, moves, names, 3, 0); /* it was on its way */
-    CHECK(!looked_up(9, "b"));
-    tables_reset();
-  }
-  wire_out_header reply = {.len = sizeof reply, .unique = 4};
-  tell_ahead(9, ahead_moves(), names, 3, 0);
-  reply_handle((uint8_t *)&reply, sizeof reply, data);
-  CHECK(!looked_up(9, "b")); /* an answer: it may have been read before the change it tells of */
-
-  for (size_t cut = 1; cut < WIRE_ENTRY_OUT_LEN + 10; cut++) {
-    tell_ahead(9, ahead_moves(), names, 3, cut);
-    CHECK(!looked_up(9, "b"));
-  }
-  for (uint64_t dir = 20; dir < 40; dir++) tell_ahead(dir, ahead_moves(), names, 3, 0);
-  CHECK(looked_up(39, "b") && looked_up(32, "b") && !looked_up(31, "b")); /* HANDS_MAX */
-  ahead_forget();
-  channel.upcall_names = false;
-  births_reset();
-  tables_reset();
-}
-
 void selfcheck(void) {
-  check_ahead();
   check_cradles();
   check_bitmap();
   check_index();

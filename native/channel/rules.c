@@ -1,0 +1,33 @@
+/* See rules.h. */
+#include "rules.h"
+
+#include <string.h>
+#include <sys/stat.h>
+
+#include "view.h"
+#include "wire.h"
+
+bool rule_name(span name) {
+  if (!name.len || name.len > 255 || memchr(name.at, '/', name.len)) return false;
+  return !(name.at[0] == '.' && (name.len == 1 || (name.len == 2 && name.at[1] == '.')));
+}
+
+bool rule_is_top(uint64_t ino) { return (ino & ((UINT64_C(1) << STREAM_SHIFT) - 1)) == ROOT_INO; }
+
+bool rule_unlink(const inode_row *row) { return !S_ISDIR(row->mode) && row->nlink > 0; }
+
+bool rule_rmdir(const inode_row *above, const inode_row *row) { return S_ISDIR(row->mode) && above->nlink > 2 && !rule_is_top(row->ino); }
+
+bool rule_new_dir(const inode_row *above) { return above->nlink >= 2 && above->nlink < RULE_DIR_LINKS_MAX; }
+
+bool rule_moves_dir(const inode_row *from, const inode_row *to) { return from->nlink > 2 && rule_new_dir(to); }
+
+bool rule_link(const inode_row *row) { return !S_ISDIR(row->mode) && row->nlink > 0 && row->nlink < RULE_LINKS_MAX; }
+
+bool rule_set(const inode_row *row, uint32_t valid, uint32_t mode) {
+  const uint32_t what = WIRE_SET_MODE | WIRE_SET_ATIME | WIRE_SET_MTIME;
+  const uint32_t with = WIRE_SET_ATIME_NOW | WIRE_SET_MTIME_NOW | WIRE_SET_FH | WIRE_SET_LOCKOWNER;
+  if (!(valid & what) || valid & ~(what | with)) return false;
+  /* Of a file they decide how it is opened, of a directory who owns what is made there. */
+  return !((row->mode | (valid & WIRE_SET_MODE ? mode : 0)) & (S_ISUID | S_ISGID));
+}

@@ -1,0 +1,29 @@
+/* What POSIX and this filesystem allow of changes that are made in the channel (changes.h), over rows. No is never an answer: the
+ * daemon is asked, which knows the error, or allows it after all (engine/namespace).
+ *
+ * Owner: pure functions; tests/channel/test_rules.py has them against the daemon's own.
+ */
+#ifndef AOF2_CHANNEL_RULES_H
+#define AOF2_CHANNEL_RULES_H
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "rows.h"
+
+#define RULE_LINKS_MAX 65000u          /* of a file */
+#define RULE_DIR_LINKS_MAX 0x7FFFFFFFu /* of a directory */
+#define RULE_DEPTH_MAX 1000            /* of directories that a move is checked against */
+#define RULE_NOREPLACE 1u
+#define RULE_TIME_S_MAX UINT64_C(9000000000) /* in nanoseconds it fits in 63 bits */
+
+bool rule_name(span name);
+bool rule_is_top(uint64_t ino); /* of a tenant */
+bool rule_unlink(const inode_row *row);
+bool rule_rmdir(const inode_row *above, const inode_row *row);
+bool rule_new_dir(const inode_row *above);
+/* A directory goes from one to another. */
+bool rule_moves_dir(const inode_row *from, const inode_row *to);
+bool rule_link(const inode_row *row);
+/* chmod and utimens; `valid` is the kernel's mask. */
+bool rule_set(const inode_row *row, uint32_t valid, uint32_t mode);
+#endif

@@ -1,0 +1,80 @@
+/* The tree as it was answered: a picture of the rows (store.h) with the intents that it does not have laid over it (unfolded.h).
+ *
+ * Which tenants' trees are read here, and for which questions, is the daemon's to say (CATALOG, TREE): a kind knows whether its rows
+ * and its intents are all there is.
+ *
+ * Invariants
+ * - Begun after a request was read, a view has every change that was answered before that.
+ * - A row is never trusted: one that is damaged is VIEW_BROKEN, and the daemon is asked, which says so.
+ *
+ * Owner: view_open and view_tree under control_lock; a view is its thread's, which has one at a time.
+ */
+#ifndef AOF2_CHANNEL_VIEW_H
+#define AOF2_CHANNEL_VIEW_H
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/stat.h>
+
+#include "rows.h"
+#include "unfolded.h"
+
+#define STREAM_SHIFT 40
+#define ROOT_INO 1 /* of a tenant, and of the mount */
+
+/* What is answered here of a tenant's inodes. */
+enum {
+  ANSWER_LOOKUP = 1u,
+  ANSWER_ATTR = 2u,
+  ANSWER_LIST = 4u,
+  ANSWER_LINK = 8u,   /* targets of symlinks */
+  ANSWER_XATTR = 16u,
+  ANSWER_CHANGES = 64u, /* made here (changes.h) */
+  ANSWER_INTENTS = 32u, /* there is an intent log: the rows alone are not all */
+};
+
+typedef struct {
+  uint64_t stream;
+  int dir_fd; /* of its backing files, or -1 */
+  bool laid;  /* something is not in the rows */
+  over_view over;
+} view;
+
+typedef enum { VIEW_ABSENT, VIEW_FOUND, VIEW_BROKEN, VIEW_OLD } view_result; /* OLD: begin again */
+
+int view_open(const char *path); /* 0 or an errno */
+/* False: its intent log is not known here. */
+bool view_tree(uint64_t stream_id, uint32_t answers);
+
+/* False: not answered here. What is found is good until view_end. */
+bool view_begin(view *v, uint64_t nodeid, uint32_t answer);
+void view_end(void);
+
+view_result view_name(const view *v, uint64_t dir, span name, uint64_t *ino);
+/* An inode that has a name; ABSENT: none that rows know. */
+view_result view_inode(const view *v, uint64_t ino, inode_row *out);
+/* Whether the file was made here, the daemon does not know of it, and its maker has it open. */
+bool view_is_newly_open(const view *v, uint64_t ino);
+/* Whether the file is being written: size and times are those of its backing file, in *st. BROKEN: it is, and that is not here. */
+view_result view_dirty(const view *v, const inode_row *row, struct stat *st);
+
+/* The names of a directory behind one that need not be there, in order. A walk may end early: the next one goes on. */
+typedef struct {
+  span name;
+  uint64_t ino;
+  uint32_t mode; /* the type alone */
+} named;
+typedef struct {
+  bool begun, rows_end;
+  uint32_t over_at;
+  uint8_t lead[13]; /* of the directory's keys */
+  named row;
+  over_names *over; /* the caller's room */
+} walk;
+view_result view_walk(const view *v, walk *w, uint64_t dir, span after, named *out);
+
+view_result view_xattr(const view *v, uint64_t ino, span name, span *value);
+/* The next xattr name behind `after` ("": the first). */
+view_result view_next_xattr(const view *v, uint64_t ino, span after, span *name);
+void view_reset(void); /* tests */
+#endif

@@ -1,0 +1,208 @@
+"""What asks about names is answered by the channel alone, from the catalog and what is not folded yet, and what changes
+them is: the daemon stands still meanwhile, so whatever needed it would hang."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.posix.conftest import IS_ROOT
+from tests.posix.helpers import code
+from tests.support.mount import MountedVolume
+
+pytestmark = pytest.mark.skipif(not IS_ROOT, reason="the kernel's names are dropped")
+
+
+@contextmanager
+def standing_still(volume: MountedVolume, here: Path) -> Iterator[None]:
+    """No answer comes from the daemon. The kernel knows the way to the directory, and none of its names."""
+    pid, way = volume.daemon_pid(), os.open(here, os.O_PATH)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        Path("/proc/sys/vm/drop_caches").write_text("2")
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+        os.close(way)
+
+
+def test_attributes_and_targets(each_volume: MountedVolume, each_here: Path) -> None:
+    file, link, fifo = each_here / "file", each_here / "link", each_here / "fifo"
+    file.write_bytes(b"x" * 5000)
+    link.symlink_to("a target")
+    os.mkfifo(fifo, 0o640)
+    os.setxattr(file, "user.colour", b"green")
+    os.setxattr(file, "user.shape", b"")
+    os.utime(fifo, ns=(-1_500_000_001, 1 << 63))
+    before = {p: os.lstat(p) for p in (file, link, fifo, each_here)}
+    with standing_still(each_volume, each_here):
+        for path, was in before.items():
+            now = os.lstat(path)
+            fields = (
+                "st_ino",
+                "st_mode",
+                "st_nlink",
+                "st_uid",
+                "st_gid",
+                "st_size",
+                "st_blocks",
+                "st_mtime_ns",
+                "st_atime_ns",
+            )
+            assert [getattr(now, f) for f in fields] == [getattr(was, f) for f in fields], path
+        assert os.readlink(link) == "a target"
+        assert os.getxattr(file, "user.colour") == b"green"
+        assert os.getxattr(file, "user.shape") == b""
+        assert sorted(os.listxattr(file)) == ["user.colour", "user.shape"]
+        assert code(os.getxattr, file, "user.none") == "ENODATA"
+        assert code(os.stat, each_here / "none") == "ENOENT"
+        assert code(os.stat, each_here / ("n" * 255)) == "ENOENT"
+
+
+def test_listings(each_volume: MountedVolume, each_here: Path) -> None:
+    names = {f"name-{i:04}" + "x" * (i % 200) for i in range(1500)}
+    for name in names:
+        (each_here / name).touch()
+    below = each_here / "below"
+    below.mkdir()
+    with standing_still(each_volume, each_here):
+        assert set(os.listdir(each_here)) == names | {"below"}
+        assert os.listdir(below) == []
+        with os.scandir(each_here) as entries:
+            assert all(entry.stat().st_ino == entry.inode() for entry in entries)
+
+
+def test_what_is_not_folded_is_seen(each_volume: MountedVolume, each_here: Path) -> None:
+    """Files that were made, and others that were removed, a moment ago."""
+    old = [each_here / f"old-{i}" for i in range(40)]
+    for path in old:
+        path.write_bytes(b"old")
+    os.listdir(each_here)
+    for i, path in enumerate(old):
+        if i % 2:
+            path.unlink()
+        else:
+            (each_here / f"new-{i}").write_bytes(b"new" * i)
+    with standing_still(each_volume, each_here):
+        left = {f"old-{i}" for i in range(0, 40, 2)} | {f"new-{i}" for i in range(0, 40, 2)}
+        assert set(os.listdir(each_here)) == left
+        assert {i for i in range(40) if code(os.stat, old[i]) == ""} == set(range(0, 40, 2))
+        assert [os.stat(each_here / f"new-{i}").st_size for i in range(0, 40, 2)] == [3 * i for i in range(0, 40, 2)]
+        assert stat.S_ISDIR(os.stat(each_here).st_mode)
+
+
+def test_a_listing_goes_on_where_it_was(each_volume: MountedVolume, each_here: Path) -> None:
+    """What is there all the time is told once, whatever changes meanwhile."""
+    names = [f"{i:05}" for i in range(3000)]
+    for name in names:
+        (each_here / name).touch()
+    seen = []
+    with os.scandir(each_here) as entries:
+        for i, entry in enumerate(entries):
+            seen.append(entry.name)
+            if i % 100 == 0:
+                (each_here / f"{i:05}-more").touch()
+                (each_here / f"{2999 - i:05}").unlink(missing_ok=True)
+    gone = {f"{2999 - i:05}" for i in range(0, 3000, 100)}
+    assert len(seen) == len(set(seen))
+    assert set(names) - gone <= set(seen) <= set(names) | {f"{i:05}-more" for i in range(0, 3100, 100)}
+
+
+def portrait(top: Path) -> dict[str, tuple[int, ...]]:
+    """Every name below, with what a change may change."""
+    found = {}
+    for folder, dirs, files in os.walk(top):
+        for name in (*dirs, *files):
+            st = os.lstat(Path(folder, name))
+            found[os.path.relpath(Path(folder, name), top)] = (st.st_ino, st.st_mode, st.st_nlink, st.st_mtime_ns)
+    return found
+
+
+def change_everything(here: Path) -> None:
+    """Every change that the channel makes, some on top of others."""
+    for i in range(10):
+        (here / f"new-{i}").mkdir(0o750)
+        (here / f"file-{i}").rename(here / f"new-{i}" / "moved")
+        os.link(here / f"new-{i}" / "moved", here / f"link-{i}")
+        os.utime(here / f"link-{i}", ns=(10**18 + i, 10**18 + 2 * i))
+        os.chmod(here / f"link-{i}", 0o600 + i % 8)
+    for i in range(0, 10, 2):
+        (here / f"link-{i}").unlink()
+        (here / f"new-{i}" / "moved").unlink()
+        (here / f"new-{i}").rmdir()
+    (here / "new-1").rename(here / "new-3" / "below")
+    (here / "new-3").rename(here / "top")
+    (here / "target").unlink()
+    os.chmod(here / "top", 0o700)
+
+
+def made_to_change(here: Path) -> None:
+    for i in range(10):
+        (here / f"file-{i}").write_bytes(b"x" * i)
+    (here / "target").symlink_to("somewhere")
+
+
+EXPECTED = {"top", "top/moved", "top/below", "top/below/moved"}
+EXPECTED |= (
+    {f"link-{i}" for i in range(1, 10, 2)} | {f"new-{i}" for i in (5, 7, 9)} | {f"new-{i}/moved" for i in (5, 7, 9)}
+)
+
+
+@pytest.fixture
+def sealed(volume: MountedVolume, here: Path) -> Path:
+    """A directory to change, whose files are not written any more."""
+    made_to_change(here)
+    volume.done("wait", here)
+    return here
+
+
+def test_changes(volume: MountedVolume, sealed: Path) -> None:
+    with standing_still(volume, sealed):
+        change_everything(sealed)
+        before = portrait(sealed)
+        assert before.keys() == EXPECTED
+        assert stat.S_IMODE(before["top"][1]) == 0o700
+        assert sealed.stat().st_nlink == 2 + 4
+        assert (sealed / "top").stat().st_nlink == 3
+    assert (sealed / "top").exists()
+    assert portrait(sealed) == before
+    os.symlink("x", sealed / "by-the-daemon")  # before which all of it is folded
+    (sealed / "by-the-daemon").unlink()
+    Path("/proc/sys/vm/drop_caches").write_text("2")
+    assert portrait(sealed) == before
+    assert (sealed / "link-9").read_bytes() == b"x" * 9
+
+
+def test_a_file_that_is_open_keeps_its_bytes(volume: MountedVolume, here: Path) -> None:
+    for closes in (False, True):
+        path = here / f"open-{closes}"
+        with path.open("w+b") as f:
+            f.write(b"before")
+            f.flush()
+            if closes:
+                volume.done("status")
+            path.unlink()
+            assert os.fstat(f.fileno()).st_nlink == 0
+            f.write(b" and after")
+            f.seek(0)
+            assert f.read() == b"before and after"
+        assert not path.exists()
+
+
+def test_errors_are_those_of_the_daemon(here: Path) -> None:
+    (here / "file").touch()
+    (here / "full" / "below").mkdir(parents=True)
+    assert code(os.mkdir, here / "file") == "EEXIST"
+    assert code(os.rmdir, here / "full") == "ENOTEMPTY"
+    assert code(os.rmdir, here / "file") == "ENOTDIR"
+    assert code(os.unlink, here / "full") == "EISDIR"
+    assert code(os.unlink, here / "none") == "ENOENT"
+    assert code(os.rename, here / "full", here / "full" / "below" / "deep") == "EINVAL"
+    assert code(os.rename, here / "none", here / "other") == "ENOENT"
+    assert code(os.link, here / "full", here / "other") == "EPERM"
