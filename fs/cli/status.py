@@ -26,6 +26,7 @@ from aof2.engine.inspect.status import (
 )
 from aof2.engine.inspect.why import Step, history
 from aof2.engine.manifest.reader import Chunk
+from aof2.engine.remote.keys import is_pack
 from aof2.engine.settings import Settings
 from aof2.engine.units import format_size
 from aof2.fs.cli import output
@@ -116,11 +117,19 @@ def _print_volume(v: VolumeStatus, daemon: dict[str, Any]) -> None:
             ("log", f"{format_size(v.log_bytes)}, oldest snapshot {age}"),
             ("replication", replication_line(v.replication)),
             ("needs repair", str(v.needs_repair)),
+            *_packs(v),
             *damaged_logs(v),
             *(summary(daemon["mount"]) if "mount" in daemon else ()),
         ]
     )
     output.print_found(v.tenants, TENANT_COLUMNS, _tenant_cells)
+
+
+def _packs(v: VolumeStatus) -> list[tuple[str, str]]:
+    """What small files that travelled together take in the remote, and how much of that is in use."""
+    taken, used = sum(one.pack_bytes for one in v.tenants), sum(one.packed_bytes for one in v.tenants)
+    count = sum(one.packs for one in v.tenants)
+    return [("packs", f"{count} of {format_size(taken)}, {100 * used // taken} % in use")] if taken else []
 
 
 def _tenant_cells(one: TenantStatus) -> tuple[str, ...]:
@@ -164,7 +173,9 @@ def _print_object(one: ObjectStatus) -> None:
 
 
 def _chunk_cells(c: ChunkStatus) -> tuple[str, ...]:
-    return (str(c.chunk_id), str(c.index), str(c.bytes), str(c.hot_bytes), str(c.warm_bytes), c.sha256, c.key or "-")
+    sizes = (c.chunk_id, c.index, c.bytes, c.hot_bytes, c.warm_bytes)
+    place = f"{c.key} from {c.offset}, {c.stored_bytes} bytes" if is_pack(c.key) else c.key or "-"
+    return (*map(str, sizes), c.sha256, place)
 
 
 @click.command(epilog="Example: aof2 why /aof2/default/report.parquet")

@@ -307,6 +307,41 @@ def test_a_damaged_member_is_that_members_damage(tmp_path: Path) -> None:
     run_world(tmp_path, body)
 
 
+@pytest.mark.parametrize("harm", ["member", "cut", "gone"])
+def test_repair_from_what_is_here(tmp_path: Path, harm: str) -> None:
+    """Offline: what is damaged or gone is put again from local bytes, and what is not here is told."""
+    files: dict[Key, bytes] = {}
+    away: list[Key] = []
+
+    async def fill(w: World) -> None:
+        files.update(await published(w, 6))
+        away.append(next(reversed(files)))
+        if harm == "member":
+            await w.v.evict(away)
+
+    run_world(tmp_path, fill)
+    (pack,) = (tmp_path / "remote").rglob("pack-*.blob")
+    raw = bytearray(pack.read_bytes())
+    if harm == "gone":
+        pack.unlink()
+    else:
+        raw[3] ^= 1
+        pack.write_bytes(raw if harm == "member" else raw[:200])
+    report = verify_volume(small_settings(tmp_path), deep_remote=harm != "gone", repair=True)
+    bad = [f for f in report.findings if f.severity is not Severity.NOTE]
+    assert len(bad) == {"member": 1, "cut": 6, "gone": 6}[harm], bad
+    assert all(f.repaired for f in bad), bad
+
+    async def look(w: World) -> None:
+        await check_cold(w, files)
+        moved = [c for c in w.rows(t.CHUNKS).values() if not is_pack(c.key)]
+        assert len(moved) == (1 if harm == "member" else 6)
+        assert len(w.rows(t.PACKS)) == (1 if harm == "member" else 0)
+
+    run_world(tmp_path, look)
+    check_clean(tmp_path)
+
+
 def test_nothing_is_lost_and_nothing_kept(tmp_path: Path) -> None:
     """Random creates, rewrites, removals and evictions against a model, with garbage collection in between."""
     clock = Clock()
