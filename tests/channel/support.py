@@ -77,7 +77,7 @@ def compiled(target: Path, sources: list[Path], sanitizer: str, *flags: str) -> 
     if run("gcc", *sanitize, probe, "-o", target).returncode:
         pytest.skip(f"this gcc cannot link {sanitizer}")
     common = ["-g", "-O1", "-std=c11", "-Wall", "-Wextra", "-Werror", "-D_GNU_SOURCE", "-pthread"]
-    built = run("gcc", *common, *flags, *sanitize, *sources, "-o", target)
+    built = run("gcc", *common, *flags, *sanitize, *sources, "-o", target, "-llmdb")
     assert built.returncode == 0, built.stderr
     return target
 
