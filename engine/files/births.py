@@ -212,7 +212,7 @@ class Births:
                 self._channel.drop(intent.ino)
         for close in closes.values():
             self._release(close)
-        new = [intent for intent, _ in folded if intent.kind in (IntentKind.BORN, IntentKind.MADE)]
+        new = [intent for intent, _ in folded if intent.kind in fold.NEW]
         if new and self._granted:
             self._grant_more(new[-1])
 

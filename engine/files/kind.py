@@ -184,7 +184,7 @@ class FilesKind(Catalogued):
 
     def answers(self, stream_id: int) -> Answers:
         has_log = any(one.stream_id == stream_id for one in self.intents.logs)
-        return super().answers(stream_id) | (Answers.INTENTS | Answers.CHANGES if has_log else Answers.NOTHING)
+        return Answers.READING | (Answers.INTENTS | Answers.CHANGES if has_log else Answers.NOTHING)
 
     def told(self, row: InodeRow) -> Told:
         """A dirty file's size and times are its backing file's."""

@@ -21,7 +21,7 @@ from aof2.engine import namespace, objects
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.batch import Batch
 from aof2.engine.catalog.rows import INO_STREAM_SHIFT, InodeRow
-from aof2.engine.intents.format import SET_ATIME, SET_MODE, SET_MTIME, Intent, IntentKind
+from aof2.engine.intents.format import SET_ATIME, SET_GID, SET_MODE, SET_MTIME, SET_UID, Intent, IntentKind
 from aof2.engine.namespace import nodes
 
 log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 POSITION: Final = "intents"  # a counter of the stream: log number << 40 | offset
 POSITION_SHIFT: Final = 40
 STEP: Final = 256  # intents of one batch
-_NEW: Final = (IntentKind.BORN, IntentKind.MADE)
+NEW: Final = (IntentKind.BORN, IntentKind.MADE, IntentKind.SYMLINKED)  # with an inode of their own
 _INO_MASK: Final = (1 << INO_STREAM_SHIFT) - 1
 
 
@@ -88,7 +88,7 @@ def fold(
             rows.append(_changed(b, intent, is_open))
     for parent, time_ns in touched.items():
         _touch(b, parent, time_ns)
-    last = max((intent.ino & _INO_MASK for intent in intents if intent.kind in _NEW), default=0)
+    last = max((intent.ino & _INO_MASK for intent in intents if intent.kind in NEW), default=0)
     if last > (b.get(t.COUNTERS, "ino") or 0):
         b.put(t.COUNTERS, "ino", last)  # the grant itself was lost with the power
     if intents:
@@ -128,7 +128,7 @@ def _changed(b: Batch, intent: Intent, is_open: namespace.IsOpen) -> InodeRow | 
     """The inode as it is then; None: its name means another by now, so it is not what was meant."""
     b.now_ns = max([intent.time_ns, *(_mtime_ns(b, directory) for directory in _directories(intent))])
     try:
-        if intent.kind is IntentKind.MADE:
+        if intent.kind in NEW:
             return _made(b, intent)
         if intent.kind is IntentKind.LINKED:
             return namespace.link(b, intent.ino, intent.parent, intent.name)
@@ -163,24 +163,29 @@ def _mtime_ns(b: Batch, ino: int) -> int:
 
 
 def _made(b: Batch, intent: Intent) -> InodeRow | None:
+    """A directory, or a symlink."""
     if b.get(t.INODES, intent.ino) is not None:
         return None
-    nodes.check_free(b, intent.parent, intent.name)
+    is_dir = intent.kind is IntentKind.MADE
+    name, target = (intent.name, b"") if is_dir else intent.names
+    nodes.check_free(b, intent.parent, name)
     row = InodeRow(
         intent.ino,
-        stat.S_IFDIR | stat.S_IMODE(intent.mode),
+        intent.mode,
         intent.uid,
         intent.gid,
-        nlink=2,
+        size=len(target),
+        nlink=2 if is_dir else 1,
         mtime_ns=intent.time_ns,
         ctime_ns=intent.time_ns,
         atime_ns=intent.time_ns,
         parent=intent.parent,
-        last_name=intent.name,
+        target=target,
+        last_name=name,
     )
     b.put(t.INODES, intent.ino, row)
-    nodes.put_entry(b, intent.parent, intent.name, row)
-    nodes.touch(b, intent.parent, links=1)
+    nodes.put_entry(b, intent.parent, name, row)
+    nodes.touch(b, intent.parent, links=int(is_dir))
     return row
 
 
@@ -189,6 +194,8 @@ def _set(b: Batch, intent: Intent) -> InodeRow:
         b,
         intent.ino,
         mode=intent.mode if intent.flags & SET_MODE else None,
+        uid=intent.uid if intent.flags & SET_UID else None,
+        gid=intent.gid if intent.flags & SET_GID else None,
         atime_ns=intent.fh if intent.flags & SET_ATIME else None,
         mtime_ns=intent.parent if intent.flags & SET_MTIME else None,
         ctime_ns=intent.time_ns,

@@ -22,6 +22,8 @@ BY_CHANNEL: Final = 1  # flag of UNLINKED: the channel answered it; else the dae
 SET_MODE: Final = 1  # flags of SET
 SET_ATIME: Final = 2
 SET_MTIME: Final = 4
+SET_UID: Final = 8
+SET_GID: Final = 16
 
 
 class IntentKind(IntEnum):
@@ -35,6 +37,7 @@ class IntentKind(IntEnum):
     RMDIR = 6
     SET = 7  # attributes
     LINKED = 8  # one more name
+    SYMLINKED = 9
 
 
 class Intent(NamedTuple):
@@ -57,7 +60,7 @@ class Intent(NamedTuple):
 
     @property
     def names(self) -> tuple[bytes, bytes]:
-        """Of RENAMED: the old name and the new one."""
+        """Of RENAMED: the old name and the new one; of SYMLINKED: the name and the target."""
         old, _, new = self.name.partition(b"\0")
         return old, new
 

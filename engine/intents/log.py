@@ -136,7 +136,7 @@ class IntentLog:
         """What was appended by now, a batch each."""
         if self._page.end(self.slot) != self._read_to:
             self._read()
-        for _ in fold.groups(self._pending):
+        for _ in list(fold.groups(self._pending)):  # commits between them shorten it
             yield self._fold_some
 
     def _read(self) -> None:
@@ -147,7 +147,7 @@ class IntentLog:
     def _fold_some(self, b: Batch) -> None:
         position = b.get(t.COUNTERS, fold.POSITION) or 0
         first = bisect_right(self._pending, fold.offset_in(position, self.number) or 0, key=_END)
-        some = next(fold.groups(self._pending[first:]), [])
+        some = next(fold.groups(self._pending[first : first + fold.STEP]), [])
         chunk_bytes = self._volume.settings.engine.chunk_bytes
         rows = fold.fold(b, some, number=self.number, chunk_bytes=chunk_bytes, is_open=self._is_open)
         b.after_commit.append(partial(self._folded, some, rows))

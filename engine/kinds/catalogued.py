@@ -25,7 +25,7 @@ from aof2.engine.catalog.rows import InodeRow, stream_of
 from aof2.engine.catalog.store import View
 from aof2.engine.errors import os_error
 from aof2.engine.kinds import facts
-from aof2.engine.kinds.kind import Answers, AttributeChange, Caller, Kind
+from aof2.engine.kinds.kind import AttributeChange, Caller, Kind
 
 if TYPE_CHECKING:
     from aof2.engine.volume import Volume
@@ -96,9 +96,6 @@ class Catalogued(Kind):
     def list_xattrs(self, ino: int) -> Sequence[bytes]:
         with self.volume.catalog.view() as view:
             return namespace.list_xattrs(view, stream_of(ino), ino)
-
-    def answers(self, stream_id: int) -> Answers:
-        return Answers.LOOK_UP | Answers.ATTRIBUTES | Answers.LIST | Answers.LINKS | Answers.XATTRS
 
     def _is_whole(self, ino: int) -> bool:
         """Whether a file that is being written is here whole."""

@@ -9,14 +9,20 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from aof2.engine.kinds.catalogued import Catalogued
+from aof2.engine.kinds.kind import Answers
 from aof2.engine.kinds.registry import Surroundings
 
 if TYPE_CHECKING:
     from aof2.engine.volume import Volume
 
 
-def make(at: Surroundings) -> Catalogued:
-    return Catalogued(at.volume, at.tenants)
+class Empty(Catalogued):
+    def answers(self, stream_id: int) -> Answers:
+        return Answers.READING
+
+
+def make(at: Surroundings) -> Empty:
+    return Empty(at.volume, at.tenants)
 
 
 def recover(volume: Volume, tenants: Mapping[int, str]) -> None:

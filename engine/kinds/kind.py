@@ -58,6 +58,7 @@ class Answers(IntFlag):
     XATTRS = 16  # `user.aof2.*` apart
     INTENTS = 32  # the rows are not all: the tenant has an intent log
     CHANGES = 64  # and make: what is plainly allowed is recorded there
+    READING = LOOK_UP | ATTRIBUTES | LIST | LINKS | XATTRS
 
 
 class Caller(NamedTuple):

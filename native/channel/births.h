@@ -38,10 +38,13 @@ extern pthread_mutex_t births_lock;
 #define INTENT_RMDIR 6
 #define INTENT_SET 7 /* attributes */
 #define INTENT_LINKED 8
+#define INTENT_SYMLINKED 9
 #define INTENT_OURS 1u /* flag of UNLINKED: the channel's, not the daemon's */
 #define INTENT_SET_MODE 1u
 #define INTENT_SET_ATIME 2u
 #define INTENT_SET_MTIME 4u
+#define INTENT_SET_UID 8u
+#define INTENT_SET_GID 16u
 #define INTENT_DROPPED 1u /* flag of CLOSED: the node was dropped, too */
 #define INTENT_LEN 72
 
@@ -84,7 +87,8 @@ void births_end_change(bool recorded);
 bool births_record(stream *s, uint8_t *record, const uint8_t *name, size_t len);
 /* A number for what is new; 0: there is none left. */
 uint64_t births_ino(stream *s);
-#define RECORD_ROOM (INTENT_LEN + 2 * 256 + 8)
+#define INTENT_NAME_MAX (255 + 1 + 4095) /* a name, a zero and a link's target; or two names */
+#define RECORD_ROOM (INTENT_LEN + INTENT_NAME_MAX + 8)
 
 /* nests.c, with births_lock held: whether records can be told of, and whether the node's tenant has a stream. */
 bool births_have_page(void);

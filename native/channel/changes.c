@@ -108,7 +108,7 @@ static view_result unlink_from(change *c) {
   span name = name_from(c->r, 0);
   view_result result = find(c, c->r->header.nodeid, name, &above, &row);
   if (result != VIEW_FOUND) return result;
-  if (!rule_unlink(&row) || view_is_newly_open(&c->v, row.ino)) return VIEW_BROKEN; /* it must learn of the open first */
+  if (!rule_unlink(&row) || view_birth(&c->v, row.ino) == BIRTH_OPEN) return VIEW_BROKEN; /* it must learn of the open first */
   begin_record(c, INTENT_UNLINKED, row.ino, row.mode & S_IFMT, above.ino);
   set_owner(c, row.nlink - 1, 0);
   set_flags(c, INTENT_OURS);
@@ -268,29 +268,87 @@ bool changes_mkdir(const request *r) {
   return done;
 }
 
+static view_result symlink_from(change *c) {
+  inode_row above;
+  span name = name_from(c->r, 0), target = name_from(c->r, name.len + 1);
+  uint8_t both[INTENT_NAME_MAX];
+  view_result result = find_free(c, c->r->header.nodeid, name, &above);
+  if (result != VIEW_FOUND) return result;
+  uint64_t ino = target.len && target.len <= RULE_TARGET_MAX ? births_ino(c->s) : 0;
+  if (!ino) return VIEW_BROKEN;
+  row_time now = row_time_of_ns(c->now_ns);
+  inode_row row = {.ino = ino, .mode = S_IFLNK | 0777, .uid = c->r->header.uid, .gid = above.mode & S_ISGID ? above.gid : c->r->header.gid,
+                   .nlink = 1, .size = target.len, .parent = above.ino, .mtime = now, .ctime = now, .atime = now};
+  if ((result = answer_entry(c, &row)) != VIEW_FOUND) return result;
+  memcpy(both, name.at, name.len);
+  both[name.len] = 0;
+  memcpy(both + name.len + 1, target.at, target.len);
+  begin_record(c, INTENT_SYMLINKED, ino, row.mode, above.ino);
+  set_owner(c, row.uid, row.gid);
+  return record(c, (span){both, name.len + 1 + target.len});
+}
+
+bool changes_symlink(const request *r) {
+  span name = name_from(r, 0);
+  bool done = make(r, symlink_from);
+  if (done) nests_changed(r->header.nodeid, name.at, name.len);
+  return done;
+}
+
 /* -- attributes ------------------------------------------------------------------------------------------------- */
-/* What a time becomes; false: it is none that a record can hold. */
-static bool time_to_set(bool now, uint64_t s, uint32_t ns, uint64_t now_ns, uint64_t *out) {
-  *out = now ? now_ns : s * NS + ns;
-  return now || (s < RULE_TIME_S_MAX && ns < NS);
+/* The record's flags for the kernel's mask. */
+static uint32_t set_flags_of(uint32_t valid) {
+  static const uint32_t pairs[][2] = {{WIRE_SET_MODE, INTENT_SET_MODE}, {WIRE_SET_UID, INTENT_SET_UID}, {WIRE_SET_GID, INTENT_SET_GID},
+                                      {WIRE_SET_ATIME, INTENT_SET_ATIME}, {WIRE_SET_MTIME, INTENT_SET_MTIME}};
+  uint32_t flags = 0;
+  for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++) flags |= valid & pairs[i][0] ? pairs[i][1] : 0;
+  return flags;
+}
+
+/* A time that is asked for; false: it is none that a record can hold. */
+static bool time_of(bool set, bool now, uint64_t s, uint32_t ns, uint64_t now_ns, uint64_t *out, struct timespec *spec) {
+  *out = !set ? 0 : now ? now_ns : s * NS + ns;
+  *spec = (struct timespec){(time_t)(*out / NS), set ? (long)(*out % NS) : UTIME_OMIT};
+  return !set || now || (s < RULE_TIME_S_MAX && ns < NS);
+}
+
+/* Whether a new owner would take something away from the file: what it may do. */
+static bool has_capability(const view *v, uint64_t ino) {
+  static const char name[] = "security.capability";
+  span value;
+  return view_xattr(v, ino, (span){(const uint8_t *)name, sizeof name - 1}, &value) != VIEW_ABSENT;
+}
+
+/* A file that is being written has the times of its backing file. Only of one that the daemon does not know of they are set here: it
+ * could be sealing another with the times it had before. */
+static view_result set_backing(change *c, const inode_row *row, const struct timespec times[2], bool any, struct stat *st) {
+  view_result dirty = view_dirty(&c->v, row, st);
+  if (dirty != VIEW_FOUND || !any) return dirty;
+  if (view_birth(&c->v, row->ino) == BIRTH_NONE || !view_set_times(&c->v, row, times)) return VIEW_BROKEN;
+  return view_dirty(&c->v, row, st);
 }
 
 static view_result setattr_from(change *c) {
   wire_setattr_in in;
   inode_row row;
   struct stat st;
+  struct timespec times[2];
   uint64_t atime, mtime;
   if (c->r->body_len < sizeof in) return VIEW_BROKEN;
   memcpy(&in, c->r->body, sizeof in);
-  bool mode = in.valid & WIRE_SET_MODE, a = in.valid & WIRE_SET_ATIME, m = in.valid & WIRE_SET_MTIME;
+  uint32_t set = set_flags_of(in.valid);
+  bool a = set & INTENT_SET_ATIME, m = set & INTENT_SET_MTIME;
   view_result result = view_inode(&c->v, c->r->header.nodeid, &row);
   if (result != VIEW_FOUND) return result == VIEW_OLD ? VIEW_OLD : VIEW_BROKEN;
   if (!rule_set(&row, in.valid, in.mode)) return VIEW_BROKEN;
-  if (!time_to_set(in.valid & WIRE_SET_ATIME_NOW || !a, in.atime, in.atimensec, c->now_ns, &atime)) return VIEW_BROKEN;
-  if (!time_to_set(in.valid & WIRE_SET_MTIME_NOW || !m, in.mtime, in.mtimensec, c->now_ns, &mtime)) return VIEW_BROKEN;
-  result = view_dirty(&c->v, &row, &st);
-  if (result > VIEW_FOUND || (result == VIEW_FOUND && (a || m))) return result == VIEW_OLD ? VIEW_OLD : VIEW_BROKEN;
-  if (mode) row.mode = (row.mode & S_IFMT) | (in.mode & 07777);
+  if (in.valid & (WIRE_SET_UID | WIRE_SET_GID | WIRE_SET_KILL_SUIDGID) && has_capability(&c->v, row.ino)) return VIEW_BROKEN;
+  if (!time_of(a, in.valid & WIRE_SET_ATIME_NOW, in.atime, in.atimensec, c->now_ns, &atime, &times[0])) return VIEW_BROKEN;
+  if (!time_of(m, in.valid & WIRE_SET_MTIME_NOW, in.mtime, in.mtimensec, c->now_ns, &mtime, &times[1])) return VIEW_BROKEN;
+  result = set_backing(c, &row, times, a || m, &st);
+  if (result > VIEW_FOUND) return result;
+  if (set & INTENT_SET_MODE) row.mode = (row.mode & S_IFMT) | (in.mode & 07777);
+  if (set & INTENT_SET_UID) row.uid = in.uid;
+  if (set & INTENT_SET_GID) row.gid = in.gid;
   if (a) row.atime = row_time_of_ns(atime);
   if (m) row.mtime = row_time_of_ns(mtime);
   row.ctime = row_time_of_ns(c->now_ns);
@@ -298,9 +356,10 @@ static view_result setattr_from(change *c) {
   names_entry(&entry, &row, result == VIEW_FOUND ? &st : NULL);
   wire_attr_out out = {.attr_valid = entry.attr_valid, .attr = entry.attr};
   memcpy(c->out, &out, c->out_len = sizeof out);
-  begin_record(c, INTENT_SET, row.ino, row.mode, m ? mtime : 0);
-  set_fh(c, a ? atime : 0);
-  set_flags(c, (mode ? INTENT_SET_MODE : 0) | (a ? INTENT_SET_ATIME : 0) | (m ? INTENT_SET_MTIME : 0));
+  begin_record(c, INTENT_SET, row.ino, row.mode, mtime);
+  set_owner(c, row.uid, row.gid);
+  set_fh(c, atime);
+  set_flags(c, set);
   return record(c, (span){(const uint8_t *)"", 0});
 }
 

@@ -1,4 +1,4 @@
-/* Changes of names that are made here: unlink, rmdir, rename, link, mkdir, chmod and utimens. Each is checked against the view
+/* Changes of names that are made here: unlink, rmdir, rename, link, mkdir, symlink, chmod, chown and utimens. Each is checked against the view
  * (view.h), recorded in the tenant's intent log, answered; the daemon folds the log into catalog and manifest log, many at a time.
  *
  * Why that is right
@@ -27,5 +27,6 @@ bool changes_rmdir(const request *r);
 bool changes_rename(const request *r);
 bool changes_link(const request *r);
 bool changes_mkdir(const request *r);
+bool changes_symlink(const request *r);
 bool changes_setattr(const request *r);
 #endif

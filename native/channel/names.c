@@ -54,7 +54,7 @@ static view_result entry_of(const view *v, uint64_t ino, wire_entry_out *out) {
 
 /* -- one inode -------------------------------------------------------------------------------------------------- */
 static bool is_plain(span name) {
-  return name.len && name.len <= NAME_MAX_LEN && !(name.at[0] == '.' && (name.len == 1 || (name.len == 2 && name.at[1] == '.')));
+  return name.len && !(name.at[0] == '.' && (name.len == 1 || (name.len == 2 && name.at[1] == '.')));
 }
 
 static view_result lookup(const view *v, answer *a) {
@@ -62,6 +62,10 @@ static view_result lookup(const view *v, answer *a) {
   span name;
   uint64_t ino;
   name.len = name_at(a->r, 0, &name.at);
+  if (name.len > NAME_MAX_LEN) {
+    a->error = ENAMETOOLONG;
+    return VIEW_FOUND;
+  }
   if (!is_plain(name)) return VIEW_BROKEN;
   view_result result = view_name(v, a->r->header.nodeid, name, &ino);
   if (result > VIEW_FOUND) return result;
@@ -90,9 +94,8 @@ static view_result readlink_of(const view *v, answer *a) {
   inode_row row;
   view_result result = view_inode(v, a->r->header.nodeid, &row);
   if (result != VIEW_FOUND) return result;
-  if (!S_ISLNK(row.mode) || !row.target.len || row.target.len > REQUEST_HEADERS_MAX) return VIEW_BROKEN;
-  memcpy(a->data, row.target.at, a->len = row.target.len);
-  return VIEW_FOUND;
+  a->len = view_target(v, &row, a->data);
+  return a->len ? VIEW_FOUND : VIEW_BROKEN;
 }
 
 bool names_readlink(const request *r, uint8_t *data) { return answer_by(r, data, ANSWER_LINK, readlink_of); }

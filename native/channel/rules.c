@@ -25,9 +25,9 @@ bool rule_moves_dir(const inode_row *from, const inode_row *to) { return from->n
 bool rule_link(const inode_row *row) { return !S_ISDIR(row->mode) && row->nlink > 0 && row->nlink < RULE_LINKS_MAX; }
 
 bool rule_set(const inode_row *row, uint32_t valid, uint32_t mode) {
-  const uint32_t what = WIRE_SET_MODE | WIRE_SET_ATIME | WIRE_SET_MTIME;
-  const uint32_t with = WIRE_SET_ATIME_NOW | WIRE_SET_MTIME_NOW | WIRE_SET_FH | WIRE_SET_LOCKOWNER;
+  const uint32_t what = WIRE_SET_MODE | WIRE_SET_UID | WIRE_SET_GID | WIRE_SET_ATIME | WIRE_SET_MTIME;
+  const uint32_t with = WIRE_SET_ATIME_NOW | WIRE_SET_MTIME_NOW | WIRE_SET_FH | WIRE_SET_LOCKOWNER | WIRE_SET_KILL_SUIDGID;
   if (!(valid & what) || valid & ~(what | with)) return false;
-  /* Of a file they decide how it is opened, of a directory who owns what is made there. */
+  /* Of a file they decide how it is opened, of a directory who owns what is made there. Without them there are none to take away. */
   return !((row->mode | (valid & WIRE_SET_MODE ? mode : 0)) & (S_ISUID | S_ISGID));
 }

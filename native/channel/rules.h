@@ -14,6 +14,7 @@
 #define RULE_DIR_LINKS_MAX 0x7FFFFFFFu /* of a directory */
 #define RULE_DEPTH_MAX 1000            /* of directories that a move is checked against */
 #define RULE_NOREPLACE 1u
+#define RULE_TARGET_MAX 4095u
 #define RULE_TIME_S_MAX UINT64_C(9000000000) /* in nanoseconds it fits in 63 bits */
 
 bool rule_name(span name);
@@ -24,6 +25,6 @@ bool rule_new_dir(const inode_row *above);
 /* A directory goes from one to another. */
 bool rule_moves_dir(const inode_row *from, const inode_row *to);
 bool rule_link(const inode_row *row);
-/* chmod and utimens; `valid` is the kernel's mask. */
+/* chmod, chown and utimens; `valid` is the kernel's mask. */
 bool rule_set(const inode_row *row, uint32_t valid, uint32_t mode);
 #endif

@@ -317,6 +317,7 @@ bool serve(const request *r, uint8_t *data) {
     case WIRE_RENAME2: return changes_rename(r);
     case WIRE_LINK: return changes_link(r);
     case WIRE_MKDIR: return changes_mkdir(r);
+    case WIRE_SYMLINK: return changes_symlink(r);
     case WIRE_SETATTR: return changes_setattr(r);
     case WIRE_RELEASE: return births_release(r);
     case WIRE_READ: return serve_read(r, data);

@@ -36,6 +36,7 @@ typedef struct {
   row_time touched;
   over_field fields[OVER_FIELDS];
   uint32_t first_name; /* of a directory */
+  uint32_t target_at, target_len; /* of a symlink, in the arena */
 } inode_entry;
 
 typedef struct {
@@ -202,6 +203,26 @@ static bool lay_linked(half *h, const intent *i) {
   return lay_links(h, i->ino, i->uid, i->end);
 }
 
+/* The target stands behind the name and a zero. */
+static bool lay_symlinked(half *h, const intent *i) {
+  const uint8_t *zero = memchr(i->name.at, 0, i->name.len);
+  inode_entry *e = zero ? have_inode(h, i->ino) : NULL;
+  span name = {i->name.at, zero ? (size_t)(zero - i->name.at) : 0};
+  if (!e || !lay_name(h, i, i->parent, name, true)) return false;
+  e->target_at = h->arena_used;
+  e->target_len = (uint32_t)(i->name.len - name.len - 1);
+  if (ARENA_LEN - h->arena_used < e->target_len) return false;
+  memcpy(h->arena + e->target_at, zero + 1, e->target_len);
+  h->arena_used += e->target_len;
+  row_time when = row_time_of_ns(i->time_ns);
+  e->born = true;
+  e->gone = false;
+  e->end = i->end;
+  e->row = (inode_row){.ino = i->ino, .mode = S_IFLNK | 0777, .uid = i->uid, .gid = i->gid, .nlink = 1, .size = e->target_len,
+                       .parent = i->parent, .mtime = when, .ctime = when, .atime = when};
+  return true;
+}
+
 static bool lay_closed(half *h, const intent *i) {
   inode_entry *e = have_inode(h, i->ino);
   if (e) set_field(e, OVER_CLOSED, 1, i->end);
@@ -213,6 +234,8 @@ static bool lay_set(half *h, const intent *i) {
   if (!e) return false;
   set_field(e, OVER_CTIME, i->time_ns, i->end);
   if (i->flags & INTENT_SET_MODE) set_field(e, OVER_MODE, i->mode & 07777, i->end);
+  if (i->flags & INTENT_SET_UID) set_field(e, OVER_UID, i->uid, i->end);
+  if (i->flags & INTENT_SET_GID) set_field(e, OVER_GID, i->gid, i->end);
   if (i->flags & INTENT_SET_ATIME) set_field(e, OVER_ATIME, i->fh, i->end);
   if (i->flags & INTENT_SET_MTIME) set_field(e, OVER_MTIME, i->parent, i->end);
   return true;
@@ -229,6 +252,7 @@ static bool lay(half *h, const intent *i) {
     case INTENT_RMDIR: return lay_gone(h, i);
     case INTENT_RENAMED: return lay_renamed(h, i);
     case INTENT_LINKED: return lay_linked(h, i);
+    case INTENT_SYMLINKED: return lay_symlinked(h, i);
     case INTENT_SET: return lay_set(h, i);
     default: return false;
   }
@@ -241,7 +265,7 @@ static size_t parse(const uint8_t *data, size_t len, uint64_t at, intent *out) {
   *out = (intent){.kind = load_u16(data + 8), .mode = load_u32(data + 12), .uid = load_u32(data + 32), .gid = load_u32(data + 36),
                   .ino = load_u64(data + 16), .parent = load_u64(data + 24), .time_ns = load_u64(data + 40), .fh = load_u64(data + 48), .flags = load_u32(data + 56), .end = at + size,
                   .name = {data + INTENT_LEN, load_u16(data + 10)}};
-  return size < INTENT_LEN || size > len || size % 8 || out->name.len > size - INTENT_LEN || out->name.len > 2 * 255 + 1 ? 0 : size;
+  return size < INTENT_LEN || size > len || size % 8 || out->name.len > size - INTENT_LEN || out->name.len > INTENT_NAME_MAX ? 0 : size;
 }
 
 /* Of a buffer full; how much was taken of it. -1: no room, or something that is no record. */
@@ -356,6 +380,8 @@ void over_apply(const over_inode *over, inode_row *row) {
   if (f[OVER_NLINK].end) row->nlink = (uint32_t)f[OVER_NLINK].value;
   if (f[OVER_PARENT].end) row->parent = f[OVER_PARENT].value;
   if (f[OVER_MODE].end) row->mode = (row->mode & S_IFMT) | (uint32_t)f[OVER_MODE].value;
+  if (f[OVER_UID].end) row->uid = (uint32_t)f[OVER_UID].value;
+  if (f[OVER_GID].end) row->gid = (uint32_t)f[OVER_GID].value;
   if (f[OVER_CTIME].end) row->ctime = row_time_of_ns(f[OVER_CTIME].value);
   if (f[OVER_ATIME].end) row->atime = row_time_of_ns(f[OVER_ATIME].value);
   bool set_later = f[OVER_MTIME].end > over->touched_end;
@@ -377,6 +403,23 @@ over_state unfolded_inode(over_view v, uint64_t ino, over_inode *out) {
   }
   pthread_mutex_unlock(&unfolded_lock);
   return state;
+}
+
+static size_t target_of(half *h, uint64_t folded, uint64_t ino, uint8_t *out) {
+  const inode_entry *e = find_inode(h, ino);
+  if (!e || !e->born || e->end <= folded || e->target_len > INTENT_NAME_MAX) return 0;
+  memcpy(out, h->arena + e->target_at, e->target_len);
+  return e->target_len;
+}
+
+size_t unfolded_target(over_view v, uint64_t ino, uint8_t *out) {
+  over_state state;
+  pthread_mutex_lock(&unfolded_lock);
+  overlay *o = look(v, &state);
+  size_t len = o ? target_of(o->young, v.folded, ino, out) : 0;
+  if (o && !len) len = target_of(o->old, v.folded, ino, out);
+  pthread_mutex_unlock(&unfolded_lock);
+  return len;
 }
 
 static int compare(span a, const uint8_t *b, size_t b_len) {

@@ -37,7 +37,7 @@ over_state unfolded_name(over_view v, uint64_t dir, span name, over_what *what, 
 typedef struct {
   uint64_t end, value;
 } over_field;
-enum { OVER_NLINK, OVER_CTIME, OVER_PARENT, OVER_MODE, OVER_ATIME, OVER_MTIME, OVER_CLOSED, OVER_FIELDS };
+enum { OVER_NLINK, OVER_CTIME, OVER_PARENT, OVER_MODE, OVER_ATIME, OVER_MTIME, OVER_CLOSED, OVER_UID, OVER_GID, OVER_FIELDS };
 
 typedef struct {
   bool born;   /* `row` is all there is of it */
@@ -49,6 +49,8 @@ typedef struct {
   over_field fields[OVER_FIELDS]; /* those with an end */
 } over_inode;
 over_state unfolded_inode(over_view v, uint64_t ino, over_inode *out);
+/* The target of a born symlink into `out`, which has room for INTENT_NAME_MAX; 0: it is none. */
+size_t unfolded_target(over_view v, uint64_t ino, uint8_t *out);
 /* The row with all that laid over it. */
 void over_apply(const over_inode *over, inode_row *row);
 

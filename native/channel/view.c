@@ -160,9 +160,28 @@ view_result view_inode(const view *v, uint64_t ino, inode_row *out) {
   return VIEW_FOUND;
 }
 
-bool view_is_newly_open(const view *v, uint64_t ino) {
+size_t view_target(const view *v, const inode_row *row, uint8_t *out) {
+  if (!S_ISLNK(row->mode)) return 0;
+  if (!row->target.len) return v->laid ? unfolded_target(v->over, row->ino, out) : 0;
+  if (row->target.len > INTENT_NAME_MAX) return 0;
+  memcpy(out, row->target.at, row->target.len);
+  return row->target.len;
+}
+
+birth_state view_birth(const view *v, uint64_t ino) {
   over_inode over;
-  return v->laid && (unfolded_inode(v->over, ino, &over) != OVER_READY || (over.born && !over.fields[OVER_CLOSED].end && S_ISREG(over.row.mode)));
+  if (!v->laid || unfolded_inode(v->over, ino, &over) != OVER_READY || !over.born || !S_ISREG(over.row.mode)) return BIRTH_NONE;
+  return over.fields[OVER_CLOSED].end ? BIRTH_CLOSED : BIRTH_OPEN;
+}
+
+static void backing_path(const inode_row *row, char path[NAME_PATH_LEN]) {
+  snprintf(path, NAME_PATH_LEN, "%llu.%llu", (unsigned long long)row->ino, (unsigned long long)row->generation);
+}
+
+bool view_set_times(const view *v, const inode_row *row, const struct timespec times[2]) {
+  char path[NAME_PATH_LEN];
+  backing_path(row, path);
+  return v->dir_fd >= 0 && !utimensat(v->dir_fd, path, times, AT_SYMLINK_NOFOLLOW);
 }
 
 view_result view_dirty(const view *v, const inode_row *row, struct stat *st) {
@@ -179,7 +198,7 @@ view_result view_dirty(const view *v, const inode_row *row, struct stat *st) {
     if (got != ROW_FOUND) return VIEW_BROKEN;
   }
   char path[NAME_PATH_LEN];
-  snprintf(path, sizeof path, "%llu.%llu", (unsigned long long)row->ino, (unsigned long long)row->generation);
+  backing_path(row, path);
   if (v->dir_fd < 0 || fstatat(v->dir_fd, path, st, AT_SYMLINK_NOFOLLOW)) return VIEW_BROKEN;
   return VIEW_FOUND;
 }

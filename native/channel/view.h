@@ -53,8 +53,13 @@ void view_end(void);
 view_result view_name(const view *v, uint64_t dir, span name, uint64_t *ino);
 /* An inode that has a name; ABSENT: none that rows know. */
 view_result view_inode(const view *v, uint64_t ino, inode_row *out);
-/* Whether the file was made here, the daemon does not know of it, and its maker has it open. */
-bool view_is_newly_open(const view *v, uint64_t ino);
+/* The target of a symlink into `out`, which has room for INTENT_NAME_MAX; 0: the daemon knows. */
+size_t view_target(const view *v, const inode_row *row, uint8_t *out);
+/* Of a file that was made here, and that the daemon does not know of. */
+typedef enum { BIRTH_NONE, BIRTH_OPEN, BIRTH_CLOSED } birth_state; /* OPEN: its maker has it open */
+birth_state view_birth(const view *v, uint64_t ino);
+/* Sets times of such a file's backing file; UTIME_OMIT leaves one. */
+bool view_set_times(const view *v, const inode_row *row, const struct timespec times[2]);
 /* Whether the file is being written: size and times are those of its backing file, in *st. BROKEN: it is, and that is not here. */
 view_result view_dirty(const view *v, const inode_row *row, struct stat *st);
 

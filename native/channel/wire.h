@@ -197,12 +197,15 @@ typedef struct {
 } wire_setattr_in;
 enum { /* of `valid` */
   WIRE_SET_MODE = 1u << 0,
+  WIRE_SET_UID = 1u << 1,
+  WIRE_SET_GID = 1u << 2,
   WIRE_SET_ATIME = 1u << 4,
   WIRE_SET_MTIME = 1u << 5,
   WIRE_SET_FH = 1u << 6,
   WIRE_SET_ATIME_NOW = 1u << 7,
   WIRE_SET_MTIME_NOW = 1u << 8,
   WIRE_SET_LOCKOWNER = 1u << 9,
+  WIRE_SET_KILL_SUIDGID = 1u << 11,
 };
 
 #define WIRE_GETXATTR_IN_LEN 8 /* then the name and its NUL */

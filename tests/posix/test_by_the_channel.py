@@ -120,7 +120,14 @@ def portrait(top: Path) -> dict[str, tuple[int, ...]]:
     for folder, dirs, files in os.walk(top):
         for name in (*dirs, *files):
             st = os.lstat(Path(folder, name))
-            found[os.path.relpath(Path(folder, name), top)] = (st.st_ino, st.st_mode, st.st_nlink, st.st_mtime_ns)
+            found[os.path.relpath(Path(folder, name), top)] = (
+                st.st_ino,
+                st.st_mode,
+                st.st_nlink,
+                st.st_uid,
+                st.st_gid,
+                st.st_mtime_ns,
+            )
     return found
 
 
@@ -140,6 +147,14 @@ def change_everything(here: Path) -> None:
     (here / "new-3").rename(here / "top")
     (here / "target").unlink()
     os.chmod(here / "top", 0o700)
+    (here / "points").symlink_to("x" * 500)
+    os.chown(here / "points", 5, 6, follow_symlinks=False)
+    os.chown(here / "top", 7, -1)
+    fresh = here / "fresh"
+    fresh.write_bytes(b"new")  # as tar does
+    os.chown(fresh, 8, 9)
+    os.chmod(fresh, 0o640)
+    os.utime(fresh, ns=(10**18 + 7, 10**18 + 8))
 
 
 def made_to_change(here: Path) -> None:
@@ -148,7 +163,7 @@ def made_to_change(here: Path) -> None:
     (here / "target").symlink_to("somewhere")
 
 
-EXPECTED = {"top", "top/moved", "top/below", "top/below/moved"}
+EXPECTED = {"points", "fresh", "top", "top/moved", "top/below", "top/below/moved"}
 EXPECTED |= (
     {f"link-{i}" for i in range(1, 10, 2)} | {f"new-{i}" for i in (5, 7, 9)} | {f"new-{i}/moved" for i in (5, 7, 9)}
 )
@@ -170,6 +185,7 @@ def test_changes(volume: MountedVolume, sealed: Path) -> None:
         assert stat.S_IMODE(before["top"][1]) == 0o700
         assert sealed.stat().st_nlink == 2 + 4
         assert (sealed / "top").stat().st_nlink == 3
+        assert before["fresh"][1:] == (stat.S_IFREG | 0o640, 1, 8, 9, 10**18 + 8)
     assert (sealed / "top").exists()
     assert portrait(sealed) == before
     os.symlink("x", sealed / "by-the-daemon")  # before which all of it is folded
@@ -177,6 +193,9 @@ def test_changes(volume: MountedVolume, sealed: Path) -> None:
     Path("/proc/sys/vm/drop_caches").write_text("2")
     assert portrait(sealed) == before
     assert (sealed / "link-9").read_bytes() == b"x" * 9
+    assert os.readlink(sealed / "points") == "x" * 500
+    volume.done("wait", sealed)
+    assert portrait(sealed) == before
 
 
 def test_a_file_that_is_open_keeps_its_bytes(volume: MountedVolume, here: Path) -> None:
