@@ -315,7 +315,7 @@ static void serve_queue(queue *q) {
       cool = q->warm <= WARM_MAX;
       if (!ring_prepared(&q->ring)) continue;
     }
-    int error = ring_wait(&q->ring, any || cool); /* an answer goes out at once, and with it we wait for the next request */
+    int error = ring_wait(&q->ring, cool); /* an answer goes out at once, and with it we wait for the next request */
     if (!any && !cool && !ring_prepared(&q->ring) && !ring_ready(&q->ring)) cool_down(q);
     if (!any) cool = true;
     if (!error || error == EINTR || error == EAGAIN || error == EBUSY) continue;
