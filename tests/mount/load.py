@@ -19,7 +19,8 @@ import stat
 import sys
 from pathlib import Path
 
-GONE = (errno.ENOTCONN, errno.ECONNABORTED, errno.EIO, errno.ESTALE)
+# ECANCELED: what was on its way through a ring when its channel was killed.
+GONE = (errno.ENOTCONN, errno.ECONNABORTED, errno.ECANCELED, errno.EIO, errno.ESTALE)
 NAMES = 24
 FILE_BYTES = (0, 1, 100, 4096, 20_000, 300_000, 1_100_000)
 FILE_BYTES_MAX = 3 << 20
