@@ -215,6 +215,8 @@ class Births:
         new = [intent for intent, _ in folded if intent.kind in fold.NEW]
         if new and self._granted:
             self._grant_more(new[-1])
+        elif self._granted and not self._stopped and self._is_short():
+            self.pause()  # names that only move take room, too: who asks the daemon is told that there is none
 
     def _release(self, close: Intent) -> None:
         if self._tasks.begin(self._release_one, close):
