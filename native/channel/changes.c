@@ -66,6 +66,12 @@ static view_result record(change *c, span name) {
   return births_record(c->s, c->record, name.at, name.len) ? VIEW_FOUND : VIEW_BROKEN;
 }
 
+/* A name was given or taken: before it is answered, as the next request may be about it, and this one's bytes are gone then. */
+static view_result named_in(view_result recorded, uint64_t dir, span name) {
+  if (recorded == VIEW_FOUND) nests_changed(dir, name.at, name.len);
+  return recorded;
+}
+
 static view_result yes_or_daemon(bool yes) { return yes ? VIEW_FOUND : VIEW_BROKEN; }
 
 static span name_from(const request *r, size_t at) {
@@ -112,15 +118,10 @@ static view_result unlink_from(change *c) {
   begin_record(c, INTENT_UNLINKED, row.ino, row.mode & S_IFMT, above.ino);
   set_owner(c, row.nlink - 1, 0);
   set_flags(c, INTENT_OURS);
-  return record(c, name);
+  return named_in(record(c, name), above.ino, name);
 }
 
-bool changes_unlink(const request *r) {
-  span name = name_from(r, 0);
-  bool done = make(r, unlink_from);
-  if (done) nests_changed(r->header.nodeid, name.at, name.len);
-  return done;
-}
+bool changes_unlink(const request *r) { return make(r, unlink_from); }
 
 static view_result is_empty(const change *c, uint64_t dir) {
   static _Thread_local over_names over;
@@ -139,15 +140,10 @@ static view_result rmdir_from(change *c) {
   if ((result = is_empty(c, row.ino)) != VIEW_FOUND) return result;
   begin_record(c, INTENT_RMDIR, row.ino, row.mode & S_IFMT, above.ino);
   set_owner(c, above.nlink - 1, 0);
-  return record(c, name);
+  return named_in(record(c, name), above.ino, name);
 }
 
-bool changes_rmdir(const request *r) {
-  span name = name_from(r, 0);
-  bool done = make(r, rmdir_from);
-  if (done) nests_changed(r->header.nodeid, name.at, name.len);
-  return done;
-}
+bool changes_rmdir(const request *r) { return make(r, rmdir_from); }
 
 /* -- names that move or come ------------------------------------------------------------------------------------ */
 /* Whether a directory is not the other one, nor below it. */
@@ -199,18 +195,11 @@ static view_result rename_from(change *c) {
   begin_record(c, INTENT_RENAMED, row.ino, row.mode & S_IFMT, dir);
   if (moves_dir) set_owner(c, from.nlink - 1, to.nlink + 1);
   set_fh(c, q.new_dir);
-  return record(c, (span){names, q.old_name.len + 1 + q.new_name.len});
+  result = record(c, (span){names, q.old_name.len + 1 + q.new_name.len});
+  return named_in(named_in(result, dir, q.old_name), q.new_dir, q.new_name);
 }
 
-bool changes_rename(const request *r) {
-  rename_request q;
-  bool done = make(r, rename_from);
-  if (done && rename_parse(r, &q)) {
-    nests_changed(r->header.nodeid, q.old_name.at, q.old_name.len);
-    nests_changed(q.new_dir, q.new_name.at, q.new_name.len);
-  }
-  return done;
-}
+bool changes_rename(const request *r) { return make(r, rename_from); }
 
 static view_result link_from(change *c) {
   inode_row above, row;
@@ -228,15 +217,10 @@ static view_result link_from(change *c) {
   if ((result = answer_entry(c, &row)) != VIEW_FOUND) return result;
   begin_record(c, INTENT_LINKED, ino, row.mode & S_IFMT, above.ino);
   set_owner(c, row.nlink, 0);
-  return record(c, name);
+  return named_in(record(c, name), above.ino, name);
 }
 
-bool changes_link(const request *r) {
-  span name = name_from(r, 8);
-  bool done = make(r, link_from);
-  if (done) nests_changed(r->header.nodeid, name.at, name.len);
-  return done;
-}
+bool changes_link(const request *r) { return make(r, link_from); }
 
 static view_result mkdir_from(change *c) {
   uint32_t in[2]; /* mode, umask: which the kernel has applied */
@@ -258,15 +242,10 @@ static view_result mkdir_from(change *c) {
   set_flags(c, above.nlink + 1);
   result = record(c, name);
   if (result == VIEW_FOUND) nests_made(ino, row.mode, row.gid); /* before any request about it */
-  return result;
+  return named_in(result, above.ino, name);
 }
 
-bool changes_mkdir(const request *r) {
-  span name = name_from(r, 8);
-  bool done = make(r, mkdir_from);
-  if (done) nests_changed(r->header.nodeid, name.at, name.len);
-  return done;
-}
+bool changes_mkdir(const request *r) { return make(r, mkdir_from); }
 
 static view_result symlink_from(change *c) {
   inode_row above;
@@ -285,15 +264,10 @@ static view_result symlink_from(change *c) {
   memcpy(both + name.len + 1, target.at, target.len);
   begin_record(c, INTENT_SYMLINKED, ino, row.mode, above.ino);
   set_owner(c, row.uid, row.gid);
-  return record(c, (span){both, name.len + 1 + target.len});
+  return named_in(record(c, (span){both, name.len + 1 + target.len}), above.ino, name);
 }
 
-bool changes_symlink(const request *r) {
-  span name = name_from(r, 0);
-  bool done = make(r, symlink_from);
-  if (done) nests_changed(r->header.nodeid, name.at, name.len);
-  return done;
-}
+bool changes_symlink(const request *r) { return make(r, symlink_from); }
 
 /* -- attributes ------------------------------------------------------------------------------------------------- */
 /* The record's flags for the kernel's mask. */
