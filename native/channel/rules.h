@@ -1,7 +1,7 @@
 /* What POSIX and this filesystem allow of changes that are made in the channel (changes.h), over rows. No is never an answer: the
  * daemon is asked, which knows the error, or allows it after all (engine/namespace).
  *
- * Owner: pure functions; tests/channel/test_rules.py has them against the daemon's own.
+ * Owner: pure functions. tests/posix holds the mount, with them in it, against a plain directory.
  */
 #ifndef AOF2_CHANNEL_RULES_H
 #define AOF2_CHANNEL_RULES_H
