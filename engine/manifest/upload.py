@@ -235,11 +235,15 @@ class ChunkUploader:
         self._log([UploadStarted(key)], first)
         etag = self._retrying(key, first, lambda: self._remote.compose(key, sources))
         self.env.failpoint("manifest.compact.composed")
+        self.bundled(key, etag, sources, marker, first)
+        return etag
+
+    def bundled(self, key: str, etag: str, sources: Sequence[str], marker: SnapshotMarker, first: int) -> None:
+        """The bundle is there: it stands for its chunks, whose objects go."""
         queued: list[Payload] = [UploadDone(key, etag), marker, *(Tier2DeleteQueued(source) for source in sources)]
         self._log(queued, first)
         self.env.failpoint("manifest.compact.queued")
         self.finish_deletes(sources, first)
-        return etag
 
     def finish_deletes(self, keys: Sequence[str], chunk_index: int = 0) -> None:
         """Deletes objects whose deletion is queued in the log; also what a restart resumes."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from aof2.engine.errors import CorruptError
+from aof2.engine.errors import CorruptError, UnsupportedError
 from aof2.engine.manifest.format import (
     CHUNK_HEADER_LEN,
     LogPosition,
@@ -127,6 +127,15 @@ class RemoteLog:
         if self._span != span:
             self._bundle, self._span = dict(self._split(span)), span
         return _parsed(self._bundle[index], bundle_key(self.stream_id, *span), index)
+
+    def is_bundle_whole(self, first: int, last: int) -> bool:
+        """Whether every chunk that its name promises is in the bundle, undamaged."""
+        try:
+            for index in range(first, last + 1):
+                self.bundled_chunk((first, last), index)
+        except (CorruptError, UnsupportedError):
+            return False
+        return True
 
     def _split(self, span: tuple[int, int]) -> Iterator[tuple[int, bytes]]:
         key = bundle_key(self.stream_id, *span)

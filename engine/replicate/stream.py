@@ -64,6 +64,7 @@ from aof2.engine.manifest.writer import SealedChunk
 from aof2.engine.remote import keys
 from aof2.engine.remote.fence import Fence
 from aof2.engine.remote.store import RemoteStore
+from aof2.engine.replicate.listing import RemoteLog
 
 log = logging.getLogger(__name__)
 
@@ -432,6 +433,21 @@ class StreamUploads:
                     self.upload_snapshot(snapshot_id)
                 case keys.ManifestBundleKey(_, first, last) if here and self._all_there(state, first, last):
                     self._bundle(first, last, here[max(here)])
+
+    def finish_bundles(self, remote: RemoteLog) -> None:
+        """Bundles whose end the log does not know, though their chunks may be deleted already: of a machine that was
+        lost before it could upload that part of its log. What is in such a bundle is not asked for by itself again."""
+        state = log_state(self._catalog, self.stream_id)
+        taken = local_snapshots(self.directory)
+        for (first, last), info in sorted(remote.inventory.bundles.items()):
+            named = [chunk_key(self.stream_id, index) for index in range(first, last + 1)]
+            sources = [key for key in named if key in state.objects]
+            if not taken or not sources or info.key in state.objects or not remote.is_bundle_whole(first, last):
+                continue
+            found = self._store.head_blob(info.key)
+            at = taken[-1].position
+            marker = SnapshotMarker(at.chunk_index, at.chunk_offset, taken[-1].snapshot_id)
+            self._uploader.bundled(info.key, found.etag if found is not None else info.etag, sources, marker, first)
 
     def _all_there(self, state: LogState, first: int, last: int) -> bool:
         return all(chunk_key(self.stream_id, i) in state.objects for i in range(first, last + 1))

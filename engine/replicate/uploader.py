@@ -54,6 +54,7 @@ from aof2.engine.remote.errors import FencedError, RemoteMissingError, RemoteRef
 from aof2.engine.remote.fence import Fence
 from aof2.engine.remote.store import RemoteStore
 from aof2.engine.replicate.audit import TenantAudit
+from aof2.engine.replicate.listing import RemoteLog
 from aof2.engine.replicate.mend import mend_running
 from aof2.engine.replicate.position import Replication
 from aof2.engine.replicate.reconcile import Status, StreamReport, examine_stream, repair_stream
@@ -401,6 +402,7 @@ class LogReplicator:
         """Once a start: the log against the listing; what is missing there and still here goes up again."""
         mended = mend_running(self.env, self._store, self._catalog, self._writer, self._state_dir, uploads.stream_id)
         self.mended_files += len(mended)
+        uploads.finish_bundles(RemoteLog(self._store, uploads.stream_id))
         report = examine_stream(self._store, self._catalog, uploads.directory, uploads.stream_id)
         report = repair_stream(report, uploads)
         for finding in report.of(Status.NEEDS_REPAIR, Status.DIVERGENT):

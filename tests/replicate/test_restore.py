@@ -21,13 +21,16 @@ from aof2.engine.catalog.rows import ObjectState
 from aof2.engine.env import Env
 from aof2.engine.errors import CorruptError
 from aof2.engine.manifest import payloads as p
+from aof2.engine.manifest.format import bundle_key, chunk_key
 from aof2.engine.objects import HOT_BYTES
 from aof2.engine.remote.fence import claim, read_volume
 from aof2.engine.remote.keys import is_pack
 from aof2.engine.remote.open import open_remote
 from aof2.engine.replicate.claim import load_identity
+from aof2.engine.replicate.listing import list_stream
 from aof2.engine.replicate.lost import Why
 from aof2.engine.replicate.restore import STAGING_SUFFIX, RestoreError, RestoreReport, restore
+from aof2.engine.replicate.stream import log_state
 from aof2.engine.settings import Settings
 from aof2.engine.settings.remote import RemoteSettings
 from tests.engine.helpers import KIB, create_object, put_object, read_object
@@ -387,6 +390,41 @@ def test_bundles_and_audit_ranges_come_back(tmp_path: Path) -> None:
     assert again.problems == []
     assert again.root_hash() == original.root_hash()
     assert again.problems == []
+
+
+def test_a_bundle_that_the_log_does_not_know_of_is_finished(tmp_path: Path) -> None:
+    """The machine was lost after its chunks were deleted, and before the log that says so was uploaded."""
+    settings = small_settings(tmp_path)
+
+    async def first(r: Replicated) -> None:
+        for i in range(4):
+            await put_object(r.volume, "default", b"f%d" % i, b"%d" % i * 100)
+            await r.volume.checkpoint("default")
+            await r.settle()
+        await r.snapshot(TENANT)
+
+    run_replicated(settings, first)
+    store = open_directory(tmp_path)
+    indexes = sorted(list_stream(store, TENANT).chunks)[:3]
+    assert indexes == list(range(indexes[0], indexes[0] + 3))
+    bundle, sources = bundle_key(TENANT, indexes[0], indexes[-1]), [chunk_key(TENANT, i) for i in indexes]
+    store.compose(bundle, sources)
+    store.delete(sources)
+    lose_machine(settings)
+    run_restore(tmp_path, settings)
+
+    async def second(r: Replicated) -> None:
+        for i in range(4, 12):
+            await put_object(r.volume, "default", b"f%d" % i, b"%d" % i * 100)
+            await r.volume.checkpoint("default")
+            await r.settle()
+        await r.snapshot(TENANT)
+        assert r.replicator.stuck == {}
+        state = log_state(r.volume.catalog, TENANT)
+        assert bundle in state.objects
+        assert not set(sources) & set(state.objects)
+
+    run_replicated(settings, second)
 
 
 def test_what_cannot_be_restored_is_refused_with_a_reason(tmp_path: Path) -> None:
