@@ -8,7 +8,7 @@ Owner: the calling thread; reads only. A crash leaves nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -47,15 +47,19 @@ def touched_files(view: View, directory: Path, stream_id: int, position: LogPosi
     return sorted(found)[:FILES_MAX]
 
 
-def path_of(view: View, stream_id: int, parent: int, name: bytes) -> str:
-    """The path below the tenant, by the names that the inodes above had last."""
+def path_of(
+    view: View, stream_id: int, parent: int, name: bytes, newer: Mapping[int, tuple[int, bytes]] | None = None
+) -> str:
+    """The path below the tenant, by the names that the inodes above had last; `newer`: those the rows do not show."""
     parts = [name]
     while len(parts) < 4096:  # more would be a circle
-        row = view.get(stream_id, t.INODES, parent)
-        if row is None or not row.last_name:
+        here, row = parent, view.get(stream_id, t.INODES, parent)
+        parent, last_name = (row.parent, row.last_name) if row is not None else (0, b"")
+        if newer is not None and here in newer:
+            parent, last_name = newer[here]
+        if not last_name:
             break
-        parts.append(row.last_name)
-        parent = row.parent
+        parts.append(last_name)
     return b"/".join(reversed(parts)).decode(errors="backslashreplace")
 
 

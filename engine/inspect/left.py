@@ -6,6 +6,8 @@ Owner: pure over a view, and a look at backing files. A crash leaves nothing.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -16,9 +18,10 @@ from aof2.engine.catalog import touched
 from aof2.engine.catalog.rows import InodeRow
 from aof2.engine.catalog.store import View
 from aof2.engine.inspect.rows import tenant_names
-from aof2.engine.intents.recover import waiting_births
+from aof2.engine.intents.recover import Waiting, waiting
 
 PATHS_MAX: Final = 5
+NO_NAMES: Final[Mapping[int, tuple[int, bytes]]] = {}
 
 
 class Left(msgspec.Struct, kw_only=True):
@@ -48,27 +51,37 @@ def left_here(view: View, state_dir: Path) -> Left:
     """What would be lost with this machine."""
     left = Left()
     for tenant_id, tenant in tenant_names(view).items():
+        unfolded = waiting(view, state_dir, tenant_id)
+        path = partial(path_of, view, tenant_id, tenant, newer=unfolded.names)
         for ino, dirty in view.scan(tenant_id, t.DIRTY):
-            inode = view.get(tenant_id, t.INODES, ino)
-            if inode is not None and inode.nlink:
+            inode = _named(view, tenant_id, ino, unfolded)
+            if inode is not None:
                 size = _taken(state_dir / "hot_cache" / tenant / f"{ino}.{dirty.generation}")
-                left.add(path_of(view, tenant_id, tenant, inode), size, sealed=False)
-        for birth in waiting_births(view, state_dir, tenant_id):
-            size = _taken(state_dir / "hot_cache" / tenant / f"{birth.ino}.1")
-            inode = InodeRow(birth.ino, birth.mode, parent=birth.parent, last_name=birth.name)
-            left.add(path_of(view, tenant_id, tenant, inode), size, sealed=False)
+                left.add(path(inode), size, sealed=False)
+        for birth in unfolded.births:
+            if birth.ino not in unfolded.gone:
+                size = _taken(state_dir / "hot_cache" / tenant / f"{birth.ino}.1")
+                left.add(path(InodeRow(birth.ino, birth.mode)), size, sealed=False)
         for (ino, _), size in view.scan(tenant_id, t.UNPUBLISHED):
-            inode = view.get(tenant_id, t.INODES, ino)
-            if inode is not None and inode.nlink:
-                left.add(path_of(view, tenant_id, tenant, inode), size, sealed=True)
+            inode = _named(view, tenant_id, ino, unfolded)
+            if inode is not None:
+                left.add(path(inode), size, sealed=True)
     return left
 
 
-def path_of(view: View, tenant_id: int, tenant: str, inode: InodeRow) -> str:
-    """One of its names, below the tenant's."""
-    if not inode.last_name:
+def path_of(
+    view: View, tenant_id: int, tenant: str, inode: InodeRow, newer: Mapping[int, tuple[int, bytes]] = NO_NAMES
+) -> str:
+    """One of its names, below the tenant's; `newer`: names that the rows do not show."""
+    parent, name = newer.get(inode.ino, (inode.parent, inode.last_name))
+    if not name:
         return f"{tenant}/<inode {inode.ino}>"
-    return f"{tenant}/{touched.path_of(view, tenant_id, inode.parent, inode.last_name)}"
+    return f"{tenant}/{touched.path_of(view, tenant_id, parent, name, newer)}"
+
+
+def _named(view: View, tenant_id: int, ino: int, unfolded: Waiting) -> InodeRow | None:
+    inode = view.get(tenant_id, t.INODES, ino)
+    return inode if inode is not None and inode.nlink and ino not in unfolded.gone else None
 
 
 def _taken(path: Path) -> int:

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.store import View
@@ -39,11 +39,26 @@ def recover_intents(volume: Volume, stream_ids: Iterable[int]) -> int:
     return found
 
 
-def waiting_births(view: View, state_dir: Path, stream_id: int) -> list[Intent]:
-    """Files of a tenant that the catalog does not know yet: those of a daemon that ended before it could say so."""
-    left = [i for number, path in _logs(state_dir, stream_id) for i in _unfolded(view, stream_id, number, path)]
-    gone = {intent.ino for intent in left if intent.kind is IntentKind.UNLINKED and not intent.uid}
-    return [intent for intent in left if intent.kind is IntentKind.BORN and intent.ino not in gone]
+class Waiting(NamedTuple):
+    """What a daemon that ended had answered for, and the rows do not show."""
+
+    births: list[Intent]  # files
+    names: dict[int, tuple[int, bytes]]  # parent and name that an inode got last
+    gone: set[int]  # inodes that lost their last name
+
+
+def waiting(view: View, state_dir: Path, stream_id: int) -> Waiting:
+    found = Waiting([], {}, set())
+    for intent in [i for number, path in _logs(state_dir, stream_id) for i in _unfolded(view, stream_id, number, path)]:
+        if intent.kind is IntentKind.BORN:
+            found.births.append(intent)
+        if intent.kind is IntentKind.RENAMED:
+            found.names[intent.ino] = (intent.fh, intent.names[1])
+        elif intent.kind in (IntentKind.BORN, IntentKind.MADE, IntentKind.LINKED):
+            found.names[intent.ino] = (intent.parent, intent.name)
+        elif intent.kind is IntentKind.UNLINKED and not intent.uid:
+            found.gone.add(intent.ino)
+    return found
 
 
 def _logs(state_dir: Path, stream_id: int) -> list[tuple[int, Path]]:
