@@ -537,7 +537,7 @@ async def _close(volume: Volume) -> None:
     with contextlib.suppress(ReadOnlyError, FatalIOError, OSError):
         await volume.hydrator.settle()
         await volume.shadows.save()
-    await volume.evictor.doomed.settle()
+    await volume.evictor.doomed.delete_all()
     await volume.recent.save(closed=True)
     volume.handles.close_all()
     await trio.to_thread.run_sync(volume.writer.close)

@@ -187,7 +187,7 @@ class Channel:
         self.handed_over += 1
         return wire.HELD + slot
 
-    async def settled(self) -> None:
+    async def caught_up(self) -> None:
         """Returns when all that was told before has had effect: after `drop`, the channel's descriptor is closed. So
         are all of them when the channel is gone."""
         with contextlib.suppress(ChannelError):

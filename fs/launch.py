@@ -51,7 +51,7 @@ LOG_BYTES_MAX: Final = 16 << 20
 GRACE_S: Final = 5.0
 LAST_MESSAGE_BYTES: Final = 64 << 10
 # A daemon that was unmounted seals and sends the end of its log before it lets go of the volume.
-SETTLE_MAX_S: Final = 20.0
+CHANGING_MAX_S: Final = 20.0
 SETTLE_EVERY_S: Final = 0.1
 SWITCH_S: Final = 0.0005
 GC_OBJECTS: Final = 50_000
@@ -82,7 +82,7 @@ def prepare(settings: Settings) -> bool:
     before anything is opened, when the place is taken or not fit, or a daemon does not answer.
     """
     mountpoint, state_dir = settings.volume.mountpoint, settings.volume.state_dir
-    elsewhere = settled(settings)
+    elsewhere = where_mounted(settings)
     if elsewhere is not None:
         if elsewhere == mountpoint:
             return False
@@ -106,9 +106,9 @@ def prepare(settings: Settings) -> bool:
     return True
 
 
-def settled(settings: Settings) -> Path | None:
+def where_mounted(settings: Settings) -> Path | None:
     """Where the volume is mounted, once that can be told: not while a daemon comes up, nor while one ends."""
-    deadline_s = time.monotonic() + SETTLE_MAX_S
+    deadline_s = time.monotonic() + CHANGING_MAX_S
     while True:
         where = serving(settings)
         between = where is None and _is_open(settings)

@@ -97,10 +97,10 @@ class VisibleState:
         match payload:
             case ArtifactPublish(ref):
                 self._put(_PUBLISHED, encode_ref(ref), b"")
-                self._settle(encode_ref(ref))
+                self._show(encode_ref(ref))
             case ArtifactUnpublish(ref):
                 self._put(_PUBLISHED, encode_ref(ref), None)
-                self._settle(encode_ref(ref))
+                self._show(encode_ref(ref))
             case Tombstone(ref):
                 self._stand(encode_ref(ref), [*self.tombstones(ref), logseq])
             case TombstoneLift(ref, lifted):
@@ -131,9 +131,9 @@ class VisibleState:
 
     def _stand(self, key: bytes, standing: list[int]) -> None:
         self._put(_TOMBSTONES, key, b"".join(map(_U64.pack, standing)) or None)
-        self._settle(key)
+        self._show(key)
 
-    def _settle(self, key: bytes) -> None:
+    def _show(self, key: bytes) -> None:
         """Recomputes the visibility of one artifact."""
         visible = self._get(_PUBLISHED, key) is not None and self._get(_TOMBSTONES, key) is None
         if visible != (self._get(_VISIBLE, key) is not None):

@@ -100,7 +100,7 @@ class Assembler:
         mask = whole & ~file.absent_mask(index, self._per_chunk, self._block_bytes)
         return None if mask == whole else mask
 
-    def is_settled(self, file: OpenFile, index: int, size: int, fd: int = -1) -> bool:
+    def is_complete(self, file: OpenFile, index: int, size: int, fd: int = -1) -> bool:
         """Whether it is here whole, or a part whose blocks that are here are still the part's. On a worker thread."""
         start = index * self._chunk_bytes
         length = min(self._chunk_bytes, size - start)
@@ -124,7 +124,7 @@ class Assembler:
         self, file: OpenFile, fd: int, size: int, go_on: Callable[[], bool]
     ) -> tuple[ObjectDigest, dict[int, int]]:
         """What a seal says, and which chunks stay the parts they are, with their blocks that are here; CorruptError
-        where one is neither whole nor settled. On a worker thread."""
+        where one is neither whole nor complete. On a worker thread."""
         hasher = Hasher(
             fd,
             size,
@@ -168,7 +168,7 @@ class Assembler:
         here = self._here(file, index, size)
         if here is None:
             return hasher.chunk(index, whole)
-        if not self.is_settled(file, index, size, fd):
+        if not self.is_complete(file, index, size, fd):
             raise CorruptError(f"chunk {index} is not complete", path=str(file.path))
         parts[index] = here
         if whole is not None:

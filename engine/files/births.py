@@ -233,7 +233,7 @@ class Births:
                 self._released.set()
                 self._released = trio.Event()
 
-    async def settled(self) -> None:
+    async def until_released(self) -> None:
         """Every file whose close was adopted is closed."""
         while self._releasing:
             await self._released.wait()

@@ -100,7 +100,7 @@ class Brake:
         """The quota counts a file as the channel sees it: with the write that is on its way."""
         window = self._window(file.key[0])
         if window is not None:
-            await self._settle(window)
+            await self._count_taken(window)
 
     # -- what the channel says -----------------------------------------------------------------------------------
 
@@ -161,7 +161,7 @@ class Brake:
             self._files.kernel.deny(window.stream_id, code if code in known else errno.EIO)
 
     async def _refill(self, window: _Window, short: Short) -> None:
-        left = await self._settle(window)
+        left = await self._count_taken(window)
         least = max(0, short.need_bytes + SLACK_BYTES - max(0, left)) if short.waiting else 0
         wanted = max(least, self._next_bytes(window) - max(0, left))
         got = await self._seeker.take_now(window.tenant, max(least, 1), wanted)
@@ -189,7 +189,7 @@ class Brake:
         window.next_bytes = min(max(2 * window.next_bytes, least), most)
         return window.next_bytes
 
-    async def _settle(self, window: _Window, *, take: bool = False) -> int:
+    async def _count_taken(self, window: _Window, *, take: bool = False) -> int:
         """The quota learns what was taken of the window; what is left of it, negative where more was taken."""
         async with window.lock:
             grown = await self._files.kernel.grown(window.stream_id, take=take)
@@ -221,7 +221,7 @@ class Brake:
                 continue
             before = window.left_bytes
             idle = window.idle_looks >= IDLE_LOOKS
-            left = await self._settle(window, take=idle)
+            left = await self._count_taken(window, take=idle)
             quiet = window.tenant not in writers and left == before
             window.idle_looks = window.idle_looks + 1 if quiet and not idle else 0
             if idle:

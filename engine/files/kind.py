@@ -242,7 +242,7 @@ class FilesKind(Catalogued):
         return self.files.known.must_stay(ino)
 
     async def adopted(self) -> None:
-        await self.births.settled()
+        await self.births.until_released()
 
     def no_more(self) -> None:
         self.births.pause()

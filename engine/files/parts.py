@@ -409,7 +409,7 @@ class Parts:
 
     # -- sealing -----------------------------------------------------------------------------------------------
 
-    async def settle(self, file: OpenFile) -> None:
+    async def complete(self, file: OpenFile) -> None:
         """Before a seal: each chunk of a closed file is here whole, or a part that is as it was uploaded."""
         while file.clearing:
             await self._over.wait()
@@ -423,7 +423,7 @@ class Parts:
                     raise
         try:
             for index in range(-(-file.stat().st_size // self._chunk_bytes)):
-                await self._settle_chunk(file, index)
+                await self._complete_chunk(file, index)
         finally:
             with trio.CancelScope(shield=True):
                 async with file.io:  # no fetch is writing into it
@@ -431,12 +431,12 @@ class Parts:
                         file.close_fd()
                         file.source.close_file()
 
-    async def _settle_chunk(self, file: OpenFile, index: int) -> None:
+    async def _complete_chunk(self, file: OpenFile, index: int) -> None:
         async with file.io:
             size = file.stat().st_size
             if not file.absent_mask(index, self._per_chunk, self._block_bytes):
                 return
-            if not file.partial or await trio.to_thread.run_sync(self._assembler.is_settled, file, index, size):
+            if not file.partial or await trio.to_thread.run_sync(self._assembler.is_complete, file, index, size):
                 return
             blocks = range(index * self._per_chunk, (index + 1) * self._per_chunk)
             absent = [block for block in blocks if file.is_absent(block, self._block_bytes)]
@@ -451,7 +451,7 @@ class Parts:
         self, file: OpenFile, fd: int, size: int, go_on: Callable[[], bool]
     ) -> tuple[ObjectDigest, dict[int, int]]:
         """What a seal says, and which chunks stay the parts they are, with their blocks that are here; CorruptError
-        where one is neither whole nor settled. On a worker thread."""
+        where one is neither whole nor complete. On a worker thread."""
         return self._assembler.digest(file, fd, size, go_on)
 
     # -- after a restart ---------------------------------------------------------------------------------------

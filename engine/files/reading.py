@@ -65,7 +65,7 @@ class Reading:
             return False
         if await trio.to_thread.run_sync(self._is_exclusive, file):
             return True
-        await self._kernel.settled()
+        await self._kernel.caught_up()
         return await trio.to_thread.run_sync(self._is_exclusive, file)
 
     def _is_exclusive(self, file: OpenFile) -> bool:

@@ -152,7 +152,7 @@ class Sealer:
         upload begins with that, it does not wait for others to be planned with."""
         waits_for(Rank.FILE_IO)  # of files that are sealed; one that is held is passed over (`_record_all`)
         before = self.sealed_files
-        await self._files.kernel.settled()
+        await self._files.kernel.caught_up()
         waiting = [*self._due, *self._later]
         wanted = waiting if inos is None else [ino for ino in waiting if ino in inos]
         busy = [over for ino, over in self._busy.items() if inos is None or ino in inos]
@@ -234,7 +234,7 @@ class Sealer:
         """A file that was only partly here is hashed whole; one that loses a chunk this moment, once that is over."""
         for file in batch:
             if file.partial or file.clearing:
-                await self._files.parts.settle(file)
+                await self._files.parts.complete(file)
 
     # -- on a worker thread ------------------------------------------------------------------------------------
 

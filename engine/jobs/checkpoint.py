@@ -348,10 +348,10 @@ class CreateCheckpoint:
         self._env.failpoint("checkpoint.object_published")
         if self._on_published is not None:
             self._on_published()
-        settled = {*done, *bad}
-        for item in bulk.items if len(settled) < len(bulk.items) else ():
+        over = {*done, *bad}
+        for item in bulk.items if len(over) < len(bulk.items) else ():
             row = item.row
-            if (row.ino, row.generation) not in settled and self._is_still(job.tenant_id, row):
+            if (row.ino, row.generation) not in over and self._is_still(job.tenant_id, row):
                 work.todo.append(row)
                 work.unrecorded += 1
         for item in bulk.items if bad else ():

@@ -164,14 +164,14 @@ class Jobs:
         left = list(keys)
         while True:
             change = self.runner.changes.next()
-            while left and self._settled(left[-1]):
+            while left and self._is_over(left[-1]):
                 left.pop()
             if not left:
                 return
             self._raise_failed(left)
             await change.wait()
 
-    def _settled(self, key: Key) -> bool:
+    def _is_over(self, key: Key) -> bool:
         with self.catalog.view() as view:
             row = view.get(key[0], t.OBJECTS, (key[1], key[2]))
         return row is None or row.state != ObjectState.SEALED

@@ -143,7 +143,7 @@ class Kernel(Protocol):
     def drop(self, nodeid: int) -> None:
         """Its last handle is closed."""
 
-    async def settled(self) -> None:
+    async def caught_up(self) -> None:
         """Returns when what was dropped before is let go of: a lease can be asked for."""
 
     def caps(self, nodeid: int, on: bool) -> None:

@@ -4,7 +4,7 @@ Power loss takes the newest commits with it. Were the bytes gone before, a name 
 
 Invariants
 - A file is deleted after a sync of the log that began when the commit that removed its last name was in.
-- Its bytes count until it is deleted. The evictor, when it needs room, asks for that first (`settle`).
+- Its bytes count until it is deleted. The evictor, when it needs room, asks for that first (`delete_all`).
 - If the log cannot be synced nothing is deleted: what the next start finds in the log decides.
 
 Owner: the trio thread; syncing and deleting on others. A crash leaves files that no row speaks of: orphans.
@@ -68,9 +68,9 @@ class DoomedFiles:
             await self._woken.wait()
             await trio.sleep(DELETE_AFTER_S)
             self._woken = trio.Event()
-            await self.settle()
+            await self.delete_all()
 
-    async def settle(self) -> None:
+    async def delete_all(self) -> None:
         """Returns when everything added before is deleted, or cannot be."""
         if not self._waiting and not self._lock.locked():
             return

@@ -60,13 +60,13 @@ def rename(
         raise os_error(errno.EMLINK, new_name)
     replaced = None if old is None else _replace(b, new_parent, new_name, old, is_dir=is_dir, is_open=is_open)
     b.delete(t.DENTRIES, (parent, name))
-    moved = _settle(b, entry.ino, (parent, name), (new_parent, new_name))
+    moved = _rename_row(b, entry.ino, (parent, name), (new_parent, new_name))
     nodes.touch(b, parent, links=-crosses)
     nodes.touch(b, new_parent, links=crosses)
     return Renamed(moved, replaced)
 
 
-def _settle(b: Batch, ino: int, old: tuple[int, bytes], new: tuple[int, bytes]) -> InodeRow:
+def _rename_row(b: Batch, ino: int, old: tuple[int, bytes], new: tuple[int, bytes]) -> InodeRow:
     row = nodes.name_moved(b, nodes.get_inode(b, ino), old, new)
     b.put(t.INODES, ino, row)
     nodes.put_entry(b, *new, row)
@@ -84,8 +84,8 @@ def _replace(b: Batch, parent: int, name: bytes, old: DentryRow, *, is_dir: bool
 def _exchange(b: Batch, here: tuple[int, bytes], a: DentryRow, there: tuple[int, bytes], z: DentryRow) -> Renamed:
     if stat.S_ISDIR(z.mode):
         _check_not_below(b, z.ino, here[0])
-    moved = _settle(b, a.ino, here, there)
-    other = _settle(b, z.ino, there, here)
+    moved = _rename_row(b, a.ino, here, there)
+    other = _rename_row(b, z.ino, there, here)
     came = int(stat.S_ISDIR(z.mode)) - int(stat.S_ISDIR(a.mode)) if here[0] != there[0] else 0
     nodes.touch(b, here[0], links=came)
     nodes.touch(b, there[0], links=-came)

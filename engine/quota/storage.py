@@ -77,7 +77,7 @@ class Reservation:
     def release(self) -> int:
         """Gives back what was not committed, and says how much. Harmless when there is nothing left to give."""
         released = self._quota._end(self) if self.alive else 0
-        self._quota._settle()
+        self._quota._serve_waiting()
         return released
 
     def absorb(self, other: Reservation) -> None:
@@ -108,11 +108,11 @@ class Reservation:
             return False
         self._quota._count(self.tenant, self.job, reserved=grow_bytes)
         self.remaining_bytes = size_bytes
-        self._quota._settle()
+        self._quota._serve_waiting()
         return True
 
     def _refuse_if_dead(self) -> None:
-        self._quota._settle()
+        self._quota._serve_waiting()
         if not self.alive:
             whose = f"job {self.job}" if self.job else f"tenant {self.tenant}"
             raise ReservationExpiredError(f"the reservation of {whose} ended; remove what it staged and plan again")
@@ -233,18 +233,18 @@ class StorageQuota:
     def resize(self, limit_bytes: int) -> None:
         """The volume's limit is another. Below what is used, nothing is taken away, and nothing more is granted."""
         self._volume.limit_bytes = limit_bytes
-        self._settle()
+        self._serve_waiting()
 
     def set_job_limit(self, job: str, limit_bytes: int) -> None:
         """What the job may have reserved and committed together, until `release_job`."""
         self._job(job).limit_bytes = limit_bytes
-        self._settle()
+        self._serve_waiting()
 
     def release_job(self, job: str) -> int:
         """The job is over: everything it had reserved goes back (how much), its own limit is forgotten."""
         released = sum(self._end(r) for r in list(self._live.values()) if r.job == job)
         self._jobs.pop(job, None)
-        self._settle()
+        self._serve_waiting()
         return released
 
     def release_used(self, tenant: str, size_bytes: int, job: str | None = None) -> None:
@@ -252,7 +252,7 @@ class StorageQuota:
         if not 0 <= size_bytes <= self._tenant(tenant).used_bytes:
             raise ValueError(f"{size_bytes} bytes of tenant {tenant} cannot be released: that many are not in use")
         self._count(tenant, job, used=-size_bytes)
-        self._settle()
+        self._serve_waiting()
 
     def note_used(self, tenant: str, size_bytes: int) -> None:
         """Bytes are on disk without a reservation (a passthrough writer's). They count, over the limit if need be."""
@@ -275,13 +275,13 @@ class StorageQuota:
         for tenant in self._tenants.keys() | used_bytes.keys():
             self._tenant(tenant).used_bytes = used_bytes.get(tenant, 0)
         self._volume.used_bytes = sum(used_bytes.values())
-        self._settle()
+        self._serve_waiting()
         self._say_if_over()
 
     # -- granting ----------------------------------------------------------------------------------------------
 
     def _reserve_now(self, request: _Request) -> Reservation | None:
-        self._settle()
+        self._serve_waiting()
         return self._grant(request) if self._has_room(request) else None
 
     def _has_room(self, request: _Request) -> bool:
@@ -318,7 +318,7 @@ class StorageQuota:
             return None
         return QuotaExceededError(Level.DISK, request.size_bytes, limit_bytes, never=True)
 
-    def _settle(self) -> None:
+    def _serve_waiting(self) -> None:
         """After any change: leases that ran out end, then those who wait are served in turn."""
         self._expire()
         self._held_up.clear()
@@ -352,7 +352,7 @@ class StorageQuota:
             raise
         finally:
             self._waiters.pop(waiter, None)
-            self._settle()
+            self._serve_waiting()
         if isinstance(answer, QuotaExceededError):
             raise answer
         return answer
@@ -365,7 +365,7 @@ class StorageQuota:
         lease_s = self._expiries[0][0] - now_s if self._expiries else math.inf
         with trio.move_on_after(max(0.0, min(deadline - now_s, lease_s, poll_s))):
             await waiter.answered.wait()
-        self._settle()
+        self._serve_waiting()
         if waiter.answer is None and self._clock_s() >= deadline:
             refuser = self._refused_by(waiter.request) or self._volume
             raise refuser.exceeded(waiter.request.size_bytes, never=False)

@@ -111,10 +111,10 @@ class _Recovery:
         self.pointer = load_pointer(self.directory)
         for segment_id in self._start(ids):
             self._examine(segment_id)
-        self._settle_recordless()
+        self._judge_recordless()
         self._check_hints(ids)
-        self._settle_active()
-        self._settle_newest_sealed()
+        self._choose_active()
+        self._check_newest_sealed()
         self._move_pointer()
         return self._state(ids)
 
@@ -194,7 +194,7 @@ class _Recovery:
     def _named_sealed(self, segment_id: int) -> bool:
         return isinstance(self.pointer, Pointer) and self.pointer.segment_id == segment_id
 
-    def _settle_recordless(self) -> None:
+    def _judge_recordless(self) -> None:
         """Files without a record are what a crash leaves at the end of a stream; before a sealed one they are damage,
         because a segment is sealed, durably, before the next one is flushed into."""
         newest_sealed = max(self.footers, default=-1)
@@ -249,7 +249,7 @@ class _Recovery:
 
     # -- 3. the newest
 
-    def _settle_active(self) -> None:
+    def _choose_active(self) -> None:
         """The newest file, if unsealed, becomes the active one, cut and synced. Older unsealed ones are reported."""
         newest = max((*self.sealed, *self.unsealed, *self.damaged), default=-1)
         self.active = self.unsealed.pop(newest, None)
@@ -260,7 +260,7 @@ class _Recovery:
             return
         tail, torn = self.tails[newest]
         if not tail.torn:
-            repair.settle(self.env, self.active.path, sealed=False)
+            repair.make_durable(self.env, self.active.path, sealed=False)
             return
         kept = f", kept as {repair.save_torn(self.env, self.active.path, torn).name}" if torn else ""
         repair.trim(self.env, self.active)
@@ -268,7 +268,7 @@ class _Recovery:
         message = f"segment {newest} trimmed at {tail.end_offset}: {cut_bytes} bytes of torn tail{kept}"
         self._warn(WarningKind.TORN_TAIL, message, newest, cut_bytes)
 
-    def _settle_newest_sealed(self) -> None:
+    def _check_newest_sealed(self) -> None:
         """Verifies the newest sealed segment where its end is needed or the pointer does not name it yet."""
         while self.sealed:
             newest = self.sealed[max(self.sealed)]
@@ -284,7 +284,7 @@ class _Recovery:
                 self._damage(newest.path, newest.segment_id, e)
                 continue
             if not known:
-                repair.settle(self.env, newest.path, sealed=True)
+                repair.make_durable(self.env, newest.path, sealed=True)
             return
 
     # -- 4. the pointer and the counters

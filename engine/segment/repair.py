@@ -54,7 +54,7 @@ def trim(env: Env, active: ActiveSegment) -> None:
     env.failpoint("segment.recover.synced")
 
 
-def settle(env: Env, path: Path, *, sealed: bool) -> None:
+def make_durable(env: Env, path: Path, *, sealed: bool) -> None:
     """Makes durable what recovery read, since it may have been in memory alone; a sealed file loses its write bit."""
     fd = env.files.open_ro(path)
     try:

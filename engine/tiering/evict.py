@@ -169,7 +169,7 @@ class Evictor:
             return reservation
         if size_bytes > self._limit_bytes:
             return None
-        await self.doomed.settle()
+        await self.doomed.delete_all()
         short = self.quota.shortage(tenant, size_bytes)
         if short.tenants_bytes:
             await self.make_room(size_bytes, tenant)
@@ -187,7 +187,7 @@ class Evictor:
     async def make_room(self, size_bytes: int, tenant: str | None = None, *, demote: bool = True) -> int:
         """Evicts until so much would fit below the low-water mark; how much was freed. `tenant`: of this one's alone,
         for its own limit. Without `demote` nothing is kept warm: that takes time."""
-        await self.doomed.settle()
+        await self.doomed.delete_all()
         async with self.lock:
             wanted = self._wanted(size_bytes, tenant)
             freed = 0
@@ -204,7 +204,7 @@ class Evictor:
 
     async def free_inodes(self, count: int) -> int:
         """Evicts whole objects until so many backing files are gone, or nothing clean is left; how many went."""
-        await self.doomed.settle()
+        await self.doomed.delete_all()
         gone = 0
         async with self.lock:
             candidates = self._candidates(None)

@@ -1,7 +1,7 @@
 """Who takes part: what every contestant can do, and the simplest of them, a plain directory.
 
 A contestant lives in a folder of its own. `directory` is where its files go once it started; `drop` makes everything it
-holds locally go away; `settle` returns when all that was written is in the remote. Any step may raise StepError.
+holds locally go away; `until_remote` returns when all that was written is in the remote. Any step may raise StepError.
 
 Owner: the calling thread. `stop` always works, also after a failed start, and again.
 """
@@ -70,7 +70,7 @@ class Contestant:
     def stop(self) -> None:
         """Unmounted, its processes ended."""
 
-    def settle(self, path: Path) -> None:
+    def until_remote(self, path: Path) -> None:
         """Returns when what was written there is in the remote."""
 
     def drop(self, path: Path) -> None:

@@ -41,7 +41,7 @@ class Rclone(Mounted):
         }
         return {**super().environ(), **remote}
 
-    def settle(self, path: Path) -> None:
+    def until_remote(self, path: Path) -> None:
         wait_until(lambda: not self._uploads(), self.setup.plan.deadline_s, "rclone has uploaded everything", 0.2)
 
     def _uploads(self) -> int:
@@ -98,7 +98,7 @@ class Geesefs(Mounted):
             f"--cache={self.cache}", self.name, str(self.mountpoint),
         ]  # fmt: skip
 
-    def settle(self, path: Path) -> None:
+    def until_remote(self, path: Path) -> None:
         """fsync of a directory uploads what is below it."""
         fd = os.open(path, os.O_RDONLY)
         try:

@@ -68,7 +68,7 @@ def prepare(f: Field) -> None:
     def make(c: Contestant) -> None:
         path = c.directory / DATA
         f.race.work("write", path, f.plan.size, DATA_SEED, 0)
-        c.settle(path)
+        c.until_remote(path)
 
     f.race.each(make, [*f.everybody, *([f.ranged] if f.ranged else [])])
     server = f.bare.setup.server
@@ -233,7 +233,7 @@ def small_files(f: Field) -> list[Measurement]:
             meter.units = answer["count"]
         if n == 0:
             made[c.name] = int(answer["count"])
-        c.settle(folder)
+        c.until_remote(folder)
         return answer["count"] / answer["seconds"]
 
     def asked(task: str, seen: Seen) -> Callable[[Contestant, int], float]:

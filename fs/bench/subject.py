@@ -69,7 +69,7 @@ class Aof2(Contestant):
             self._aof2("umount", self.mountpoint, "--no-wait")
         unmount(self.setup.processes, self.mountpoint)
 
-    def settle(self, path: Path) -> None:
+    def until_remote(self, path: Path) -> None:
         self._aof2("wait", path)
 
     def drop(self, path: Path) -> None:

@@ -136,32 +136,32 @@ class _Transfers:
         await self._hydrate(key)
 
     async def _upload(self, n: int, data: bytes) -> Key:
-        await self._settle()
+        await self._forget_memory()
         key = await put_object(self._v, TENANT, b"object%d" % n, data)
         # Uploads start when asked, or half a second later.
         self.times["up"].append(await _timed(self._v.checkpoint, TENANT))
         return key
 
     async def _bare_upload(self, n: int, data: bytes) -> None:
-        await self._settle()
+        await self._forget_memory()
         work = partial(_bare_upload, self._client, self._bucket, f"bare{n}", data)
         self.times["bare up"].append(await _timed(trio.to_thread.run_sync, work))
 
     async def _hydrate(self, key: Key) -> None:
         """Into a new file: nothing of the object is here, before and after."""
-        await self._settle()
+        await self._forget_memory()
         self.times["down"].append(await _timed(_fill, self._v, key))
         await self._v.evict([key])
 
     async def _bare_download(self, n: int) -> None:
         """Into a new file, too."""
         target = self._root / "bare"
-        await self._settle()
+        await self._forget_memory()
         work = partial(_bare_download, self._client, self._bucket, f"bare{n}", target)
         self.times["bare down"].append(await _timed(trio.to_thread.run_sync, work))
         target.unlink()
 
-    async def _settle(self) -> None:
+    async def _forget_memory(self) -> None:
         await trio.to_thread.run_sync(os.sync)
         await trio.to_thread.run_sync(_use_memory, self._size + self._size // 4)
 

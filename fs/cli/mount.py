@@ -23,7 +23,7 @@ from aof2.fs.cli.conf import volume_options
 from aof2.fs.cli.errors import CliError, complain
 from aof2.fs.cli.progress import PLAIN_PROGRESS_S, shown_progress
 from aof2.fs.control.client import ControlClient, NotMountedError, see_to_the_end
-from aof2.fs.launch import LOG_NAME, LaunchError, daemonise, foreground, last_message, prepare, serving, settled
+from aof2.fs.launch import LOG_NAME, LaunchError, daemonise, foreground, last_message, prepare, serving, where_mounted
 from aof2.fs.options import Options, parse_options
 from aof2.fs.privileges import check_folders, check_privileges
 
@@ -92,7 +92,7 @@ def _daemonise(settings: Settings, options: Options) -> bool:
     try:
         daemonise(settings, options)
     except LaunchError:
-        if settled(settings) != settings.volume.mountpoint:
+        if where_mounted(settings) != settings.volume.mountpoint:
             raise
         return False
     return True

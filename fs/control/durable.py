@@ -111,7 +111,7 @@ async def _until_uploaded(volume: Volume, wanted: dict[Key, int], tell: Tell, hi
     watch = _Watch(volume, {key[0] for key in wanted})
     while True:
         change = volume.jobs.runner.changes.next()
-        done += _drop_settled(volume, left)
+        done += _drop_done(volume, left)
         if not left:
             await tell(Progress("upload", total, total))
             return
@@ -212,7 +212,7 @@ def _stands(volume: Volume, standing: Standing | None, patience_s: float) -> str
     return f"not durable yet: {url} {verb} the log ({standing.why}); it is asked again by itself"
 
 
-def _drop_settled(volume: Volume, left: deque[tuple[Key, int]]) -> int:
+def _drop_done(volume: Volume, left: deque[tuple[Key, int]]) -> int:
     """Looks at some, the others next time: all other tasks wait meanwhile. The bytes of those that are over."""
     bytes_done = 0
     with volume.catalog.view() as view:

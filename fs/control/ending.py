@@ -37,7 +37,7 @@ async def end(mounted: Mounted, _: Args, __: Tell) -> None:
             used = f"{_named(mounted, inos)} open in another mount namespace"
             raise ControlError(f"{at}: unmounted here, but {used}; its daemon goes on until that is closed")
         mounted.kinds.stop_ahead()  # what the channel made ahead is gone when this has had effect
-        await mounted.channel.settled()
+        await mounted.channel.caught_up()
     mounted.end()
 
 

@@ -30,7 +30,7 @@ class Channel(Protocol):
     def device(self) -> tuple[int, int]:
         """Major and minor number of the mount."""
 
-    async def settled(self) -> None:
+    async def caught_up(self) -> None:
         """Returns when what it was told before has had effect."""
 
 
@@ -54,5 +54,5 @@ async def by_the_daemon_alone(mounted: Mounted) -> None:
     """From here on the channel changes no names by itself, until a file that the daemon creates lets it go on; what it
     answered before is in the rows."""
     mounted.kinds.stop_ahead()
-    await mounted.channel.settled()
+    await mounted.channel.caught_up()
     await mounted.kinds.fold()

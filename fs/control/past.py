@@ -61,7 +61,7 @@ async def revert(mounted: Mounted, args: Revert, tell: Tell) -> dict[str, object
     if args.to:
         path, row = await _beside(mounted, place, args)
     else:
-        await _settled(mounted, place, tell)
+        await _uploaded_as_is(mounted, place, tell)
         path, row = walk.shown(mounted, place), await _in_place(mounted, place, args.generation)
     return {"path": path, "generation": row.generation, "source_generation": args.generation, "size": row.size}
 
@@ -77,7 +77,7 @@ def _check(mounted: Mounted, place: Place, args: Revert) -> None:
         raise ControlError(f"{shown}: generation {args.generation} is what it is now")
 
 
-async def _settled(mounted: Mounted, place: Place, tell: Tell) -> None:
+async def _uploaded_as_is(mounted: Mounted, place: Place, tell: Tell) -> None:
     """What the file is now reaches the remote first, so that it is a generation to go back to as well."""
     ino = place.inode.ino
     await Closing(mounted).closed({ino})

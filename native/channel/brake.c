@@ -26,8 +26,8 @@ static uint64_t take(uint64_t *from, uint64_t wanted) {
   return wanted - got;
 }
 
-/* What the file took since it was last looked at comes out of the room. `settled`: no write is on its way. */
-void measure(watch *w, bool settled, int64_t now) {
+/* What the file took since it was last looked at comes out of the room. `at_rest`: no write is on its way. */
+void measure(watch *w, bool at_rest, int64_t now) {
   uint64_t bytes = fan_disk_bytes(w->fd), size = fan_size(w->fd), longer = size > w->size ? size - w->size : 0, grown = 0;
   w->size = size;
   if (bytes > w->seen) {
@@ -37,11 +37,11 @@ void measure(watch *w, bool settled, int64_t now) {
     if (grown && !w->ignored) grew_silently(w, grown, now);
   } else if (bytes < w->seen) { /* cut or punched by the daemon: that room is the daemon's */
     w->moved_ms = now;
-    if (settled) w->pending = 0; /* what was written meanwhile hides behind it */
+    if (at_rest) w->pending = 0; /* what was written meanwhile hides behind it */
   }
   w->seen = bytes;
   mind_inside(w, grown, longer);
-  if (!settled) return;
+  if (!at_rest) return;
   w->pool->left += (int64_t)w->pending;
   w->pending = 0;
 }

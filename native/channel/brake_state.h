@@ -111,7 +111,7 @@ bool claims_grow(watch *w, uint64_t bits);
 void set_claims(watch *w, uint64_t first, uint64_t count, bool on);
 
 /* brake.c */
-void measure(watch *w, bool settled, int64_t now);
+void measure(watch *w, bool at_rest, int64_t now);
 void update(pool *p, int64_t now);
 void tell_all(void);
 bool is_waiting(const watch *w);

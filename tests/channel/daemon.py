@@ -262,18 +262,18 @@ class Commands:
 
     async def do_coming(self, name: str, first: int, count: int) -> None:
         self.channel.coming(self.ops.inode(name), first, count)
-        await self.channel.settled()
+        await self.channel.caught_up()
 
     async def do_blocks(self, name: str, first: int, count: int) -> None:
         self.channel.blocks(self.ops.inode(name), first, count)
-        await self.channel.settled()
+        await self.channel.caught_up()
 
     async def do_clear(self, name: str, first: int, count: int) -> None:
         await self.channel.clear(self.ops.inode(name), first, count)
 
     async def do_grant(self, name: str, n: int) -> None:
         self.channel.grant(self.ops.inode(name), n)
-        await self.channel.settled()
+        await self.channel.caught_up()
 
     async def do_collect(self, name: str) -> Json:
         w = await self.channel.collect(self.ops.inode(name))
@@ -290,7 +290,7 @@ class Commands:
 
     async def do_caps(self, name: str, on: bool) -> None:
         self.channel.caps(self.ops.inode(name), on)
-        await self.channel.settled()
+        await self.channel.caught_up()
 
     async def do_xattr(self, name: str, key: str, value: str) -> None:
         self.ops.xattrs[name, key.encode()] = value.encode("latin-1")
@@ -320,8 +320,8 @@ class Commands:
     async def do_invalidate_entry(self, name: str) -> None:
         self.channel.invalidate_entry(1, os.fsencode(name))
 
-    async def do_settled(self) -> None:
-        await self.channel.settled()
+    async def do_caught_up(self) -> None:
+        await self.channel.caught_up()
 
     async def do_unmount(self) -> None:
         await self.channel.unmount()

@@ -108,7 +108,7 @@ def test_a_dropped_file_can_be_leased_once_settled(daemon: Daemon) -> None:
     for _ in range(20):
         in_time(lambda: path.write_bytes(b"def"))
         assert until(lambda: bool(daemon.ops("release")))
-        daemon.call("settled")
+        daemon.call("caught_up")
         with open(daemon.root / "f", "rb") as f:
             fcntl.fcntl(f, fcntl.F_SETLEASE, fcntl.F_RDLCK)
             fcntl.fcntl(f, fcntl.F_SETLEASE, fcntl.F_UNLCK)

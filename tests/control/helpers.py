@@ -81,7 +81,7 @@ class FakeChannel:
     def invalidate_entry(self, parent: int, name: bytes) -> None:
         self.invalidated.append((parent, name))
 
-    async def settled(self) -> None:
+    async def caught_up(self) -> None:
         await trio.lowlevel.checkpoint()
 
 

@@ -118,7 +118,7 @@ async def unlink_object(volume: Volume, tenant: str, name: bytes) -> None:
         volume.handles.forget(key)
         measure = partial(counted_bytes, block_bytes=volume.settings.engine.block_bytes)
         volume.evictor.doomed.add(backing_path(volume, key), tenant, measure)
-        await volume.evictor.doomed.settle()
+        await volume.evictor.doomed.delete_all()
 
 
 async def undelete_object(volume: Volume, tenant: str, ino: int, name: bytes) -> None:

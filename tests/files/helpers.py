@@ -97,7 +97,7 @@ class FakeKernel:
         """The bytes where every block is, else None: to be asked for."""
         return os.pread(self.fds[nodeid], length, offset) if self._has(nodeid, offset, length) else None
 
-    async def settled(self) -> None:
+    async def caught_up(self) -> None:
         pass
 
     def caps(self, nodeid: int, on: bool) -> None:

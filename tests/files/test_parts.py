@@ -369,7 +369,7 @@ def test_unlink_releases_the_parts(tmp_path: Path, when: str) -> None:
         files.removal.removed(await result_of(files.volume.writer.submit(stream_of(ino), work)))
         if when not in ("closed", "sealed"):
             await files.release(fh)
-        await files.volume.evictor.doomed.settle()
+        await files.volume.evictor.doomed.delete_all()
         assert on_disk(files.volume) == 0
         assert files.volume.quota.usage.used_bytes == 0
         with files.volume.catalog.view() as view:

@@ -411,7 +411,7 @@ def test_a_stopped_file_is_let_go(tmp_path: Path, end: str) -> None:
             files.removal.removed(await result_of(files.volume.writer.submit(stream_of(ino), work)))
         await files.release(fh)
         if end == "unlink":
-            await files.volume.evictor.doomed.settle()
+            await files.volume.evictor.doomed.delete_all()
             assert not file.path.exists()
         else:
             await publish(files)

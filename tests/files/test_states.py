@@ -169,7 +169,7 @@ def test_an_open_waits_for_a_removal_that_was_told_to_go_on(tmp_path: Path, publ
         row = await result_of(future)
         files.removal.removed(row)
         assert not files.known.is_open(ino) and files.known.get(ino) is None
-        await files.volume.evictor.doomed.settle()
+        await files.volume.evictor.doomed.delete_all()
         if not published:
             assert not any(path.is_file() for path in files.volume.hot.root.rglob("*"))
 
@@ -251,7 +251,7 @@ def test_a_file_that_is_removed_right_after_its_seal_is_given_back_once(tmp_path
 
         volume.env.failpoint = failpoint  # type: ignore[method-assign]
         await files.sealer.seal_now()
-        await volume.evictor.doomed.settle()
+        await volume.evictor.doomed.delete_all()
         assert files.known.get(ino) is None and not files.sealer.waiting
         assert volume.quota.usage.used_bytes == files.known.ledger.bytes == 0
 

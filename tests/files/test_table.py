@@ -204,7 +204,7 @@ def test_unlinked_while_open(tmp_path: Path) -> None:
         assert file is not None
         path = file.path
         await files.release(fh)
-        await files.volume.evictor.doomed.settle()
+        await files.volume.evictor.doomed.delete_all()
         assert not path.exists() and files.known.get(row.ino) is None
         assert files.volume.quota.usage.used_bytes == 0
 

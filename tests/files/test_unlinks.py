@@ -55,7 +55,7 @@ def test_what_is_unlinked_is_gone_with_its_bytes_after_the_fold(tmp_path: Path) 
         await kind.fold()
         assert kind.intents.is_folded() and names(files) == [b"c"]
         assert _row(files, top(files.volume)) == told  # nobody saw the fold
-        await files.volume.evictor.doomed.settle()
+        await files.volume.evictor.doomed.delete_all()
         assert not files.volume.hot.path("default", inos[b"a"], 1).exists()
         assert files.volume.quota.usage.used_bytes == used // 3
 
@@ -170,7 +170,7 @@ def test_what_is_opened_before_the_fold_stays_until_it_is_closed(tmp_path: Path)
             assert namespace.nameless(view, 1) == [ino]
         await files.release(fh)
         assert _row(files, ino) is None
-        await files.volume.evictor.doomed.settle()
+        await files.volume.evictor.doomed.delete_all()
         assert not files.volume.hot.path("default", ino, 1).exists()
 
     run_unlinks(tmp_path, body)
