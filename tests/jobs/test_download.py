@@ -86,8 +86,10 @@ def test_an_interrupted_download_goes_on(tmp_path: Path) -> None:
     clock = Clock()
 
     async def body(w: World) -> None:
-        keys = [await w.put(f"f{i}", content(i, CHUNK)) for i in range(8)]
-        await w.jobs.checkpoint(TENANT)
+        keys = []
+        for i in range(8):
+            keys.append(await w.put(f"f{i}", content(i, CHUNK)))
+            await w.jobs.checkpoint(TENANT)  # together they would share one object
         await w.v.evict(keys)
         seen: set[str] = set()
 
