@@ -39,7 +39,6 @@ log = logging.getLogger(__name__)
 
 STREAMS_MAX: Final = 16  # places in the page
 FOLD_AFTER_S: Final = 0.05
-FOLD_LATEST_S: Final = 1.0
 FOLD_BYTES: Final = 2 << 20
 AGAIN_S: Final = 1.0  # where the disk is full
 ROOM_BYTES_MIN: Final = 256 << 10  # on the disk ahead of each log: with less, names change the usual way
@@ -159,8 +158,9 @@ class Intents:
                 await trio.sleep(AGAIN_S)
 
     async def _pause(self) -> None:
-        """Until a burst pauses, or becomes too long to wait for."""
-        latest_s, before = trio.current_time() + FOLD_LATEST_S, -1
+        """Until a burst pauses, or is as long as a change may be answered before the log has it: power loss takes what
+        is only here, and what the log has not synced, which is as long again."""
+        latest_s, before = trio.current_time() + self._volume.settings.manifest.commit_period_ms / 1000, -1
         while before != (total := self._total()) and trio.current_time() < latest_s:
             if total - self._adopted_bytes > FOLD_BYTES:
                 return
