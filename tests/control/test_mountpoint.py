@@ -70,7 +70,7 @@ def test_prepare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mountpoint = settings.volume.mountpoint
     assert launch.prepare(settings)
     assert mountpoint.is_dir()
-    monkeypatch.setattr(launch, "SETTLE_MAX_S", 0.2)
+    monkeypatch.setattr(launch, "CHANGING_MAX_S", 0.2)
 
     async def mounted(m: FakeMounted) -> None:
         assert not await trio.to_thread.run_sync(launch.prepare, settings)
@@ -95,7 +95,7 @@ def test_prepare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_somebody_else_has_the_volume_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = small_settings(tmp_path)
-    monkeypatch.setattr(launch, "SETTLE_MAX_S", 0.2)
+    monkeypatch.setattr(launch, "CHANGING_MAX_S", 0.2)
 
     async def body(_: object) -> None:
         with pytest.raises(mp.MountError, match="another aof2 process"):
