@@ -446,7 +446,7 @@ def test_many_files_are_waited_for_a_few_at_a_time(tmp_path: Path, monkeypatch: 
     """Who waits does not stop the others: each look takes some of the files, empty ones too, until all are over."""
     monkeypatch.setattr(durable, "LOOK_AT_FILES", 2)
     looks: list[int] = []
-    real = durable._drop_settled
+    real = durable._drop_done
 
     def counted(volume: Volume, left: deque[tuple[Key, int]]) -> int:
         before = len(left)
@@ -455,7 +455,7 @@ def test_many_files_are_waited_for_a_few_at_a_time(tmp_path: Path, monkeypatch: 
         finally:
             looks.append(before - len(left))
 
-    monkeypatch.setattr(durable, "_drop_settled", counted)
+    monkeypatch.setattr(durable, "_drop_done", counted)
 
     async def body(mounted: FakeMounted) -> None:
         for n in range(9):
