@@ -512,6 +512,11 @@ class Channel:
 
     # -- the end -----------------------------------------------------------------------------------------------
 
+    @property
+    def closed(self) -> bool:
+        """Whether the daemon ended it: who asks it something from then on gets ChannelError."""
+        return self._closed
+
     async def unmount(self) -> None:
         """Takes the name away now, the mount once nothing on it is open: then `run` returns."""
         await trio.to_thread.run_sync(detach, self._mountpoint, self.device, abandon_on_cancel=True)

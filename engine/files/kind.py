@@ -144,6 +144,8 @@ class FilesKind(Catalogued):
         try:
             await self.files.adopt(ino)
         except (Aof2Error, OSError) as e:
+            if isinstance(e, OSError) and e.errno == errno.ESTALE:
+                return  # removed since: its last name is gone
             log.warning("a file that was being written is not sealed yet", extra={"ino": ino, "error": str(e)})
 
     async def end(self) -> None:
