@@ -83,8 +83,8 @@ async def serve(
         try:
             await _serve(mounted, Upcalls(operations), ready)
         except* ChannelError:
-            # A task that asked the channel something while the mount went, or after it was told to end. What `end` had to
-            # do is done by then.
+            # A task that asked the channel something while the mount went, or after it was told to end. What `end` had
+            # to do is done by then.
             if not channel.gone and not channel.closed:
                 raise
         finally:
