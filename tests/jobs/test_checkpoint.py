@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import trio
 import trio.testing
 
 from aof2.engine.catalog import tables as t
@@ -48,6 +49,8 @@ def test_everything_sealed_is_published(tmp_path: Path, caplog: pytest.LogCaptur
         assert w.quota_is_even()
         assert await w.jobs.checkpoint(TENANT) == 0
         assert metrics.checkpoint_bytes_written_remote.value == w.v.publisher.uploaded_bytes
+        while not metrics.checkpoint_duration_seconds.count:  # a moment after its commit
+            await trio.sleep(0.001)
         assert metrics.checkpoint_duration_seconds.count == 1
         assert metrics.checkpoint_queue_depth.value == 0
 
