@@ -124,7 +124,8 @@ static view_result unlink_from(change *c) {
 bool changes_unlink(const request *r) { return make(r, unlink_from); }
 
 static view_result is_empty(const change *c, uint64_t dir) {
-  static _Thread_local over_names over;
+  over_names over; /* not thread-local: that is part of every thread's stack, and some have little */
+  over.count = 0, over.cut = false;
   walk w = {.over = &over};
   named first;
   view_result result = view_walk(&c->v, &w, dir, (span){(const uint8_t *)"", 0}, &first);

@@ -195,7 +195,8 @@ static bool add_dots(list_page *page, const inode_row *dir, uint64_t start) {
 }
 
 static view_result readdir_from(const view *v, answer *a) {
-  static _Thread_local over_names over;
+  over_names over; /* not thread-local: that is part of every thread's stack, and some have little */
+  over.count = 0, over.cut = false;
   wire_read_in in;
   inode_row dir;
   uint8_t last[NAME_MAX_LEN];
