@@ -12,7 +12,6 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
-from urllib.parse import unquote
 
 from aof2.engine.manifest.format import CAPACITY_MAX, CAPACITY_MIN
 from aof2.engine.settings.model import (
@@ -24,7 +23,7 @@ from aof2.engine.settings.model import (
     Section,
     VolumeSettings,
 )
-from aof2.engine.settings.remote import RemoteSettings
+from aof2.engine.settings.remote import RemoteSettings, url_as_written
 from aof2.engine.units import format_size, format_time, parse_min_free, parse_size, parse_time_ms
 
 TENANT_NAME: Final = re.compile(r"[a-z0-9_-]{1,64}")
@@ -145,18 +144,6 @@ def split_listen(listen: str) -> tuple[str, int]:
     return match[1] or match[2], int(match[3])
 
 
-_URL_ALLOWED: Final = "file:///directory or s3://bucket/prefix (keys come from the AWS environment, not from the url)"
-_S3_URL: Final = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9!_.*'()/=+-]*)?")
-
-
-def _url(value: Any) -> str:
-    if isinstance(value, str):
-        path = value.removeprefix("file://")
-        if (path != value and path.strip("/") and unquote(path).isprintable()) or _S3_URL.fullmatch(value):
-            return value
-    raise ValueError(_URL_ALLOWED)
-
-
 class Key(NamedTuple):
     """A key of the file: the field it sets and how its value is read."""
 
@@ -175,7 +162,7 @@ SECTION_KEYS: Final[dict[str, dict[str, Key]]] = {
     },
     "mount": {"uring": Key("uring", _choice("auto", "off"))},
     "remote": {
-        "url": Key("url", _url),
+        "url": Key("url", url_as_written),
         "endpoint_url": Key("endpoint_url", _text(r"(https?://[^\s/@?#]+/?)?", 'http(s)://host:port, or "" for AWS')),
         "region": Key("region", _text(r"[A-Za-z0-9-]{0,64}", 'a region such as eu-central-1, or ""')),
         "timeout": Key("timeout_s", _time_s(100, _HOUR_MS)),

@@ -5,13 +5,16 @@ Owner: immutable. A crash leaves nothing.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 import msgspec
 
 _ALLOWED = "file:///absolute/path or s3://bucket or s3://bucket/prefix"
+_WRITTEN = "file:///directory or s3://bucket/prefix (keys come from the AWS environment, not from the url)"
+_S3_WRITTEN = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9!_.*'()/=+-]*)?")
 
 
 class RemoteUrl(NamedTuple):
@@ -50,6 +53,15 @@ class RemoteSettings(msgspec.Struct, frozen=True):
         """The folder of a `file://` remote."""
         where = parse_url(self.url)
         return where.path if where.scheme == "file" else None
+
+
+def url_as_written(value: Any) -> str:
+    """remote.url as mount.conf has it: the path of a directory may still be relative. ValueError: what is allowed."""
+    if isinstance(value, str):
+        path = value.removeprefix("file://")
+        if (path != value and path.strip("/") and unquote(path).isprintable()) or _S3_WRITTEN.fullmatch(value):
+            return value
+    raise ValueError(_WRITTEN)
 
 
 def parse_url(url: str) -> RemoteUrl:
