@@ -8,12 +8,27 @@ Owner: one thread or lock of the caller's. A policy touches no disk and no clock
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Protocol
+from array import array
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, Protocol
+
+
+class Image(NamedTuple):
+    """The order at one instant, as it is saved: keys and sizes of up to three lists, each oldest first, one behind the
+    other. The highest bit of a size is the policy's own."""
+
+    counts: tuple[int, int, int]
+    keys: array[int]
+    sizes: array[int]
 
 
 class EvictionPolicy(Protocol):
-    """Knows what is here, how large it is and when it was used; says in which order it goes."""
+    """Knows what is here, how large it is and when it was used; says in which order it goes.
+
+    Made with the room that all of it together has, in units, and a clock (`clock_s`)."""
+
+    changes: int
+    """Goes up with every change of the order: it is saved when there were some."""
 
     def used(self, key: int) -> None:
         """A use begins: what is here is opened, a warm copy is read."""
@@ -41,6 +56,12 @@ class EvictionPolicy(Protocol):
 
     def in_order(self) -> Iterator[int]:
         """What is here, first to go first. Everything above may be called between two steps."""
+
+    def imager(self) -> Callable[[], Image]:
+        """Copies what is needed at once; what it returns makes the image of it later, in any thread."""
+
+    def load(self, image: Image) -> None:
+        """Goes on from a saved order, perhaps that of another policy. Before any use."""
 
     def __contains__(self, key: int) -> bool: ...
 

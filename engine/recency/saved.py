@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 
 from aof2 import native
 from aof2.engine.env import Env
-from aof2.engine.recency.segmented import Image
+from aof2.engine.recency.policy import Image
 
 log = logging.getLogger(__name__)
 

@@ -31,8 +31,9 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Callable, Iterator
-from typing import Final, NamedTuple
+from typing import Final
 
+from aof2.engine.recency.policy import Image
 from aof2.engine.recency.slots import Slots
 
 PROTECTED_SHARE: Final = 2 / 3
@@ -53,15 +54,6 @@ _START: Final = 3
 USED_BIT: Final = 1 << 31
 UNITS_MAX: Final = USED_BIT - 1
 _U32: Final = 0xFFFFFFFF
-
-
-class Image(NamedTuple):
-    """The order at one instant: keys and sizes (with USED_BIT) of the three lists, each oldest first, one behind the
-    other."""
-
-    counts: tuple[int, int, int]
-    keys: array[int]
-    sizes: array[int]
 
 
 class SegmentedLru:

@@ -32,8 +32,8 @@ from aof2.engine.catalog.store import Catalog, View
 from aof2.engine.env import Env
 from aof2.engine.errors import FatalIOError
 from aof2.engine.locks import Rank, ThreadLock, task_lock, thread_lock
-from aof2.engine.recency import SegmentedLru, saved
-from aof2.engine.recency.segmented import Image
+from aof2.engine.recency import EvictionPolicy, InUse, saved
+from aof2.engine.recency.policy import Image
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ def units_of(size_bytes: int) -> int:
 
 class _File(NamedTuple):
     path: Path
-    policy: SegmentedLru
+    policy: EvictionPolicy
     lock: ThreadLock
 
 
@@ -78,8 +78,8 @@ class Recent:
         self._tenants = tenants
         self._block_bytes = block_bytes
         self._writes = writes
-        self.hot = SegmentedLru(units_of(hot_bytes), clock_s=env.monotonic_s)
-        self.warm = SegmentedLru(warm_bytes, clock_s=env.monotonic_s)
+        self.hot: EvictionPolicy = InUse(units_of(hot_bytes), clock_s=env.monotonic_s)
+        self.warm: EvictionPolicy = InUse(warm_bytes, clock_s=env.monotonic_s)
         folder = state_dir / "recency"
         self.warm_lock = thread_lock()
         self._files = (
