@@ -221,10 +221,27 @@ def test_intent_log() -> None:
     kinds, fh, time_ns = intent_format.IntentKind, 1 << 61 | 1, 1_700_000_000_123_456_789
     ino, top = 1 << 40 | 300, 1 << 40 | 1
     born, closed, unlinked = intent_format.parse(data, check=True)
-    assert born == (kinds.BORN, ino, top, b"part-0", 0o100644, 1000, 1000, time_ns, fh, 0o100101, 80)
-    assert closed == (kinds.CLOSED, ino, 0, b"", 0, 0, 0, 0, fh, intent_format.DROPPED, 152)
-    assert unlinked == (kinds.UNLINKED, ino, top, b"part-0", 0, 0, 0, time_ns + 1, 0, 0, 232)
+    assert born == (kinds.BORN, ino, top, b"part-0", 0o100644, 1000, 1000, time_ns, fh, 0o100101, 80, 0)
+    assert closed == (kinds.CLOSED, ino, 0, b"", 0, 0, 0, 0, fh, intent_format.DROPPED, 152, 0)
+    assert unlinked == (kinds.UNLINKED, ino, top, b"part-0", 0, 0, 0, time_ns + 1, 0, 0, 232, 0)
     assert intent_format.pack(kinds.UNLINKED, ino, parent=top, name=b"part-0", time_ns=time_ns + 1) == data[152:]
+
+
+def test_intent_moves() -> None:
+    data = example("intent-moves")
+    kinds, time_ns = intent_format.IntentKind, 1_700_000_000_123_456_789
+    ino, top, above = 1 << 40 | 300, 1 << 40 | 1, 1 << 40 | 301
+    replaced, exchanged = intent_format.parse(data, check=True)
+    assert replaced == (
+        kinds.REPLACED, ino, top, b"part-0\0data", 0o100000, 0, 0, time_ns + 2, top, 1, 88, 1 << 40 | 200
+    )  # fmt: skip
+    assert exchanged == (
+        kinds.EXCHANGED, ino, top, b"data\0old", 0o100000, 4, 2, time_ns + 3, above, 0o040000, 168, 1 << 40 | 302
+    )  # fmt: skip
+    assert (replaced.names, exchanged.names) == ((b"part-0", b"data"), (b"data", b"old"))
+    fields = exchanged._asdict()
+    del fields["end"]
+    assert intent_format.pack(**fields) == data[88:]
 
 
 def test_recency_example() -> None:

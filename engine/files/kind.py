@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 from aof2.engine import namespace
+from aof2.engine.aio import Tasks
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.rows import InodeRow, stream_of
 from aof2.engine.errors import Aof2Error
@@ -82,13 +83,16 @@ class FilesKind(Catalogued):
         self.unlinks = Unlinks(self.files, self.intents)
         self._replaced: set[int] = set()  # without a name, whole until the kernel forgets them
         self._way = Way()
-        self._forgotten: set[int] = set()  # by the kernel, while something was not folded
+        # By the kernel, while something was not folded: where the intent log ended then. The catalog thread looks, too.
+        self._forgotten: dict[int, int] = {}
+        self._tasks = Tasks()
 
     # -- life --------------------------------------------------------------------------------------------------
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         async with trio.open_nursery() as nursery:
             await nursery.start(self.files.run)
+            await nursery.start(self._run_tasks)
             self._way = await self._find_way()
             self._announce_capabilities()
             self.files.cold.load()
@@ -97,6 +101,11 @@ class FilesKind(Catalogued):
             for ino in self.volume.dirty_inos:
                 nursery.start_soon(self._adopt, ino)
             task_status.started()
+
+    async def _run_tasks(self, *, task_status: trio.TaskStatus[None]) -> None:
+        async with self._tasks.running():
+            task_status.started()
+            await trio.sleep_forever()
 
     async def _start_intents(self, nursery: trio.Nursery) -> None:
         """Unlinks are answered from a log; the channel may create files by itself where they can be passed through and
@@ -228,20 +237,44 @@ class FilesKind(Catalogued):
             self._adopt_changes(folded)
 
     def _adopt_changes(self, folded: list[tuple[Intent, InodeRow | None]]) -> None:
-        """What the channel took names from: as `unlink` and `rmdir` do."""
+        """What the channel took names from: as `unlink`, `rmdir` and `rename` do."""
         for intent, row in folded:
-            if row is None or row.nlink or intent.is_own or intent.kind not in (IntentKind.UNLINKED, IntentKind.RMDIR):
+            if row is None or row.nlink or intent.is_own:
                 continue
-            self.volume.foreground.removed()
-            if not self.files.known.is_open(row.ino) and row.ino not in self._forgotten:
-                self.lost_its_name(row)
-            if stat.S_ISREG(row.mode):
-                self.files.removal.removed(row)
+            if intent.kind in (IntentKind.UNLINKED, IntentKind.RMDIR):
+                self._adopt_removed(row, intent)
+            elif intent.kind is IntentKind.REPLACED:
+                self._adopt_replaced(row, intent)
         if self.intents.is_folded():
             self._forgotten.clear()
 
-    def must_stay(self, ino: int) -> bool:
-        return self.files.known.must_stay(ino)
+    def _adopt_removed(self, row: InodeRow, intent: Intent) -> None:
+        self.volume.foreground.removed()
+        if not self.files.known.is_open(row.ino) and not self._is_forgotten(row.ino, intent):
+            self.lost_its_name(row)
+        if stat.S_ISREG(row.mode):
+            self.files.removal.removed(row)
+        else:
+            self.files.known.went(row.ino)
+
+    def _adopt_replaced(self, row: InodeRow, intent: Intent) -> None:
+        with self.volume.catalog.view() as view:
+            stayed = view.get(stream_of(row.ino), t.NAMELESS, row.ino) is not None
+        if not stayed:
+            self._adopt_removed(row, intent)
+            return
+        self._keep_replaced(row.ino)
+        if self._is_forgotten(row.ino, intent):
+            self._tasks.begin(self._drop_replaced, row.ino)
+
+    def _is_forgotten(self, ino: int, intent: Intent) -> bool:
+        """Whether the kernel forgot the inode after that was answered."""
+        return self._forgotten.get(ino, 0) >= intent.end
+
+    def must_stay(self, intent: Intent) -> bool:
+        if intent.kind is not IntentKind.REPLACED:
+            return self.files.known.must_stay(intent.ino)
+        return not self._is_forgotten(intent.other, intent) or self.files.known.must_stay(intent.other)
 
     async def adopted(self) -> None:
         await self.births.until_released()
@@ -313,26 +346,29 @@ class FilesKind(Catalogued):
         if replaced is None or (replaced.nlink and not stat.S_ISDIR(replaced.mode)):
             return
         if stat.S_ISREG(replaced.mode):
-            self._replaced.add(replaced.ino)
-            self.files.removal.nameless(replaced.ino)
+            self._keep_replaced(replaced.ino)
         else:
             self.lost_its_name(replaced)
             await self.change(parent, partial(namespace.drop_nameless, ino=replaced.ino))
+
+    def _keep_replaced(self, ino: int) -> None:
+        self._replaced.add(ino)
+        self.files.removal.nameless(ino)
 
     async def forget(self, ino: int) -> None:
         await super().forget(ino)
         self.files.kept.forget(ino)
         if not self.intents.is_folded():
-            self._forgotten.add(ino)
+            self._forgotten[ino] = self.intents.end(stream_of(ino))
         if ino in self._replaced:
             await self._drop_replaced(ino)
 
     async def _drop_replaced(self, ino: int) -> None:
-        self._replaced.discard(ino)
         try:
             await self.files.removal.drop_nameless(ino)
         except (Aof2Error, OSError) as e:
             log.warning("a replaced file is dropped at the next start", extra={"ino": ino, "error": str(e)})
+        self._replaced.discard(ino)
 
     # -- attributes --------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import msgspec
@@ -21,7 +21,7 @@ from aof2.engine import namespace, objects
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.batch import Batch
 from aof2.engine.catalog.rows import INO_STREAM_SHIFT, InodeRow
-from aof2.engine.intents.format import SET_ATIME, SET_GID, SET_MODE, SET_MTIME, SET_UID, Intent, IntentKind
+from aof2.engine.intents.format import MOVES, SET_ATIME, SET_GID, SET_MODE, SET_MTIME, SET_UID, Intent, IntentKind
 from aof2.engine.namespace import nodes
 
 log = logging.getLogger(__name__)
@@ -30,6 +30,7 @@ POSITION: Final = "intents"  # a counter of the stream: log number << 40 | offse
 POSITION_SHIFT: Final = 40
 STEP: Final = 256  # intents of one batch
 NEW: Final = (IntentKind.BORN, IntentKind.MADE, IntentKind.SYMLINKED)  # with an inode of their own
+Stays = Callable[[Intent], bool]
 _INO_MASK: Final = (1 << INO_STREAM_SHIFT) - 1
 
 
@@ -46,6 +47,8 @@ def offset_in(position: int, number: int) -> int | None:
 
 def _begins(intent: Intent) -> bool:
     """Whether it may not be in one batch with what is before it: it looks for names that are left, in all rows."""
+    if intent.kind is IntentKind.REPLACED:
+        return intent.flags > 0 or stat.S_ISDIR(intent.mode)
     return intent.kind is IntentKind.RMDIR or (intent.kind is IntentKind.UNLINKED and intent.uid > 0)
 
 
@@ -68,15 +71,20 @@ def begin(b: Batch, *, number: int) -> None:
     b.put(t.COUNTERS, POSITION, position_of(number, 0))
 
 
+def nothing_stays(_: Intent) -> bool:
+    return False
+
+
 def fold(
     b: Batch,
     intents: Sequence[Intent],
     *,
     number: int,
     chunk_bytes: int,
-    is_open: namespace.IsOpen = namespace.never,
+    stays: Stays = nothing_stays,
 ) -> list[InodeRow | None]:
-    """The inode of each as it is then; None where nothing was done. What `is_open` stays, nameless."""
+    """The inode of each as it is then, of REPLACED that of what was replaced; None where nothing was done. A file that
+    loses its last name by an intent that says `stays` does, nameless."""
     touched: dict[int, int] = {}
     rows: list[InodeRow | None] = []
     for intent in intents:
@@ -85,7 +93,7 @@ def fold(
         elif intent.kind is IntentKind.CLOSED:
             rows.append(None)
         else:
-            rows.append(_changed(b, intent, is_open))
+            rows.append(_changed(b, intent, stays))
     for parent, time_ns in touched.items():
         _touch(b, parent, time_ns)
     last = max((intent.ino & _INO_MASK for intent in intents if intent.kind in NEW), default=0)
@@ -124,7 +132,7 @@ def _born(b: Batch, intent: Intent, touched: dict[int, int], chunk_bytes: int) -
     return row
 
 
-def _changed(b: Batch, intent: Intent, is_open: namespace.IsOpen) -> InodeRow | None:
+def _changed(b: Batch, intent: Intent, stays: Stays) -> InodeRow | None:
     """The inode as it is then; None: its name means another by now, so it is not what was meant."""
     b.now_ns = max([intent.time_ns, *(_mtime_ns(b, directory) for directory in _directories(intent))])
     try:
@@ -134,26 +142,47 @@ def _changed(b: Batch, intent: Intent, is_open: namespace.IsOpen) -> InodeRow | 
             return namespace.link(b, intent.ino, intent.parent, intent.name)
         if intent.kind is IntentKind.SET:
             return _set(b, intent)
-        name = intent.names[0] if intent.kind is IntentKind.RENAMED else intent.name
-        entry = b.get(t.DENTRIES, (intent.parent, name))
-        if entry is None or entry.ino != intent.ino:
+        if intent.kind in MOVES:
+            return _moved(b, intent, stays)
+        if not _means(b, intent.parent, intent.name, intent.ino):
             return None
-        if intent.kind is IntentKind.RENAMED:
-            return namespace.rename(b, intent.parent, name, intent.fh, intent.names[1], replace=False).moved
         if intent.kind is IntentKind.RMDIR:
-            return namespace.rmdir(b, intent.parent, name)
-        return namespace.unlink(b, intent.parent, name, is_open=is_open)
+            return namespace.rmdir(b, intent.parent, intent.name)
+        return namespace.unlink(b, intent.parent, intent.name, is_open=lambda _: stays(intent))
     except OSError as e:
         extra = {"ino": intent.ino, "kind": intent.kind.name, "error": str(e)}
         log.critical("a change of a name lost its place", extra=extra)
         return None
 
 
+def _means(b: Batch, parent: int, name: bytes, ino: int) -> bool:
+    entry = b.get(t.DENTRIES, (parent, name))
+    return entry is not None and entry.ino == ino
+
+
+def _moved(b: Batch, intent: Intent, stays: Stays) -> InodeRow | None:
+    old, new = intent.names
+    if not _means(b, intent.parent, old, intent.ino):
+        return None
+    if intent.other and not _means(b, intent.fh, new, intent.other):
+        return None
+
+    def must_stay(ino: int) -> bool:
+        return stat.S_ISREG(nodes.get_inode(b, ino).mode) and stays(intent)
+
+    exchange = intent.kind is IntentKind.EXCHANGED
+    replace = intent.kind is not IntentKind.RENAMED
+    moved = namespace.rename(
+        b, intent.parent, old, intent.fh, new, replace=replace, exchange=exchange, is_open=must_stay
+    )
+    return moved.replaced if intent.kind is IntentKind.REPLACED else moved.moved
+
+
 def _directories(intent: Intent) -> tuple[int, ...]:
     """Whose times the intent moves."""
     if intent.kind is IntentKind.SET:
         return ()
-    return (intent.parent, intent.fh) if intent.kind is IntentKind.RENAMED else (intent.parent,)
+    return (intent.parent, intent.fh) if intent.kind in MOVES else (intent.parent,)
 
 
 def _mtime_ns(b: Batch, ino: int) -> int:

@@ -1,5 +1,5 @@
 """Records of an intent log. FORMATS.md has the layout; the channel writes the same (`native/channel/births.c`,
-`changes.c`).
+`change.c`).
 
 Invariant: a record that is cut or fails its checksum is the torn end; nothing behind it was answered.
 
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from enum import IntEnum
 from typing import Final, NamedTuple
 
-RECORD: Final = struct.Struct("<IIHHIQQIIQQI12x")
+RECORD: Final = struct.Struct("<IIHHIQQIIQQI4xQ")
 _ALIGN: Final = 8
 _CRC_FROM: Final = 8
 DROPPED: Final = 1  # flag of CLOSED: the channel let go of the backing file
@@ -38,6 +38,8 @@ class IntentKind(IntEnum):
     SET = 7  # attributes
     LINKED = 8  # one more name
     SYMLINKED = 9
+    REPLACED = 10  # renamed, over another name
+    EXCHANGED = 11
 
 
 class Intent(NamedTuple):
@@ -52,6 +54,7 @@ class Intent(NamedTuple):
     fh: int
     flags: int
     end: int  # of the record, in its log
+    other: int = 0  # of REPLACED and EXCHANGED: what had the new name
 
     @property
     def is_own(self) -> bool:
@@ -60,7 +63,7 @@ class Intent(NamedTuple):
 
     @property
     def names(self) -> tuple[bytes, bytes]:
-        """Of RENAMED: the old name and the new one; of SYMLINKED: the name and the target."""
+        """Of RENAMED, REPLACED and EXCHANGED: the old name and the new one; of SYMLINKED: the name and the target."""
         old, _, new = self.name.partition(b"\0")
         return old, new
 
@@ -77,9 +80,10 @@ def pack(
     time_ns: int = 0,
     fh: int = 0,
     flags: int = 0,
+    other: int = 0,
 ) -> bytes:
     size = -(-(RECORD.size + len(name)) // _ALIGN) * _ALIGN
-    fixed = RECORD.pack(size, 0, kind, len(name), mode, ino, parent, uid, gid, time_ns, fh, flags)
+    fixed = RECORD.pack(size, 0, kind, len(name), mode, ino, parent, uid, gid, time_ns, fh, flags, other)
     body = (fixed + name).ljust(size, b"\0")[_CRC_FROM:]
     return struct.pack("<II", size, zlib.crc32(body)) + body
 
@@ -89,14 +93,15 @@ def parse(data: bytes, offset: int = 0, *, check: bool = False) -> Iterator[Inte
     release does not know, or (`check`) fails its checksum."""
     at = 0
     while at + RECORD.size <= len(data):
-        size, crc, kind, name_len, mode, ino, parent, uid, gid, time_ns, fh, flags = RECORD.unpack_from(data, at)
+        size, crc, kind, name_len, mode, ino, parent, uid, gid, time_ns, fh, flags, other = RECORD.unpack_from(data, at)
         if size < RECORD.size or at + size > len(data) or RECORD.size + name_len > size or kind not in _KINDS:
             return
         if check and zlib.crc32(data[at + _CRC_FROM : at + size]) != crc:
             return
         name = data[at + RECORD.size : at + RECORD.size + name_len]
         at += size
-        yield Intent(_KINDS[kind], ino, parent, name, mode, uid, gid, time_ns, fh, flags, offset + at)
+        yield Intent(_KINDS[kind], ino, parent, name, mode, uid, gid, time_ns, fh, flags, offset + at, other)
 
 
+MOVES: Final = (IntentKind.RENAMED, IntentKind.REPLACED, IntentKind.EXCHANGED)
 _KINDS: Final = {int(kind): kind for kind in IntentKind}

@@ -30,7 +30,6 @@ from aof2.engine.catalog.rows import InodeRow
 from aof2.engine.intents import fold
 from aof2.engine.intents.format import Intent, parse
 from aof2.engine.local.hot import FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, fallocate
-from aof2.engine.namespace import IsOpen
 from aof2.native.sharedpage import SharedPage
 
 if TYPE_CHECKING:
@@ -64,7 +63,7 @@ class IntentLog:
         slot: int,
         page: SharedPage,
         *,
-        is_open: IsOpen,
+        stays: fold.Stays,
         on_folded: Callable[[Folded], None],
     ) -> None:
         self.stream_id = stream_id
@@ -76,7 +75,7 @@ class IntentLog:
         self._punched_to = 0
         self._volume = volume
         self._page = page
-        self._is_open = is_open  # both on the catalog thread: inside the batch,
+        self._stays = stays  # both on the catalog thread: inside the batch,
         self._on_folded = on_folded  # and after the commit
         self._read_to = 0
         self._pending: list[Intent] = []  # read, and not known to be committed
@@ -149,7 +148,7 @@ class IntentLog:
         first = bisect_right(self._pending, fold.offset_in(position, self.number) or 0, key=_END)
         some = next(fold.groups(self._pending[first : first + fold.STEP]), [])
         chunk_bytes = self._volume.settings.engine.chunk_bytes
-        rows = fold.fold(b, some, number=self.number, chunk_bytes=chunk_bytes, is_open=self._is_open)
+        rows = fold.fold(b, some, number=self.number, chunk_bytes=chunk_bytes, stays=self._stays)
         b.after_commit.append(partial(self._folded, some, rows))
 
     def _folded(self, intents: Sequence[Intent], rows: Sequence[InodeRow | None]) -> None:

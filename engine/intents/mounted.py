@@ -50,8 +50,9 @@ class Adopts(Protocol):
     def adopt(self, folded: list[tuple[Intent, InodeRow | None]]) -> None:
         """They are in the rows now."""
 
-    def must_stay(self, ino: int) -> bool:
-        """Whether an inode that loses its last name stays, because it is open. On the catalog thread, in the batch."""
+    def must_stay(self, intent: Intent) -> bool:
+        """Whether a file that loses its last name by this stays: it is open, or may be opened. On the catalog thread,
+        in the batch."""
 
     async def adopted(self) -> None:
         """What `adopt` began is done when this returns."""
@@ -92,8 +93,8 @@ class Intents:
         self._page = SharedPage(self.page_fd)
         self._volume.env.make_dirs(self._volume.state_dir / FOLDER)
         for slot, stream_id in enumerate(islice(stream_ids, STREAMS_MAX)):
-            is_open = self._adopts.must_stay
-            one = IntentLog(self._volume, stream_id, slot, self._page, is_open=is_open, on_folded=self._tell)
+            stays = self._adopts.must_stay
+            one = IntentLog(self._volume, stream_id, slot, self._page, stays=stays, on_folded=self._tell)
             await one.open()
             self._logs[stream_id] = one
 
@@ -130,6 +131,11 @@ class Intents:
 
     def _total(self) -> int:
         return self._page.total() if self._page is not None else 0
+
+    def end(self, stream_id: int) -> int:
+        """Where the tenant's log ends."""
+        one = self._logs.get(stream_id)
+        return one.end if one is not None else 0
 
     def is_folded(self, *, own: bool = True) -> bool:
         """Whether the rows have all of it; not `own`: all that the channel appended."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.store import View
 from aof2.engine.intents import fold
-from aof2.engine.intents.format import Intent, IntentKind, parse
+from aof2.engine.intents.format import MOVES, Intent, IntentKind, parse
 from aof2.engine.intents.log import FOLDER, log_name
 
 if TYPE_CHECKING:
@@ -52,8 +52,12 @@ def waiting(view: View, state_dir: Path, stream_id: int) -> Waiting:
     for intent in [i for number, path in _logs(state_dir, stream_id) for i in _unfolded(view, stream_id, number, path)]:
         if intent.kind is IntentKind.BORN:
             found.births.append(intent)
-        if intent.kind is IntentKind.RENAMED:
+        if intent.kind in MOVES:
             found.names[intent.ino] = (intent.fh, intent.names[1])
+        if intent.kind is IntentKind.EXCHANGED:
+            found.names[intent.other] = (intent.parent, intent.names[0])
+        elif intent.kind is IntentKind.REPLACED and not intent.flags:
+            found.gone.add(intent.other)
         elif intent.kind in (IntentKind.BORN, IntentKind.MADE, IntentKind.LINKED):
             found.names[intent.ino] = (intent.parent, intent.name)
         elif intent.kind is IntentKind.UNLINKED and not intent.uid:

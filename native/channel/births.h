@@ -39,6 +39,8 @@ extern pthread_mutex_t births_lock;
 #define INTENT_SET 7 /* attributes */
 #define INTENT_LINKED 8
 #define INTENT_SYMLINKED 9
+#define INTENT_REPLACED 10 /* renamed, over another name */
+#define INTENT_EXCHANGED 11
 #define INTENT_OURS 1u /* flag of UNLINKED: the channel's, not the daemon's */
 #define INTENT_SET_MODE 1u
 #define INTENT_SET_ATIME 2u

@@ -1,5 +1,6 @@
-/* Changes of names that are made here: unlink, rmdir, rename, link, mkdir, symlink, chmod, chown and utimens. Each is checked against the view
- * (view.h), recorded in the tenant's intent log, answered; the daemon folds the log into catalog and manifest log, many at a time.
+/* Changes of names that are made here: unlink, rmdir, link, mkdir and symlink (changes.c), rename (moves.c), chmod, chown and utimens
+ * (attributes.c). Each is checked against the view (view.h), recorded in the tenant's intent log, answered; the daemon folds the log into
+ * catalog and manifest log, many at a time.
  *
  * Why that is right
  * - Check and record are one step under the page's lock, so changes that are made here, and records of the daemon's, have one order.
@@ -9,7 +10,7 @@
  *   changes here, too, and after it folded what was recorded before.
  *
  * Invariants
- * - Only what is plainly allowed is made here, and succeeds. Whatever else (an error to give, a name that is replaced, a file whose
+ * - Only what is plainly allowed is made here, and succeeds. Whatever else (an error to give, a file whose
  *   times are its backing file's, special bits, no room) is the daemon's.
  * - A record is in the log before its change is answered; the log is bounded (births.h).
  *

@@ -22,6 +22,10 @@ bool rule_new_dir(const inode_row *above) { return above->nlink >= 2 && above->n
 
 bool rule_moves_dir(const inode_row *from, const inode_row *to) { return from->nlink > 2 && rule_new_dir(to); }
 
+bool rule_replace(const inode_row *row, const inode_row *other) {
+  return !S_ISDIR(row->mode) == !S_ISDIR(other->mode) && other->nlink > 0 && !rule_is_top(other->ino);
+}
+
 bool rule_link(const inode_row *row) { return !S_ISDIR(row->mode) && row->nlink > 0 && row->nlink < RULE_LINKS_MAX; }
 
 bool rule_set(const inode_row *row, uint32_t valid, uint32_t mode) {

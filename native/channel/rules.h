@@ -13,7 +13,8 @@
 #define RULE_LINKS_MAX 65000u          /* of a file */
 #define RULE_DIR_LINKS_MAX 0x7FFFFFFFu /* of a directory */
 #define RULE_DEPTH_MAX 1000            /* of directories that a move is checked against */
-#define RULE_NOREPLACE 1u
+#define RULE_NOREPLACE 1u             /* flags of rename */
+#define RULE_EXCHANGE 2u
 #define RULE_TARGET_MAX 4095u
 #define RULE_TIME_S_MAX UINT64_C(9000000000) /* in nanoseconds it fits in 63 bits */
 
@@ -24,6 +25,8 @@ bool rule_rmdir(const inode_row *above, const inode_row *row);
 bool rule_new_dir(const inode_row *above);
 /* A directory goes from one to another. */
 bool rule_moves_dir(const inode_row *from, const inode_row *to);
+/* One takes the name of the other, which loses it; not whether a directory is empty. */
+bool rule_replace(const inode_row *row, const inode_row *other);
 bool rule_link(const inode_row *row);
 /* chmod, chown and utimens; `valid` is the kernel's mask. */
 bool rule_set(const inode_row *row, uint32_t valid, uint32_t mode);

@@ -126,7 +126,7 @@ static name_entry *have_name(half *h, uint64_t dir, span name) {
 typedef struct {
   uint16_t kind;
   uint32_t mode, uid, gid, flags;
-  uint64_t ino, parent, time_ns, fh, end;
+  uint64_t ino, parent, time_ns, fh, other, end;
   span name;
 } intent;
 
@@ -138,12 +138,19 @@ static void touch(inode_entry *e, const intent *i) {
   e->touched_end = i->end;
 }
 
-/* A name of a directory that is this inode now, or no more. */
-static bool lay_name(half *h, const intent *i, uint64_t dir, span text, bool there) {
+typedef struct {
+  uint64_t ino;
+  uint32_t mode;
+} meant;
+
+static meant own(const intent *i) { return (meant){i->ino, i->mode}; }
+
+/* A name of a directory that means this inode now, or no more. */
+static bool lay_name(half *h, const intent *i, uint64_t dir, span text, meant what, bool there) {
   name_entry *name = text.len <= 255 ? have_name(h, dir, text) : NULL;
   if (!name) return false;
-  name->ino = i->ino;
-  name->mode = i->mode & S_IFMT;
+  name->ino = what.ino;
+  name->mode = what.mode & S_IFMT;
   name->there = there;
   name->end = i->end;
   touch(find_inode(h, dir), i);
@@ -160,7 +167,7 @@ static bool lay_links(half *h, uint64_t ino, uint64_t links, uint64_t end) {
 static bool lay_new(half *h, const intent *i) {
   bool is_dir = i->kind == INTENT_MADE;
   inode_entry *e = have_inode(h, i->ino);
-  if (!e || !lay_name(h, i, i->parent, i->name, true)) return false;
+  if (!e || !lay_name(h, i, i->parent, i->name, own(i), true)) return false;
   row_time when = row_time_of_ns(i->time_ns);
   e->born = true;
   e->gone = false;
@@ -174,7 +181,7 @@ static bool lay_new(half *h, const intent *i) {
 static bool lay_gone(half *h, const intent *i) {
   bool is_dir = i->kind == INTENT_RMDIR;
   inode_entry *e = have_inode(h, i->ino);
-  if (!e || !lay_name(h, i, i->parent, i->name, false)) return false;
+  if (!e || !lay_name(h, i, i->parent, i->name, own(i), false)) return false;
   if (is_dir || !i->uid) {
     e->gone = true;
     e->end = i->end;
@@ -183,22 +190,43 @@ static bool lay_gone(half *h, const intent *i) {
   return lay_links(h, is_dir ? i->parent : i->ino, i->uid, i->end);
 }
 
-/* The names stand one behind the other, with a zero between them. `uid` and `gid`: the links of the directories, where they change. */
+/* An inode has a name in another directory, or another name. */
+static bool lay_moved(half *h, const intent *i, uint64_t ino, uint64_t dir) {
+  inode_entry *e = have_inode(h, ino);
+  if (!e) return false;
+  set_field(e, OVER_CTIME, i->time_ns, i->end);
+  set_field(e, OVER_PARENT, dir, i->end);
+  return true;
+}
+
+/* The names stand one behind the other, with a zero between them. `uid` and `gid`: the links of the directories, where they change. What
+ * takes the old name is `other`, of EXCHANGED, whose type is in `flags`; else nothing does. */
 static bool lay_renamed(half *h, const intent *i) {
   const uint8_t *zero = memchr(i->name.at, 0, i->name.len);
-  inode_entry *e = zero ? have_inode(h, i->ino) : NULL;
-  if (!e) return false;
+  if (!zero) return false;
   span old = {i->name.at, (size_t)(zero - i->name.at)}, new = {zero + 1, i->name.len - old.len - 1};
+  bool exchanged = i->kind == INTENT_EXCHANGED;
+  if (exchanged && !lay_moved(h, i, i->other, i->parent)) return false;
+  return lay_moved(h, i, i->ino, i->fh) && lay_name(h, i, i->parent, old, exchanged ? (meant){i->other, i->flags} : own(i), exchanged) &&
+         lay_name(h, i, i->fh, new, own(i), true) && lay_links(h, i->parent, i->uid, i->end) && lay_links(h, i->fh, i->gid, i->end);
+}
+
+/* `other` lost a name: `flags` links are left. */
+static bool lay_replaced(half *h, const intent *i) {
+  inode_entry *e = have_inode(h, i->other);
+  if (!e) return false;
+  if (!i->flags) {
+    e->gone = true;
+    e->end = i->end;
+  }
   set_field(e, OVER_CTIME, i->time_ns, i->end);
-  set_field(e, OVER_PARENT, i->fh, i->end);
-  return lay_name(h, i, i->parent, old, false) && lay_name(h, i, i->fh, new, true) && lay_links(h, i->parent, i->uid, i->end) &&
-         lay_links(h, i->fh, i->gid, i->end);
+  return lay_links(h, i->other, i->flags, i->end) && lay_renamed(h, i);
 }
 
 /* One more name; `uid` are the links then. */
 static bool lay_linked(half *h, const intent *i) {
   inode_entry *e = have_inode(h, i->ino);
-  if (!e || !lay_name(h, i, i->parent, i->name, true)) return false;
+  if (!e || !lay_name(h, i, i->parent, i->name, own(i), true)) return false;
   set_field(e, OVER_CTIME, i->time_ns, i->end);
   return lay_links(h, i->ino, i->uid, i->end);
 }
@@ -208,7 +236,7 @@ static bool lay_symlinked(half *h, const intent *i) {
   const uint8_t *zero = memchr(i->name.at, 0, i->name.len);
   inode_entry *e = zero ? have_inode(h, i->ino) : NULL;
   span name = {i->name.at, zero ? (size_t)(zero - i->name.at) : 0};
-  if (!e || !lay_name(h, i, i->parent, name, true)) return false;
+  if (!e || !lay_name(h, i, i->parent, name, own(i), true)) return false;
   e->target_at = h->arena_used;
   e->target_len = (uint32_t)(i->name.len - name.len - 1);
   if (ARENA_LEN - h->arena_used < e->target_len) return false;
@@ -250,7 +278,9 @@ static bool lay(half *h, const intent *i) {
     case INTENT_CLOSED: return lay_closed(h, i);
     case INTENT_UNLINKED:
     case INTENT_RMDIR: return lay_gone(h, i);
-    case INTENT_RENAMED: return lay_renamed(h, i);
+    case INTENT_RENAMED:
+    case INTENT_EXCHANGED: return lay_renamed(h, i);
+    case INTENT_REPLACED: return lay_replaced(h, i);
     case INTENT_LINKED: return lay_linked(h, i);
     case INTENT_SYMLINKED: return lay_symlinked(h, i);
     case INTENT_SET: return lay_set(h, i);
@@ -263,8 +293,8 @@ static size_t parse(const uint8_t *data, size_t len, uint64_t at, intent *out) {
   if (len < INTENT_LEN) return 0;
   size_t size = load_u32(data);
   *out = (intent){.kind = load_u16(data + 8), .mode = load_u32(data + 12), .uid = load_u32(data + 32), .gid = load_u32(data + 36),
-                  .ino = load_u64(data + 16), .parent = load_u64(data + 24), .time_ns = load_u64(data + 40), .fh = load_u64(data + 48), .flags = load_u32(data + 56), .end = at + size,
-                  .name = {data + INTENT_LEN, load_u16(data + 10)}};
+                  .ino = load_u64(data + 16), .parent = load_u64(data + 24), .time_ns = load_u64(data + 40), .fh = load_u64(data + 48), .flags = load_u32(data + 56),
+                  .other = load_u64(data + 64), .end = at + size, .name = {data + INTENT_LEN, load_u16(data + 10)}};
   return size < INTENT_LEN || size > len || size % 8 || out->name.len > size - INTENT_LEN || out->name.len > INTENT_NAME_MAX ? 0 : size;
 }
 

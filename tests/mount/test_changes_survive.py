@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.posix.test_by_the_channel import EXPECTED, IS_ROOT, change_everything, made_to_change, portrait
+from tests.posix.test_by_the_channel import EXPECTED, IS_ROOT, change_everything, made_to_change, portrait, stopped
 from tests.support.mount import mounted_volume, until
 
 pytestmark = pytest.mark.skipif(not IS_ROOT, reason="a user's mounts pass nothing through")
@@ -22,14 +22,14 @@ def test_after_a_kill(tmp_path: Path, who: str) -> None:
         made_to_change(here)
         volume.done("wait", here)
         daemon = volume.daemon_pid()
-        os.kill(daemon, signal.SIGSTOP)  # so that nothing is folded
-        change_everything(here)
-        before = portrait(here)
-        assert before.keys() == EXPECTED
         channel = next(pid for pid in volume.pids() if pid != daemon)
-        for pid in {"daemon": [daemon], "channel": [channel, daemon], "both": [daemon, channel]}[who]:
-            os.kill(pid, signal.SIGKILL)
-        until(lambda: not volume.pids(), "one of them lives on")
+        with stopped(volume, here):  # so that nothing is folded
+            change_everything(here)
+            before = portrait(here)
+            assert before.keys() == EXPECTED
+            for pid in {"daemon": [daemon], "channel": [channel, daemon], "both": [daemon, channel]}[who]:
+                os.kill(pid, signal.SIGKILL)
+            until(lambda: not volume.pids(), "one of them lives on")
         volume.remount()
         assert portrait(here) == before
         volume.umount()

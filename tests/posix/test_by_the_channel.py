@@ -7,29 +7,41 @@ import os
 import signal
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from tests.posix.conftest import IS_ROOT
-from tests.posix.helpers import code
+from tests.posix.helpers import RENAME_EXCHANGE, code, renameat2
 from tests.support.mount import MountedVolume
 
 pytestmark = pytest.mark.skipif(not IS_ROOT, reason="the kernel's names are dropped")
 
 
 @contextmanager
-def standing_still(volume: MountedVolume, here: Path) -> Iterator[None]:
-    """No answer comes from the daemon. The kernel knows the way to the directory, and none of its names."""
+def stopped(volume: MountedVolume, here: Path) -> Iterator[None]:
+    """No answer comes from the daemon. The kernel knows the way to the directory, and files may grow: while one is open
+    for writing, its tenant has room ahead."""
     pid, way = volume.daemon_pid(), os.open(here, os.O_PATH)
+    writer = os.open(volume.path / "writer", os.O_WRONLY | os.O_CREAT)
+    os.write(writer, b"x")
     os.kill(pid, signal.SIGSTOP)
     try:
-        Path("/proc/sys/vm/drop_caches").write_text("2")
         yield
     finally:
-        os.kill(pid, signal.SIGCONT)
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+        os.close(writer)
         os.close(way)
+
+
+@contextmanager
+def standing_still(volume: MountedVolume, here: Path) -> Iterator[None]:
+    """The same, and the kernel knows none of the directory's names."""
+    with stopped(volume, here):
+        Path("/proc/sys/vm/drop_caches").write_text("2")
+        yield
 
 
 def test_attributes_and_targets(each_volume: MountedVolume, each_here: Path) -> None:
@@ -146,6 +158,7 @@ def change_everything(here: Path) -> None:
     (here / "new-1").rename(here / "new-3" / "below")
     (here / "new-3").rename(here / "top")
     (here / "target").unlink()
+    replace_some(here)
     os.chmod(here / "top", 0o700)
     (here / "points").symlink_to("x" * 500)
     os.chown(here / "points", 5, 6, follow_symlinks=False)
@@ -157,13 +170,38 @@ def change_everything(here: Path) -> None:
     os.utime(fresh, ns=(10**18 + 7, 10**18 + 8))
 
 
+def replace_some(here: Path) -> None:
+    """Names over names, and in exchange for others."""
+    over = here / "over"
+    os.rename(over / "a", over / "b")
+    os.rename(over / "linked", over / "d")  # which has another name
+    os.rename(over / "dir-1", over / "dir-2")
+    os.rename(over / "dir-2", over / "below" / "empty")
+    os.rename(over / "points", over / "b")
+    for text in ("born", "born again"):
+        (over / text).write_text(text)
+        os.rename(over / text, over / "e")
+    renameat2(over / "e", over / "below" / "f", RENAME_EXCHANGE)
+    renameat2(over / "below", over / "g", RENAME_EXCHANGE)
+    renameat2(over / "g" / "empty", over / "h", RENAME_EXCHANGE)
+
+
 def made_to_change(here: Path) -> None:
+    over = here / "over"
+    for name in ("dir-1/inside", "dir-2", "below/empty"):
+        (over / name).mkdir(parents=True)
+    for name in ("a", "b", "linked", "d", "e", "below/f", "g", "h"):
+        (over / name).write_bytes(name.encode())
+    os.link(over / "d", over / "more")
+    (over / "points").symlink_to("anywhere")
     for i in range(10):
         (here / f"file-{i}").write_bytes(b"x" * i)
     (here / "target").symlink_to("somewhere")
 
 
-EXPECTED = {"points", "fresh", "top", "top/moved", "top/below", "top/below/moved"}
+OVER = {"b", "d", "more", "e", "below", "g", "g/f", "g/empty", "h", "h/inside"}
+EXPECTED = {"over", *(f"over/{name}" for name in OVER)}
+EXPECTED |= {"points", "fresh", "top", "top/moved", "top/below", "top/below/moved"}
 EXPECTED |= (
     {f"link-{i}" for i in range(1, 10, 2)} | {f"new-{i}" for i in (5, 7, 9)} | {f"new-{i}/moved" for i in (5, 7, 9)}
 )
@@ -183,7 +221,8 @@ def test_changes(volume: MountedVolume, sealed: Path) -> None:
         before = portrait(sealed)
         assert before.keys() == EXPECTED
         assert stat.S_IMODE(before["top"][1]) == 0o700
-        assert sealed.stat().st_nlink == 2 + 4
+        assert sealed.stat().st_nlink == 2 + 5
+        assert [(sealed / "over" / name).stat().st_nlink for name in ("", "g", "h", "more")] == [2 + 2, 2, 3, 1]
         assert (sealed / "top").stat().st_nlink == 3
         assert before["fresh"][1:] == (stat.S_IFREG | 0o640, 1, 8, 9, 10**18 + 8)
     assert (sealed / "top").exists()
@@ -194,6 +233,10 @@ def test_changes(volume: MountedVolume, sealed: Path) -> None:
     assert portrait(sealed) == before
     assert (sealed / "link-9").read_bytes() == b"x" * 9
     assert os.readlink(sealed / "points") == "x" * 500
+    over = sealed / "over"
+    texts = {name: (over / name).read_text() for name in ("d", "more", "e", "below", "g/f", "g/empty")}
+    assert texts == {"d": "linked", "more": "d", "e": "below/f", "below": "g", "g/f": "born again", "g/empty": "h"}
+    assert os.readlink(over / "b") == "anywhere"
     volume.done("wait", sealed)
     assert portrait(sealed) == before
 
@@ -214,6 +257,42 @@ def test_a_file_that_is_open_keeps_its_bytes(volume: MountedVolume, here: Path) 
         assert not path.exists()
 
 
+def test_a_replaced_file_that_is_open_keeps_its_bytes(volume: MountedVolume, here: Path) -> None:
+    """Sealed, dirty, or made a moment ago, so that the daemon does not know it."""
+    for state in ("sealed", "dirty", "new"):
+        old, new = here / f"old-{state}", here / f"new-{state}"
+        with old.open("w+b") as f:
+            f.write(b"before")
+            f.flush()
+            if state != "new":
+                volume.done("status")
+            if state == "sealed":
+                f.close()
+                volume.done("wait", old)
+        new.write_bytes(b"new")
+        with old.open("rb" if state == "sealed" else "r+b") as f:
+            os.rename(new, old)
+            assert os.fstat(f.fileno()).st_nlink == 0
+            assert f.read() == b"before"
+            if state != "sealed":
+                f.write(b" and after")
+                f.seek(0)
+                assert f.read() == b"before and after"
+        assert old.read_bytes() == b"new"
+
+
+def test_a_replaced_file_can_be_undeleted(volume: MountedVolume, here: Path) -> None:
+    path = here / "current"
+    for content in (b"first", b"second"):
+        (here / "next").write_bytes(content)
+        with standing_still(volume, here):
+            os.rename(here / "next", path)
+        volume.done("wait", path)
+    path.rename(here / "second")
+    volume.done("undelete", path)
+    assert (path.read_bytes(), (here / "second").read_bytes()) == (b"first", b"second")
+
+
 def test_errors_are_those_of_the_daemon(here: Path) -> None:
     (here / "file").touch()
     (here / "full" / "below").mkdir(parents=True)
@@ -224,4 +303,11 @@ def test_errors_are_those_of_the_daemon(here: Path) -> None:
     assert code(os.unlink, here / "none") == "ENOENT"
     assert code(os.rename, here / "full", here / "full" / "below" / "deep") == "EINVAL"
     assert code(os.rename, here / "none", here / "other") == "ENOENT"
+    (here / "empty").mkdir()
+    assert code(os.rename, here / "empty", here / "full") == "ENOTEMPTY"
+    assert code(os.rename, here / "empty", here / "file") == "ENOTDIR"
+    assert code(os.rename, here / "file", here / "empty") == "EISDIR"
+    assert code(os.rename, here / "full" / "below", here / "full") == "ENOTEMPTY"
+    assert code(renameat2, here / "file", here / "none", RENAME_EXCHANGE) == "ENOENT"
+    assert code(renameat2, here / "full", here / "full" / "below", RENAME_EXCHANGE) == "EINVAL"
     assert code(os.link, here / "full", here / "other") == "EPERM"
