@@ -1,6 +1,7 @@
-"""`aof2 bench mount`: the mount against the local disk and other filesystems over the same S3 server.
+"""`aof2 bench mount` and `names`: the mount against the local disk and other filesystems on the same machine.
 
-`mount.py` is the run, `rows.py` what is measured, `race.py` and `verdict.py` how it is timed and judged;
-`contestants.py`, `peers.py` and `subject.py` are who takes part; `work.py` and `fio.py` do the timed work, in processes
-of their own with deadlines (`process.py`).
+A run is `mount.py` with `rows.py`, or `names.py` with `tree.py`; `venue.py` is where it takes place, `race.py` and
+`verdict.py` how it is timed and judged; `contestants.py`, `peers.py`, `juicefs.py` and `subject.py` are who takes part,
+`field.py` in which role; `work.py`, `nameloops.py` and `fio.py` do the timed work, in processes of their own with
+deadlines (`process.py`). `formats.py` and `tiers.py` measure without a mount.
 """

@@ -8,6 +8,7 @@ Owner: the calling thread. `stop` always works, also after a failed start, and a
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -70,6 +71,9 @@ class Contestant:
     def stop(self) -> None:
         """Unmounted, its processes ended."""
 
+    def settle(self) -> None:
+        """Returns when names that were changed are where it keeps them for good."""
+
     def until_remote(self, path: Path) -> None:
         """Returns when what was written there is in the remote."""
 
@@ -102,6 +106,8 @@ class Bare(Contestant):
 class Mounted(Contestant):
     """A filesystem with a daemon in the foreground, a mount point and a cache folder."""
 
+    programs: tuple[str, ...] = ()  # of one that is not installed: takes part where they are on PATH
+
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
         self.mountpoint = self.folder / "mnt"
@@ -112,6 +118,10 @@ class Mounted(Contestant):
     @property
     def directory(self) -> Path:
         return self.mountpoint
+
+    @classmethod
+    def on_path(cls) -> bool:
+        return all(map(shutil.which, cls.programs))
 
     def command(self) -> list[str]:
         raise NotImplementedError

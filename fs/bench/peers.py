@@ -1,4 +1,4 @@
-"""The peers: other filesystems over the same server, each with a cache on the local disk. Two only make files."""
+"""The peers: other filesystems over the same server, or over a directory of the local disk."""
 
 from __future__ import annotations
 
@@ -91,6 +91,7 @@ class Geesefs(Mounted):
     """`geesefs`: uploads in the background, many small objects at a time."""
 
     name = "geesefs"
+    programs = (name,)
 
     def command(self) -> list[str]:
         return [
@@ -111,7 +112,21 @@ class PassthroughHp(Mounted):
     """libfuse's example of a fast filesystem: a directory of the local disk, passed through, with nothing recorded."""
 
     name = "passthrough_hp"
+    programs = (name,)
     bucket = False
 
     def command(self) -> list[str]:
         return [self.name, "--foreground", str(self.cache), str(self.mountpoint)]
+
+
+class Bindfs(Mounted):
+    """`bindfs`: a directory of the local disk seen through FUSE, by path, with nothing recorded."""
+
+    name = "bindfs"
+    bucket = False
+
+    def command(self) -> list[str]:
+        return [self.name, "-f", str(self.cache), str(self.mountpoint)]
+
+    def drop(self, path: Path) -> None:
+        """Its files are the cache: there is nothing else to fetch them from."""

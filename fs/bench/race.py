@@ -57,9 +57,11 @@ class Race:
     def named(self, name: str) -> Contestant | None:
         return next((c for c in self.contestants if c.name == name and name not in self.out), None)
 
-    def work(self, name: str, *arguments: object, env: dict[str, str] | None = None) -> dict[str, float]:
-        """A loop of work.py in a process of its own."""
-        command = [sys.executable, work.__file__, name, *(str(a) for a in arguments)]
+    def work(
+        self, name: str, *arguments: object, env: dict[str, str] | None = None, script: str = work.__file__
+    ) -> dict[str, float]:
+        """A loop of work.py, or of another script like it, in a process of its own."""
+        command = [sys.executable, script, name, *(str(a) for a in arguments)]
         answer: dict[str, float] = json.loads(self.processes.run(command, deadline_s=self.deadline_s, env=env))
         return answer
 
@@ -79,9 +81,14 @@ class Race:
                 self.out[contestant.name] = str(e)
 
     def turns(
-        self, attempt: Callable[[Contestant, int], float], who: Sequence[Contestant], *, rounds: int | None = None
+        self,
+        attempt: Callable[[Contestant, int], float],
+        who: Sequence[Contestant],
+        *,
+        rounds: int | None = None,
+        quiet: bool = True,
     ) -> Outcome:
-        """Medians of the rates that `attempt(contestant, round)` returns."""
+        """Medians of the rates that `attempt(contestant, round)` returns. Not `quiet`: in the middle of other work."""
         samples: dict[str, list[float]] = {}
         costs: dict[str, list[float]] = {}
         slow: set[str] = set()
@@ -92,7 +99,8 @@ class Race:
                 name = contestant.name
                 if name in failures or name in slow:
                     continue
-                self.processes.quiet(QUIET_S_MAX)
+                if quiet:
+                    self.processes.quiet(QUIET_S_MAX)
                 start = time.monotonic()
                 self._meter = Meter()
                 try:

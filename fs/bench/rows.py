@@ -9,17 +9,18 @@ from __future__ import annotations
 import enum
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
 
 from aof2.fs.bench import fio, subject
-from aof2.fs.bench.contestants import Bare, Contestant, Disk, Plan
+from aof2.fs.bench.contestants import Bare, Contestant
+from aof2.fs.bench.field import Field
 from aof2.fs.bench.measure import Measurement
 from aof2.fs.bench.process import StepError
-from aof2.fs.bench.race import Race, drop_metadata
-from aof2.fs.bench.verdict import BEST_PEER, Outcome, at_most, judge
+from aof2.fs.bench.race import drop_metadata
+from aof2.fs.bench.verdict import BEST_PEER, Outcome, at_most
 
 MIB: Final = 1 << 20
 DATA: Final = "data"
@@ -31,38 +32,18 @@ WAITS: Final = 50
 MAKER_TARGETS: Final = {"geesefs": 2.5, "passthrough_hp": 1.0}
 
 
-class Field(msgspec.Struct, frozen=True):
-    """A run: how much of everything, and who takes part in which role."""
-
-    plan: Plan
-    race: Race
-    disk: Disk
+class MountField(Field, frozen=True, kw_only=True):
     bare: Bare
-    aof2: Contestant | None
     ranged: Contestant | None
-    peers: list[Contestant]
     makers: list[Contestant]  # take part in making small files only
-
-    @property
-    def everybody(self) -> list[Contestant]:
-        return [self.disk, *self.over_s3]
-
-    @property
-    def over_s3(self) -> list[Contestant]:
-        return [*([self.aof2] if self.aof2 else []), *self.peers]
 
     @property
     def size_text(self) -> str:
         size = self.plan.size
         return f"{size >> 30} GiB" if size % (1 << 30) == 0 else f"{size // MIB} MiB"
 
-    def judge(
-        self, what: str, unit: str, outcome: Outcome, targets: Mapping[str, float], name: str = subject.NAME
-    ) -> list[Measurement]:
-        return judge(what, unit, outcome, subject=name, peers=[c.name for c in self.peers], targets=targets)
 
-
-def prepare(f: Field) -> None:
+def prepare(f: MountField) -> None:
     """The file, everywhere, and in the remote."""
 
     def make(c: Contestant) -> None:
@@ -79,7 +60,7 @@ def prepare(f: Field) -> None:
     os.sync()  # nothing of an earlier turn is left to be written during the next
 
 
-def resident(f: Field) -> list[Measurement]:
+def resident(f: MountField) -> list[Measurement]:
     """fio on a file that is all here and, as far as its filesystem allows, in the kernel's cache."""
     rows: list[Measurement] = []
     kinds = ((None, "sequential read", "B/s", 0.95), (f.plan.random_s, "4 KiB random reads", "reads/s", 0.85))
@@ -91,7 +72,7 @@ def resident(f: Field) -> list[Measurement]:
     return rows
 
 
-def daemon(f: Field) -> list[Measurement]:
+def daemon(f: MountField) -> list[Measurement]:
     """The same with passthrough off.
 
     A filesystem that leaves pages in the kernel's cache between opens is as fast as the disk there, and nothing beats
@@ -106,7 +87,9 @@ def daemon(f: Field) -> list[Measurement]:
     return rows
 
 
-def _fio(f: Field, threads: int, random_s: float | None, *, drop: bool = False) -> Callable[[Contestant, int], float]:
+def _fio(
+    f: MountField, threads: int, random_s: float | None, *, drop: bool = False
+) -> Callable[[Contestant, int], float]:
     def attempt(c: Contestant, _: int) -> float:
         path = c.directory / DATA
         f.race.work("read", path)
@@ -119,7 +102,7 @@ def _fio(f: Field, threads: int, random_s: float | None, *, drop: bool = False) 
     return attempt
 
 
-def writing(f: Field) -> list[Measurement]:
+def writing(f: MountField) -> list[Measurement]:
     """A new file, open to close; deleted again before the next turn."""
     rows: list[Measurement] = []
     for fsync, text in ((0, ""), (1, ", with fsync")):
@@ -139,7 +122,7 @@ def writing(f: Field) -> list[Measurement]:
     return rows
 
 
-def cold(f: Field) -> list[Measurement]:
+def cold(f: MountField) -> list[Measurement]:
     """The first sequential read after everything local was dropped; boto3 downloads the same bytes."""
     server = f.bare.setup.server
 
@@ -167,7 +150,7 @@ def cold(f: Field) -> list[Measurement]:
     return f.judge(f"first read of {f.size_text} from S3", "B/s", outcome, {BEST_PEER: 1, f.bare.name: 0.8})
 
 
-def _wrong_bytes(f: Field) -> dict[str, str]:
+def _wrong_bytes(f: MountField) -> dict[str, str]:
     """Who returns other bytes than were written."""
     expected = f.race.work("checksum", f.disk.directory / DATA)
 
@@ -179,7 +162,7 @@ def _wrong_bytes(f: Field) -> dict[str, str]:
     return f.race.turns(attempt, f.over_s3, rounds=1).failures
 
 
-def ranges(f: Field) -> list[Measurement]:
+def ranges(f: MountField) -> list[Measurement]:
     """Few small reads of a cold file: how long, and how much was fetched for them."""
     asked = f.plan.ranges * RANGE_BYTES
     fetched: dict[str, list[float]] = {}
@@ -215,7 +198,7 @@ class Seen(enum.Enum):
     DROPPED = ", the kernel's names dropped"
 
 
-def small_files(f: Field) -> list[Measurement]:
+def small_files(f: MountField) -> list[Measurement]:
     """Files of 4 KiB in one directory: created, asked for one by one, and listed.
 
     Besides the peers, `makers` create them, too: geesefs, and libfuse's passthrough_hp, which records nothing.
@@ -277,7 +260,7 @@ def _with_counts(row: Measurement, made: dict[str, int], wanted: int) -> Measure
     return msgspec.structs.replace(row, what=what, baseline=baseline)
 
 
-def durable(f: Field) -> list[Measurement]:
+def durable(f: MountField) -> list[Measurement]:
     """A small file, and the wait until the remote alone restores it: blob and log, against one put of its bytes."""
     server = f.bare.setup.server
 
@@ -288,11 +271,11 @@ def durable(f: Field) -> list[Measurement]:
             answer = f.race.work("puts", server.endpoint_url, c.name, WAITS, n, env=server.environ())
         return 1 / answer["seconds"]
 
-    outcome = f.race.turns(attempt, [*([f.aof2] if f.aof2 else []), f.bare])
+    outcome = f.race.turns(attempt, [*f.subjects, f.bare])
     return f.judge("4 KiB file written and waited for", "files/s", outcome, {})
 
 
-ROWS: Final[dict[str, Callable[[Field], list[Measurement]]]] = {
+ROWS: Final[dict[str, Callable[[MountField], list[Measurement]]]] = {
     "resident": resident,
     "daemon": daemon,
     "write": writing,

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
+from aof2.fs.bench import work
 from aof2.fs.bench.contestants import START_S, Contestant, Setup
-from aof2.fs.bench.process import is_mounted, unmount, wait_until
+from aof2.fs.bench.process import StepError, is_mounted, unmount, wait_until
 
 NAME = "aof2"
 RANGED = "aof2 nopassthrough"
@@ -69,11 +71,30 @@ class Aof2(Contestant):
             self._aof2("umount", self.mountpoint, "--no-wait")
         unmount(self.setup.processes, self.mountpoint)
 
+    def settle(self) -> None:
+        """Before it answers a verb, the daemon folds. This one costs least."""
+        self.ask("cursors")
+
+    def on_their_way(self, folder: Path) -> int:
+        """Files of a folder that are not in the remote yet."""
+        count: int = self.ask("status", path=self._path(folder))["tree"]["dirty_objects"]
+        return count
+
     def until_remote(self, path: Path) -> None:
-        self._aof2("wait", path)
+        self.ask("wait", paths=[self._path(path)])
 
     def drop(self, path: Path) -> None:
         self._aof2("evict", path)
+
+    def _path(self, path: Path) -> str:
+        return str(path.relative_to(self.mountpoint))
+
+    def ask(self, verb: str, **arguments: object) -> Any:
+        """What a command would ask the daemon, without the start of one."""
+        try:
+            return work.ask(str(self.control), verb, **arguments)
+        except RuntimeError as e:
+            raise StepError(f"{self.name}: {e}") from None
 
     def _aof2(self, verb: str, *arguments: str | Path) -> None:
         command = [Path(sys.executable).with_name("aof2"), verb, *arguments, "--conf", self.conf]

@@ -40,7 +40,7 @@ def judge(
     best = max((name for name in rivals if name in peers), key=lambda name: rivals[name], default=None)
     rows = []
     for name, rival in rivals.items():
-        target = targets.get(BEST_PEER) if name == best else targets.get(name)
+        target = targets[BEST_PEER] if name == best and BEST_PEER in targets else targets.get(name)
         label = f"{name}, {BEST_PEER}" if name == best and BEST_PEER in targets else name
         row = compared(what, unit, rate, label, rival, at_least=target, note=failure)
         costs = {"cost_us": outcome.costs_us.get(subject), "baseline_cost_us": outcome.costs_us.get(name)}

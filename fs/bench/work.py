@@ -12,10 +12,11 @@ import os
 import random
 import socket
 import statistics
+import subprocess
 import sys
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ MIB = 1 << 20
 SMALL_BYTES = 4096
 PART_BYTES = 8 * MIB
 PARTS_AT_ONCE = 4
+POOL_BYTES_MAX = 64 * MIB
+SILENCE_MAX_S = 30.0
 
 
 def write(path: str, size: int, seed: int, fsync: int) -> dict[str, float]:
@@ -90,6 +93,52 @@ def create(folder: str, count: int, budget_s: float) -> dict[str, float]:
     return {"seconds": time.perf_counter() - start, "count": done}
 
 
+def fill(folder: str, count: int, threads: int, size: int, seed: int, budget_s: float) -> dict[str, float]:
+    """Files in one directory by several threads, no two with the same bytes, until there are enough or the time is up.
+
+    `started` is by the clock that all processes share.
+    """
+    Path(folder).mkdir()
+    contents = Contents(count, size, seed)
+
+    def make(n: int) -> None:
+        fd = os.open(f"{folder}/{n:06d}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        os.write(fd, contents.of(n))
+        os.close(fd)
+
+    return by_threads(threads, make, count, budget_s)
+
+
+class Contents:
+    """What is in the files of a folder, by number: slices of random bytes."""
+
+    def __init__(self, count: int, size: int, seed: int) -> None:
+        self._size = size
+        self._span = min(count * (size + 1), POOL_BYTES_MAX)
+        self._pool = random.Random(seed).randbytes(self._span + size)  # noqa: S311
+
+    def of(self, n: int) -> bytes:
+        first = n * (self._size + 1) % self._span
+        return self._pool[first : first + self._size]
+
+
+def by_threads(threads: int, step: Callable[[int], object], count: int, budget_s: float) -> dict[str, float]:
+    """Steps 0, 1, 2 …, each by whichever thread is free, until all are done or the time is up."""
+    numbers = iter(range(count))
+    start = time.perf_counter()
+
+    def some() -> int:
+        done = 0
+        while time.perf_counter() - start < budget_s and (n := next(numbers, None)) is not None:
+            step(n)
+            done += 1
+        return done
+
+    with ThreadPoolExecutor(threads) as pool:
+        done = sum(future.result() for future in [pool.submit(some) for _ in range(threads)])
+    return {"seconds": time.perf_counter() - start, "started": start, "count": done}
+
+
 def stat(folder: str, count: int) -> dict[str, float]:
     start = time.perf_counter()
     for n in range(count):
@@ -103,6 +152,16 @@ def listing(folder: str) -> dict[str, float]:
     with os.scandir(folder) as entries:
         count = sum(entry.stat(follow_symlinks=False).st_size == SMALL_BYTES for entry in entries)
     return {"seconds": time.perf_counter() - start, "count": count}
+
+
+def command(lines: str) -> dict[str, float]:
+    """Commands, a JSON list of lists, one after the other; the time of all."""
+    start = time.perf_counter()
+    for line in json.loads(lines):
+        ended = subprocess.run(line, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
+        if ended.returncode:
+            raise SystemExit(ended.stderr.strip() or f"{line[0]} ended with {ended.returncode}")
+    return {"seconds": time.perf_counter() - start, "started": start}
 
 
 def _client(endpoint_url: str) -> Any:
@@ -158,7 +217,7 @@ def durable(directory: str, control: str, tenant: str, count: int, seed: int) ->
         start = time.perf_counter()
         with open(os.path.join(directory, name), "xb") as f:  # noqa: PTH118
             f.write(data)
-        _wait(control, f"{tenant}/{name}")
+        ask(control, "wait", paths=[f"{tenant}/{name}"])
         times.append(time.perf_counter() - start)
     return {"seconds": statistics.median(times)}
 
@@ -168,37 +227,39 @@ def _small(count: int, seed: int) -> list[bytes]:
     return [rng.randbytes(SMALL_BYTES) for _ in range(count)]
 
 
-def _wait(control: str, path: str) -> None:
-    """What `aof2 wait` asks the daemon, without the start of a command."""
+def ask(control: str, verb: str, **arguments: object) -> Any:
+    """The daemon's answer to what a command would ask it, without the start of a command."""
     folder, name = os.path.split(control)
     with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(SILENCE_MAX_S)
         fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             client.connect(f"/proc/self/fd/{fd}/{name}")  # an address holds 107 bytes, a path more
         finally:
             os.close(fd)
-        client.sendall(json.dumps({"verb": "wait", "paths": [path]}).encode() + b"\n")
+        client.sendall(json.dumps({"verb": verb, **arguments}).encode() + b"\n")
         with client.makefile("rb") as answers:
             for line in answers:
                 answer = json.loads(line)
                 if "result" in answer:
-                    return
+                    return answer["result"]
                 if "error" in answer:
                     raise RuntimeError(answer["error"])
     raise RuntimeError("the daemon hung up")
 
 
 TASKS: dict[str, Callable[..., dict[str, float]]] = {
-    f.__name__: f for f in (write, read, checksum, ranges, create, stat, listing, download, upload, puts, durable)
+    f.__name__: f
+    for f in (write, read, checksum, ranges, create, fill, stat, listing, command, download, upload, puts, durable)
 }
 
 
-def main(name: str, *arguments: str) -> None:
+def main(tasks: Mapping[str, Callable[..., dict[str, float]]], name: str, *arguments: str) -> None:
     """Arguments that look like numbers are numbers."""
     values = [json.loads(a) if a.replace(".", "", 1).isdigit() else a for a in arguments]
-    result = TASKS[name](*values)
+    result = tasks[name](*values)
     sys.stdout.write(json.dumps(result) + "\n")
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(TASKS, *sys.argv[1:])

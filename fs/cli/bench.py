@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -26,6 +27,12 @@ def _report_options(command: F) -> F:
     check = click.option("--check", is_flag=True, help="Exit with 1 when a target is missed.")
     as_json = click.option("--json", "as_json", is_flag=True, help="One JSON object a measurement.")
     return check(as_json(command))
+
+
+def _tree_option(command: F) -> F:
+    folder = click.Path(exists=True, file_okay=False, path_type=Path)
+    text = "A local git repository to clone. Default: one that is made up."
+    return click.option("--tree", metavar="REPOSITORY", type=folder, help=text)(command)
 
 
 @click.group()
@@ -88,7 +95,6 @@ def mount(
     30 GiB at full size) and are removed, whatever happens.
     """
     from aof2.fs.bench.mount import FULL, PEERS, QUICK, run
-    from aof2.fs.bench.process import StepError
     from aof2.fs.bench.rows import ROWS
 
     usual = QUICK if quick else FULL
@@ -101,6 +107,57 @@ def mount(
         only=list(ROWS) if only is None else _names("--only", only, ROWS),
         with_aof2=not without_aof2,
     )
+    _race(run, plan, check=check, as_json=as_json)
+
+
+@bench.command(epilog="Example: aof2 bench names --files 2000 --tree ~/src/linux --only one,tree")
+@click.option("--changes", metavar="N", type=click.IntRange(4), help="Of each kind. Default: 2000, with --quick 400.")
+@click.option("--files", metavar="N", type=click.IntRange(1), help="On their way to S3. Default: 10000, quick 1000.")
+@click.option("--rounds", metavar="N", type=click.IntRange(1), help="Turns of each. Default: 2, with --quick 1.")
+@click.option("--peers", metavar="NAMES", default="bindfs", show_default=True, help="Or `none`.")
+@click.option("--only", metavar="ROWS", help="Of one, four (processes), tree. Default: all.")
+@_tree_option
+@click.option("--without-aof2", is_flag=True, help="The others alone: what there is to beat.")
+@click.option("--quick", is_flag=True, help="Smaller sizes and fewer rounds, and less to rely on.")
+@_report_options
+def names(
+    changes: int | None,
+    files: int | None,
+    rounds: int | None,
+    peers: str,
+    only: str | None,
+    tree: Path | None,
+    without_aof2: bool,
+    quick: bool,
+    check: bool,
+    as_json: bool,
+) -> None:
+    """Names made, changed, looked at: the mount against the local disk and bindfs.
+
+    By one process and by four, on an idle mount and while files are on their way to S3; then a source tree, cloned,
+    checked out, walked, removed and unpacked. Each contestant is alone while it is measured. JuiceFS takes part where
+    juicefs and redis-server are on PATH. Processor time is that of daemon and channel for each name, until it is in
+    the catalog. Files go to a folder under $TMPDIR and are removed, whatever happens.
+    """
+    from aof2.fs.bench.names import FULL, PEERS, QUICK, ROWS, run
+
+    usual = QUICK if quick else FULL
+    plan = msgspec.structs.replace(
+        usual,
+        changes=changes or usual.changes,
+        files=files or usual.files,
+        rounds=rounds or usual.rounds,
+        peers=[] if peers == "none" else _names("--peers", peers, PEERS),
+        only=list(ROWS) if only is None else _names("--only", only, ROWS),
+        tree=tree.absolute() if tree else None,
+        with_aof2=not without_aof2,
+    )
+    _race(run, plan, check=check, as_json=as_json)
+
+
+def _race(run: Callable[..., list[Measurement]], plan: object, *, check: bool, as_json: bool) -> None:
+    from aof2.fs.bench.process import StepError
+
     try:
         with counted("rows") as report_progress:
             results = run(plan, say=complain, on_progress=report_progress)

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from aof2.fs.bench import install, mount, rows, work
+from aof2.fs.bench import install, mount, rows, venue, work
 from aof2.fs.bench.contestants import Contestant, Mounted
 from aof2.fs.bench.fio import parse_fio, read_job
 from aof2.fs.bench.measure import Measurement
@@ -86,6 +86,11 @@ def test_the_best_peer_is_the_fastest_of_them() -> None:
         (9.0, "weed, best peer", 4.0, 2, True, ""),
         (9.0, "boto3", 10.0, 0.8, True, ""),
     ]
+
+
+def test_the_best_peer_may_have_a_target_of_its_own() -> None:
+    found = judge("w", "B/s", Outcome({"aof2": 9.0, "weed": 4.0}), subject="aof2", peers=["weed"], targets={"weed": 3})
+    assert shown(found) == [(9.0, "weed", 4.0, 3, False, "")]
 
 
 def test_a_subject_that_failed_missed_its_targets_and_says_why() -> None:
@@ -283,7 +288,7 @@ def test_whatever_happens_nothing_stays_behind(tmp_path: Path, monkeypatch: pyte
     folder = tmp_path / "a ü"  # the mount table spells spaces its own way
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    monkeypatch.setattr(mount, "running_seaweed", no_server)
+    monkeypatch.setattr(venue, "running_seaweed", no_server)
     monkeypatch.setattr(mount, "PEERS", {"stuck": Stuck})
     monkeypatch.setitem(install.OF_PEER, "stuck", install.Program("sh", "dash"))
     monkeypatch.setattr(rows, "prepare", lambda f: None)
@@ -291,7 +296,7 @@ def test_whatever_happens_nothing_stays_behind(tmp_path: Path, monkeypatch: pyte
     made: list[Processes] = []
     monkeypatch.setattr(mount, "Processes", lambda: made.append(Processes()) or made[0])
 
-    def interrupted(f: rows.Field) -> list[Measurement]:
+    def interrupted(f: rows.MountField) -> list[Measurement]:
         seen.extend(is_mounted(c.mountpoint) for c in f.peers if isinstance(c, Stuck))
         raise KeyboardInterrupt
 
@@ -350,7 +355,7 @@ def test_tiny_run_of_the_disk_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     result = run(*TINY, "--without-aof2")
     assert result.exit_code == 0, result.output
-    disk = mount.filesystem_of(tmp_path)
+    disk = venue.filesystem_of(tmp_path)
     measured = [(r["what"], r["baseline"], r["target"]) for r in objects(result)]
     assert measured[:8] == [
         ("resident sequential read, 1 thread", disk, 0.95),
@@ -399,3 +404,21 @@ def test_loops_do_what_they_say(tmp_path: Path) -> None:
     assert looped("create", tmp_path / "d", 7, 60.0)["count"] == 7
     assert looped("stat", tmp_path / "d", 7)["count"] == looped("listing", tmp_path / "d")["count"] == 7
     assert looped("create", tmp_path / "e", 7, 0.0)["count"] == 0
+
+
+def test_no_two_files_have_the_same_bytes(tmp_path: Path) -> None:
+    assert looped("fill", tmp_path / "d", 40, 8, 4096, 1, 60.0)["count"] == 40
+    assert looped("fill", tmp_path / "e", 40, 1, 4096, 2, 60.0)["count"] == 40
+    assert looped("fill", tmp_path / "f", 40, 8, 4096, 1, 0.0)["count"] == 0
+    contents = [path.read_bytes() for path in tmp_path.glob("?/*")]
+    assert {len(content) for content in contents} == {4096}
+    assert len(set(contents)) == 80
+
+
+def test_commands_are_timed_and_a_failure_says_why(tmp_path: Path) -> None:
+    lines = [["mkdir", str(tmp_path / "a")], ["touch", str(tmp_path / "a/b")]]
+    assert looped("command", json.dumps(lines))["seconds"] > 0
+    assert (tmp_path / "a/b").exists()
+    race = Race(Processes(), [], rounds=1, deadline_s=30)
+    with pytest.raises(StepError, match="no luck"):
+        race.work("command", json.dumps([["sh", "-c", "echo no luck >&2; exit 3"]]))
