@@ -26,6 +26,7 @@ from typing import Final, TypeVar
 
 from aof2 import native
 from aof2.engine.errors import FatalIOError, LandingError
+from aof2.engine.fds import opened
 from aof2.engine.local.reserve import Reserve, is_no_room
 
 T = TypeVar("T")
@@ -56,6 +57,13 @@ class Files:
 
     def close(self, fd: int) -> None:
         os.close(fd)
+
+    @contextlib.contextmanager
+    def closing(self, fd: int) -> Iterator[int]:
+        try:
+            yield fd
+        finally:
+            self.close(fd)
 
     def preallocate(self, fd: int, offset: int, length: int) -> None:
         """Reserves the range on disk (ENOSPC now, not SIGBUS later) and grows the file to hold it."""
@@ -153,11 +161,8 @@ class Files:
         os.mkdir(path, mode)  # noqa: PTH102
 
     def fsync_dir(self, path: Path) -> None:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
+        with opened(path, os.O_RDONLY | os.O_DIRECTORY) as fd:
             self.fsync(fd)
-        finally:
-            os.close(fd)
 
 
 def _dirty_bytes() -> int:
@@ -237,16 +242,13 @@ class Env:
         pieces = [data] if isinstance(data, bytes) else data
         # Small files are what stops and starts take. A large one (a snapshot) may use up half of the reserve, no more.
         keep = 0 if sum(map(len, pieces)) <= SMALL_BYTES or self.reserve is None else self.reserve.units_wanted // 2
-        fd = self.essential(partial(self.files.create, temp, mode), keep=keep)
-        try:
+        with self.files.closing(self.essential(partial(self.files.create, temp, mode), keep=keep)) as fd:
             at = 0
             for piece in pieces:
                 self.essential(partial(self.files.pwrite, fd, piece, at), keep=keep)
                 at += len(piece)
             self._point(point, "temp")
             self.files.fsync(fd)
-        finally:
-            self.files.close(fd)
         self._point(point, "synced")
         self.essential(partial(self.files.rename, temp, path))
         self._point(point, "renamed")

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from aof2.engine.errors import CorruptError
+from aof2.engine.fds import opened
 
 WINDOW_BYTES = 1 << 20
 
@@ -85,8 +86,5 @@ def open_source(log: bytes | Path | Source) -> Iterator[Source]:
     elif isinstance(log, bytes):
         yield Source.of_bytes(log)
     else:
-        fd = os.open(log, os.O_RDONLY | os.O_CLOEXEC)
-        try:
+        with opened(log) as fd:
             yield Source.of_fd(fd, str(log))
-        finally:
-            os.close(fd)

@@ -38,6 +38,7 @@ from aof2.engine.audit.reader import LogRecord, Outcome, Position, Replay
 from aof2.engine.audit.source import Source
 from aof2.engine.env import Env
 from aof2.engine.errors import FatalIOError, LimitError, ReadOnlyError
+from aof2.engine.fds import opened
 
 CRASH_POINTS = (
     "audit.create.temp",
@@ -94,15 +95,12 @@ class AuditWriter:
         except FileNotFoundError:
             pass
         # Two creators must not rename over each other: the folder is locked while one looks again and creates.
-        folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
+        with opened(self.path.parent, os.O_RDONLY | os.O_DIRECTORY) as folder:
             fcntl.flock(folder, fcntl.LOCK_EX)
             if not self.path.exists():
                 self._env.replace_file(self.path, encode_header(), point="audit.create")
                 self._env.failpoint("audit.create.done")
             return files.open_rw(self.path)
-        finally:
-            os.close(folder)
 
     def _lock(self) -> None:
         try:

@@ -30,6 +30,7 @@ import msgspec
 from aof2.engine.catalog.lmdb_errors import explained, translated
 from aof2.engine.catalog.tables import DATABASES, POSITION_PREFIX, STREAM, Table
 from aof2.engine.env import Env
+from aof2.engine.fds import opened
 from aof2.engine.local.reserve import is_no_room
 from aof2.engine.manifest.format import LogPosition
 
@@ -172,6 +173,11 @@ class Catalog:
         except lmdb.Error as e:
             raise translated(e, self.directory) from e
 
+    def get(self, stream_id: int, table: Table[K, R], key: K) -> R | None:
+        """One row, in a view of its own."""
+        with self.view() as view:
+            return view.get(stream_id, table, key)
+
     def begin_write(self) -> Any:
         with explained(self.directory):
             return self._lmdb.begin(write=True)
@@ -228,11 +234,8 @@ def _trust(directory: Path) -> Trust:
 def _hold_lock_file(env: Env, directory: Path) -> None:
     """LMDB maps its lock file and writes to it: on a full disk a page that is a hole would be SIGBUS. Before LMDB opens
     it: closing a descriptor of it takes the locks away by which the channel's LMDB sees that this process is there."""
-    fd = os.open(directory / "lock.mdb", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
+    with opened(directory / "lock.mdb", os.O_RDWR | os.O_CREAT, 0o600) as fd:
         env.essential(partial(env.files.allocate_ahead, fd, 0, LOCK_FILE_BYTES))
-    finally:
-        os.close(fd)
 
 
 def trusted(directory: Path) -> bool:

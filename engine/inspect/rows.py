@@ -17,7 +17,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 import lmdb
 
@@ -27,6 +27,7 @@ from aof2.engine.catalog.recovery import replay_stream, stream_ids
 from aof2.engine.catalog.store import Catalog, View, trusted
 from aof2.engine.env import Env
 from aof2.engine.errors import Aof2Error, CorruptError
+from aof2.engine.fds import opened
 from aof2.engine.manifest.format import ManifestIntegrityError
 
 VOLUME_STREAM: Final = 0
@@ -38,12 +39,6 @@ _NO_LOCK: Final = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 class NoVolumeError(Aof2Error):
     """There is no volume in this folder. Check state_dir in the conf, or mount it once."""
-
-
-class Viewable(Protocol):
-    """Where rows can be read: an open Catalog, or the one below."""
-
-    def view(self) -> contextlib.AbstractContextManager[View]: ...
 
 
 class ReadOnlyCatalog:
@@ -89,15 +84,11 @@ def check_state_dir(state_dir: Path) -> Path:
 
 def is_live(state_dir: Path) -> bool:
     """Whether a process has the volume open. Takes no lock that outlives the call."""
-    fd = os.open(state_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError as e:
-        if e.errno != errno.EWOULDBLOCK:
-            raise
-        return True
-    finally:
-        os.close(fd)
+    with opened(state_dir, os.O_RDONLY | os.O_DIRECTORY) as fd:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
     return False
 
 

@@ -26,6 +26,7 @@ from typing import Final, NamedTuple
 
 from aof2.engine.env import Env
 from aof2.engine.errors import CorruptError, os_error
+from aof2.engine.fds import opened
 
 # Python has posix_fallocate only.
 _libc: Final = ctypes.CDLL(None, use_errno=True)
@@ -98,8 +99,7 @@ class HotCache:
     @contextlib.contextmanager
     def exclusive(self, path: Path) -> Iterator[bool]:
         """Whether no other descriptor or mapping of the file is open; holds new opens off until the block ends."""
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        try:
+        with opened(path, os.O_RDWR) as fd:
             try:
                 fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
             except OSError as e:
@@ -111,8 +111,6 @@ class HotCache:
                 yield True
             finally:
                 fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
-        finally:
-            os.close(fd)
 
     def unlink(self, path: Path) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -120,24 +118,18 @@ class HotCache:
 
     def punch(self, path: Path, offset: int, length: int) -> None:
         """Gives a range back to the disk; it reads as zeros, which no reader may see."""
-        fd = self.open(path)
-        try:
+        with self.env.files.closing(self.open(path)) as fd:
             clear_range(fd, offset, length)
-        finally:
-            self.env.files.close(fd)
 
 
 def _set_noatime(folder: Path) -> None:
     """What is made in the folder inherits it."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with opened(folder, os.O_RDONLY | os.O_DIRECTORY) as fd:
         flags = array.array("L", [0])
         fcntl.ioctl(fd, FS_IOC_GETFLAGS, flags)
         if not flags[0] & FS_NOATIME_FL:
             flags[0] |= FS_NOATIME_FL
             fcntl.ioctl(fd, FS_IOC_SETFLAGS, flags)
-    finally:
-        os.close(fd)
 
 
 def clear_range(fd: int, offset: int, length: int) -> None:

@@ -11,11 +11,14 @@ Owner: any thread; blocking, and it keeps nothing.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
+
+from aof2.engine.fds import opened
 
 DISK_PAGE_BYTES: Final = 4096
 _NO_DATA_BEHIND: Final = errno.ENXIO
@@ -97,12 +100,7 @@ def map_data(fd: int, size: int, *, chunk_bytes: int, block_bytes: int) -> DataM
 
 def counted_bytes(path: Path, block_bytes: int) -> int:
     """What a sealed file that is all here is counted as: its blocks with data."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return 0
-    try:
+    with contextlib.suppress(FileNotFoundError), opened(path) as fd:
         size = os.fstat(fd).st_size
         return map_data(fd, size, chunk_bytes=64 * block_bytes, block_bytes=block_bytes).disk_bytes
-    finally:
-        os.close(fd)
+    return 0

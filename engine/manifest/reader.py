@@ -26,6 +26,7 @@ from typing import Final, NamedTuple
 
 from aof2 import native
 from aof2.engine.errors import Aof2Error, UnsupportedError
+from aof2.engine.fds import opened
 from aof2.engine.manifest import payloads
 from aof2.engine.manifest.format import (
     BUNDLE_NAME,
@@ -191,8 +192,7 @@ def _damage(
 
 def read_file(path: Path, *, start: int = 0, length: int | None = None) -> bytes:
     """A file or a part of it, read (not mapped: a writer may cut it) under the lock that header updates take."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    try:
+    with opened(path, os.O_RDONLY | os.O_NONBLOCK) as fd:
         status = os.fstat(fd)
         size = status.st_size
         if not stat.S_ISREG(status.st_mode):
@@ -203,8 +203,6 @@ def read_file(path: Path, *, start: int = 0, length: int | None = None) -> bytes
         with open(fd, "rb", closefd=False) as f:
             f.seek(start)
             return f.read(-1 if length is None else length)
-    finally:
-        os.close(fd)
 
 
 @dataclass(frozen=True, slots=True)

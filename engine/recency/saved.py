@@ -109,9 +109,6 @@ def read(path: Path) -> Saved | None:
 
 def take_back_closed(env: Env, path: Path) -> None:
     """From here on the file may be behind."""
-    fd = env.files.open_rw(path)
-    try:
+    with env.files.closing(env.files.open_rw(path)) as fd:
         env.files.pwrite(fd, bytes(4), CLOSED_AT)
         env.files.fsync(fd)
-    finally:
-        env.files.close(fd)

@@ -30,6 +30,7 @@ from typing import Final, TypeVar
 
 from aof2.engine.env import Env
 from aof2.engine.errors import CorruptError
+from aof2.engine.fds import opened
 from aof2.engine.remote.directory_files import (
     TEMP_PREFIX,
     Note,
@@ -389,8 +390,7 @@ class DirectoryStore:
     @contextmanager
     def _lock(self, deadline: Deadline) -> Iterator[None]:
         """One replacement at a time, in any process; waits for its turn without holding anything."""
-        fd = os.open(self._root / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
-        try:
+        with opened(self._root / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644) as fd:
             while True:
                 try:
                     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -399,8 +399,6 @@ class DirectoryStore:
                     deadline.check("waiting for another writer's lock")
                     self._weather.pause("waiting for another writer's lock", 0.005)
             yield
-        finally:
-            os.close(fd)
 
     def _path(self, key: str) -> Path:
         return self._root / check_key(key)

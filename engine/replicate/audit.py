@@ -58,6 +58,7 @@ from aof2.engine.catalog.store import Catalog, View
 from aof2.engine.catalog.writer import CatalogWriter
 from aof2.engine.env import Env
 from aof2.engine.errors import CorruptError
+from aof2.engine.fds import opened
 from aof2.engine.manifest.reader import chunk_headers, parse_chunk
 from aof2.engine.manifest.snapshot import list_snapshots
 from aof2.engine.remote import keys
@@ -240,8 +241,7 @@ class TenantAudit:
     def _mend(self, error: CorruptError) -> bool:
         """A log that is damaged here, from its ranges on the remote, once; whether there is anything to go on with."""
         self._mended = True
-        with self._catalog.view() as view:
-            acknowledged = view.get(self.tenant_id, t.COUNTERS, AUDIT_LOGSEQ) or 0
+        acknowledged = self._catalog.get(self.tenant_id, t.COUNTERS, AUDIT_LOGSEQ) or 0
         if joined_ranges(self._store, self.tenant_id).last < acknowledged:
             return False  # not all of it is there: repair decides
         log.warning("audit log is damaged", extra={"tenant_id": self.tenant_id, "error": str(error)})
@@ -366,15 +366,12 @@ class TenantAudit:
             return
         if self._stored is None:
             self._stored = set(range_starts(self._store, self.tenant_id))
-        fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
+        with opened(self.path) as fd:
             for part in cut_points(Source.of_fd(fd, str(self.path)), start=self._after):
                 if part.first_logseq not in self._stored:
                     self._put(fd, part)
                     self._stored.add(part.first_logseq)
                 self._after = part.after
-        finally:
-            os.close(fd)
         self._upload_due = False
 
     def _put(self, fd: int, part: LogRange) -> None:

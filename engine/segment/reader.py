@@ -101,11 +101,8 @@ class SegmentReader:
         self._durable = durable
         self._tail: Tail | None = None
         self.footer_error: CorruptError | None = None
-        fd = env.files.open_ro(path)
-        try:
+        with env.files.closing(env.files.open_ro(path)) as fd:
             self._map = _map(fd, end, self._name)
-        finally:
-            env.files.close(fd)
         self._view = memoryview(self._map)
         try:
             self.header = decode_header(bytes(self._view[:HEADER_BYTES_MAX]), path=self._name)

@@ -42,25 +42,19 @@ def sweep_temps(env: Env, directory: Path) -> None:
 def trim(env: Env, active: ActiveSegment) -> None:
     """Cuts an unsealed file behind its last whole record, durably."""
     active.path.chmod(0o600)  # a seal that a crash undid may have made it read-only
-    fd = env.files.open_rw(active.path)
-    try:
+    with env.files.closing(env.files.open_rw(active.path)) as fd:
         env.files.truncate(fd, active.end_offset)
         env.files.truncate(fd, active.end_offset + FOOTER_BYTES[Version(active.header.version)])
         env.failpoint("segment.recover.trimmed")
         env.files.fsync(fd)
-    finally:
-        env.files.close(fd)
     env.files.fsync_dir(active.path.parent)
     env.failpoint("segment.recover.synced")
 
 
 def make_durable(env: Env, path: Path, *, sealed: bool) -> None:
     """Makes durable what recovery read, since it may have been in memory alone; a sealed file loses its write bit."""
-    fd = env.files.open_ro(path)
-    try:
+    with env.files.closing(env.files.open_ro(path)) as fd:
         env.files.fsync(fd)
-    finally:
-        env.files.close(fd)
     env.files.fsync_dir(path.parent)
     if sealed:
         path.chmod(SEALED_MODE)

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import shutil
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -42,6 +41,7 @@ from aof2.engine.catalog.rows import ChunkRow, PackRow
 from aof2.engine.catalog.store import discard
 from aof2.engine.env import Env
 from aof2.engine.errors import Aof2Error, CorruptError, ReadOnlyError
+from aof2.engine.fds import opened
 from aof2.engine.inspect.rows import CATALOG_DIR, tenant_names
 from aof2.engine.local.hot import read_exactly
 from aof2.engine.manifest import payloads as p
@@ -186,16 +186,13 @@ def stage_blob(path: Path, offset: int, chunk: ChunkRow, staged: Path, block_byt
             out.write(data)
 
         writer = BlobWriter(sink, chunk_id=chunk.chunk_id, generation=chunk.generation, block_bytes=block_bytes)
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
+        with opened(path) as fd:
             for index, at in enumerate(range(0, chunk.length, block_bytes)):
                 if chunk.holes >> index & 1:
                     writer.add_hole(min(block_bytes, chunk.length - at))
                     continue
                 block = read_exactly(fd, offset + at, min(block_bytes, chunk.length - at), path=str(path))
                 writer.add_block(block, block_crc(chunk.block_crcs, index))
-        finally:
-            os.close(fd)
         footer = writer.finish()
     if footer.sha256 != chunk.sha256:
         raise CorruptError(f"chunk {chunk.chunk_id} is not what was sealed", path=str(path))

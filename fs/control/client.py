@@ -19,6 +19,7 @@ from typing import Any, Final
 import msgspec
 
 from aof2.engine.errors import Aof2Error
+from aof2.engine.fds import opened
 from aof2.engine.settings import Settings
 from aof2.fs.control.protocol import (
     ANSWER_BYTES_MAX,
@@ -125,8 +126,5 @@ def connect(sock: socket.socket, path: str) -> None:
     if len(os.fsencode(path)) <= _SUN_PATH_MAX:
         sock.connect(path)
         return
-    folder = os.open(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)  # noqa: PTH120
-    try:
+    with opened(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY) as folder:  # noqa: PTH120
         sock.connect(f"/proc/self/fd/{folder}/{os.path.basename(path)}")  # noqa: PTH119
-    finally:
-        os.close(folder)

@@ -23,6 +23,7 @@ import trio
 
 from aof2.engine.aio import open_nursery
 from aof2.engine.errors import Aof2Error
+from aof2.engine.fds import opened
 from aof2.fs.control.durable import Uploaded
 from aof2.fs.control.mounted import Mounted
 from aof2.fs.control.protocol import (
@@ -113,9 +114,11 @@ async def _listening(path: Path) -> AsyncIterator[trio.socket.SocketType]:
     temporary = path.with_name(f"{path.name}.new")
     with contextlib.suppress(FileNotFoundError):
         temporary.unlink()
-    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        with trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        with (
+            opened(path.parent, os.O_PATH | os.O_DIRECTORY) as folder,
+            trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener,
+        ):
             # Through the folder's descriptor: an address holds 107 bytes, a path more.
             await listener.bind(f"/proc/self/fd/{folder}/{temporary.name}")
             temporary.chmod(0o600)
@@ -123,7 +126,6 @@ async def _listening(path: Path) -> AsyncIterator[trio.socket.SocketType]:
             temporary.replace(path)  # what was left of a daemon before
             yield listener
     finally:
-        os.close(folder)
         with contextlib.suppress(FileNotFoundError):
             path.unlink()
 
