@@ -4,37 +4,6 @@
 """
 
 from aof2.engine.settings.loader import SettingsError, find_conf, load_settings
-from aof2.engine.settings.model import (
-    AppendTenant,
-    CacheSettings,
-    EngineSettings,
-    FilesTenant,
-    ManifestSettings,
-    MetricsSettings,
-    MountSettings,
-    PagedTenant,
-    RetentionSettings,
-    Settings,
-    TenantSettings,
-    VolumeSettings,
-)
-from aof2.engine.settings.remote import RemoteSettings
+from aof2.engine.settings.model import Settings
 
-__all__ = [
-    "AppendTenant",
-    "CacheSettings",
-    "EngineSettings",
-    "FilesTenant",
-    "ManifestSettings",
-    "MetricsSettings",
-    "MountSettings",
-    "PagedTenant",
-    "RemoteSettings",
-    "RetentionSettings",
-    "Settings",
-    "SettingsError",
-    "TenantSettings",
-    "VolumeSettings",
-    "find_conf",
-    "load_settings",
-]
+__all__ = ["Settings", "SettingsError", "find_conf", "load_settings"]

@@ -13,16 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import msgspec
+
 from aof2.engine.manifest.format import CAPACITY_MAX, CAPACITY_MIN
-from aof2.engine.settings.model import (
-    CacheSettings,
-    ManifestSettings,
-    MetricsSettings,
-    MountSettings,
-    RetentionSettings,
-    Section,
-    VolumeSettings,
-)
+from aof2.engine.settings.model import Section, Settings
 from aof2.engine.settings.remote import RemoteSettings, url_as_written
 from aof2.engine.units import format_size, format_time, parse_min_free, parse_size, parse_time_ms
 
@@ -210,11 +204,5 @@ PAGED_KEYS: Final = {
     "checkpoint_every": Key("checkpoint_every_s", _time_s(100, _DAY_MS)),
 }
 SECTIONS: Final[dict[str, type[Section | RemoteSettings]]] = {
-    "volume": VolumeSettings,
-    "mount": MountSettings,
-    "remote": RemoteSettings,
-    "cache": CacheSettings,
-    "retention": RetentionSettings,
-    "manifest": ManifestSettings,
-    "metrics": MetricsSettings,
+    field.name: field.type for field in msgspec.structs.fields(Settings) if field.name in SECTION_KEYS
 }

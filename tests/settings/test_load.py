@@ -11,17 +11,9 @@ from hypothesis import strategies as st
 
 from aof2.engine.kinds.registry import REGISTERED
 from aof2.engine.manifest.writer import LogSettings
-from aof2.engine.settings import (
-    AppendTenant,
-    EngineSettings,
-    FilesTenant,
-    PagedTenant,
-    Settings,
-    SettingsError,
-    find_conf,
-    load_settings,
-)
+from aof2.engine.settings import Settings, SettingsError, find_conf, load_settings
 from aof2.engine.settings.keys import SECTION_KEYS, split_listen
+from aof2.engine.settings.model import AppendTenant, EngineSettings, FilesTenant, PagedTenant
 from aof2.engine.settings.remote import parse_url
 from aof2.engine.units import MinFree
 

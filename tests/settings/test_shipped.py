@@ -9,8 +9,9 @@ import msgspec
 import pytest
 
 from aof2.engine.kinds.registry import REGISTERED, of_settings
-from aof2.engine.settings import Settings, VolumeSettings, load_settings
+from aof2.engine.settings import Settings, load_settings
 from aof2.engine.settings.keys import SECTION_KEYS, SECTIONS
+from aof2.engine.settings.model import VolumeSettings
 
 SHIPPED = Path(__file__).parents[2] / "mount.conf"
 RAW = msgspec.toml.decode(SHIPPED.read_text())
