@@ -56,6 +56,12 @@ class Tasks:
             finally:
                 self._nursery = None
 
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Of a component that does nothing else by itself."""
+        async with self.running():
+            task_status.started()
+            await trio.sleep_forever()
+
     def begin(self, work: Callable[..., Awaitable[object]], *args: object) -> bool:
         """Whether it was: not before `running`, nor at its end."""
         if self._nursery is None:

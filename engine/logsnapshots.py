@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -21,31 +22,24 @@ from aof2.engine.catalog.store import Catalog
 from aof2.engine.catalog.writer import CatalogWriter
 from aof2.engine.env import Env
 from aof2.engine.errors import FatalIOError, ReadOnlyError
-from aof2.engine.locks import Rank, task_lock
+from aof2.engine.locks import Rank, TaskLock, task_lock
 from aof2.engine.replicate.stream import worth_a_snapshot
 
 log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class LogSnapshots:
     """`on_taken` hears of each stream's; its upload, and what may go after it, is not done here."""
 
-    def __init__(
-        self,
-        env: Env,
-        catalog: Catalog,
-        writer: CatalogWriter,
-        manifest_dir: Path,
-        on_taken: Callable[[int], Awaitable[None]],
-    ) -> None:
-        self._env = env
-        self._catalog = catalog
-        self._writer = writer
-        self._manifest_dir = manifest_dir
-        self._on_taken = on_taken
-        self._due: dict[int, None] = {}
-        self._wake = trio.Event()
-        self._taking = task_lock(Rank.SNAPSHOT)
+    env: Env
+    catalog: Catalog
+    writer: CatalogWriter
+    manifest_dir: Path
+    on_taken: Callable[[int], Awaitable[None]]
+    _due: dict[int, None] = field(default_factory=dict)
+    _wake: trio.Event = field(default_factory=trio.Event)
+    _taking: TaskLock = field(default_factory=partial(task_lock, Rank.SNAPSHOT))
 
     def due(self, stream_id: int) -> None:
         self._due[stream_id] = None
@@ -66,15 +60,15 @@ class LogSnapshots:
                     log.warning("no snapshot was taken", extra={"stream_id": stream_id, "error": str(e)})
 
     async def take(self, stream_id: int) -> None:
-        directory = self._manifest_dir / str(stream_id)
-        take = partial(snapshots.take, self._env, self._catalog, self._writer, directory, stream_id)
+        directory = self.manifest_dir / str(stream_id)
+        take = partial(snapshots.take, self.env, self.catalog, self.writer, directory, stream_id)
         async with self._taking:
             taken = await trio.to_thread.run_sync(take)
         if taken is not None:
-            await self._on_taken(stream_id)
+            await self.on_taken(stream_id)
 
     async def take_all(self, streams: Collection[int]) -> None:
         """One of every stream that has something new since its last."""
         for stream_id in streams:
-            if await trio.to_thread.run_sync(worth_a_snapshot, self._manifest_dir / str(stream_id)):
+            if await trio.to_thread.run_sync(worth_a_snapshot, self.manifest_dir / str(stream_id)):
                 await self.take(stream_id)

@@ -20,7 +20,7 @@ from aof2.engine.catalog import tables as t
 from aof2.engine.manifest.format import CHUNK_NAME
 from aof2.engine.manifest.snapshot import local_snapshots
 from aof2.engine.observe.metrics import RemoteOp, StorageMetrics, StorageTier
-from aof2.engine.quota import disk_space
+from aof2.engine.quota.accounts import disk_space
 from aof2.engine.replicate.position import StreamReplication
 
 if TYPE_CHECKING:

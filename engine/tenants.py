@@ -82,8 +82,7 @@ class Tenants:
 
     def _adopt_root(self, writer: CatalogWriter, tenant_id: int, owner: Owner) -> None:
         ino = namespace.root_ino(tenant_id)
-        with self._catalog.view() as view:
-            row = view.get(tenant_id, t.INODES, ino)
+        row = self._catalog.get(tenant_id, t.INODES, ino)
         if row is not None and adopts(row, owner):
             give = partial(namespace.set_attributes, ino=ino, uid=owner.uid, gid=owner.gid)
             writer.call(tenant_id, give, sync=True)

@@ -59,7 +59,8 @@ from aof2.engine.opening import (
     open_reserve,
 )
 from aof2.engine.pagecache import PageCache
-from aof2.engine.quota import StorageQuota, disk_space, limit_for_data
+from aof2.engine.quota import StorageQuota
+from aof2.engine.quota.accounts import disk_space, limit_for_data
 from aof2.engine.remote.fence import Fence
 from aof2.engine.remote.limiter import ReadLimiters
 from aof2.engine.remote.metered import GuardedStore, MeteredStore
@@ -171,14 +172,9 @@ class Volume:
             block_bytes=engine.block_bytes,
             writes=settings.manifest.enabled,
         )
+        warm, lock = self.recent.warm, self.recent.warm_lock
         self.warm = WarmStore(
-            env,
-            state_dir / "warm",
-            cache.warm_bytes,
-            self.recent.warm,
-            self.recent.warm_lock,
-            self.tenant_names,
-            block_bytes=engine.block_bytes,
+            env, state_dir / "warm", cache.warm_bytes, warm, lock, self.tenant_names, engine.block_bytes
         )
         self.evictor = Evictor(
             self.catalog,
@@ -243,9 +239,6 @@ class Volume:
             replication=self.replication,
         )
         self.jobs = Jobs(
-            env,
-            self.catalog,
-            self.writer,
             self.publisher,
             self.hydrator,
             self.evictor,
@@ -261,17 +254,7 @@ class Volume:
             foreground=self.foreground,
             prune_every_s=prune_every_s(settings),
         )
-        self.scrubber = Scrubber(
-            env,
-            self.catalog,
-            self.writer,
-            self.hot,
-            self.tenant_names,
-            self.hydrator,
-            self.opened_object,
-            block_bytes=engine.block_bytes,
-            every_s=cache.scrub_every_s,
-        )
+        self.scrubber = Scrubber(env, self.hydrator, self.tenant_names, self.opened_object, cache.scrub_every_s)
         self.paused = ""  # why no changes are taken for now
         self.janitor = Janitor(self)
         self.shadows = Shadows(self)
@@ -354,8 +337,7 @@ class Volume:
 
     def _was_published(self, stream_id: int, key: tuple[int, int]) -> bool:
         """As far as the catalog shows: without the commit under way. On the writer thread."""
-        with self.catalog.view() as view:
-            row = view.get(stream_id, t.OBJECTS, key)
+        row = self.catalog.get(stream_id, t.OBJECTS, key)
         return row is not None and row.state == ObjectState.PUBLISHED
 
     # -- durability --------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from aof2 import native
@@ -70,8 +71,7 @@ class Assembler:
     def _fetch(self, file: OpenFile, fd: int, first: int, count: int, out: memoryview, offset: int) -> None:
         """Blocks of a part, as far as the part goes: what is behind its end in its last block is the file's own."""
         chunk = file.source.chunks[first // self._per_chunk]
-        with self._volume.catalog.view() as view:
-            blob = view.get(file.key[0], t.BLOBS, chunk.sha256)
+        blob = self._volume.catalog.get(file.key[0], t.BLOBS, chunk.sha256)
         if blob is None:
             raise NotAvailableError(f"chunk {chunk.chunk_id} has no copy anywhere", path=str(file.path))
         pages = self._volume.hydrator.fetcher.blocks(chunk, blob, first % self._per_chunk, count)
@@ -120,19 +120,16 @@ class Assembler:
                     return False
         return True
 
+    def hasher(self, file: OpenFile, fd: int, size: int, go_on: Callable[[], bool]) -> Hasher:
+        make = partial(Hasher, chunk_bytes=self._chunk_bytes, block_bytes=self._block_bytes)
+        return make(fd, size, path=file.path_text, go_on=go_on)
+
     def digest(
         self, file: OpenFile, fd: int, size: int, go_on: Callable[[], bool]
     ) -> tuple[ObjectDigest, dict[int, int]]:
         """What a seal says, and which chunks stay the parts they are, with their blocks that are here; CorruptError
         where one is neither whole nor complete. On a worker thread."""
-        hasher = Hasher(
-            fd,
-            size,
-            chunk_bytes=self._chunk_bytes,
-            block_bytes=self._block_bytes,
-            path=str(file.path),
-            go_on=go_on,
-        )
+        hasher = self.hasher(file, fd, size, go_on)
         count = -(-size // self._chunk_bytes)
         holes = [i for i in range(count) if i not in hasher.data.masks and self._here(file, i, size) is None]
         kind = hasher.kind_of(len(holes))

@@ -22,6 +22,7 @@ from aof2.engine import namespace
 from aof2.engine.aio import Tasks, result_of
 from aof2.engine.catalog.rows import InodeRow, stream_of
 from aof2.engine.errors import Aof2Error
+from aof2.engine.fds import opened
 from aof2.engine.intents import fold
 from aof2.engine.intents.format import DROPPED, Intent, IntentKind
 from aof2.engine.intents.log import IntentLog
@@ -60,18 +61,13 @@ class Births:
         self._intents = intents
         self._granted: dict[int, _Granted] = {}
         self._made: Counter[int] = Counter()
-        self._tasks = Tasks()
+        self.tasks = Tasks()
         self._releasing = 0
         self._released = trio.Event()
         self._stopped = False
         self._ended = False
 
     # -- starting ----------------------------------------------------------------------------------------------
-
-    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        async with self._tasks.running():
-            task_status.started()
-            await trio.sleep_forever()
 
     async def start(self, *, bears: bool = True) -> None:
         """Tells the channel of the intent logs, and where backing files are; `bears`: it may create files by itself."""
@@ -86,11 +82,8 @@ class Births:
         volume = self._files.volume
         hot = volume.hot.root / volume.tenant_names()[one.stream_id]
         volume.env.make_dirs(hot)
-        hot_fd = os.open(hot, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
+        with opened(hot, os.O_RDONLY | os.O_DIRECTORY) as hot_fd:
             self._channel.birth_dir(one.stream_id, one.slot, hot_fd)
-        finally:
-            os.close(hot_fd)
         self._channel.birth_log(one.stream_id, one.fd)
 
     async def _grant(self, stream_id: int) -> None:
@@ -121,11 +114,11 @@ class Births:
         if self._stopped and self._may_pass():
             self._stopped = False
             for stream_id in self._granted:
-                self._tasks.begin(self._grant_again, stream_id)
+                self.tasks.begin(self._grant_again, stream_id)
         self._made[parent] += 1
         made = self._made[parent]
         if made == NEST_AFTER or made % NEST_AGAIN == 0:
-            self._tasks.begin(self._open_nest, parent)
+            self.tasks.begin(self._open_nest, parent)
         if len(self._made) > NAMES_PAGE:
             self._made.clear()
 
@@ -219,7 +212,7 @@ class Births:
             self.pause()  # names that only move take room, too: who asks the daemon is told that there is none
 
     def _release(self, close: Intent) -> None:
-        if self._tasks.begin(self._release_one, close):
+        if self.tasks.begin(self._release_one, close):
             self._releasing += 1
 
     async def _release_one(self, close: Intent) -> None:
@@ -244,4 +237,4 @@ class Births:
             self.pause()
         elif last.ino + granted.count // 4 > granted.end:
             granted.end += granted.count  # asked for once
-            self._tasks.begin(self._grant_again, stream_of(last.ino))
+            self.tasks.begin(self._grant_again, stream_of(last.ino))

@@ -72,15 +72,10 @@ class Brake:
         self._volume = files.volume
         self._seeker = seeker
         self._windows: dict[int, _Window] = {}
-        self._tasks = Tasks()
+        self.tasks = Tasks()
         self.on = False
         self.denied = 0
         """Writers that were told ENOSPC or EDQUOT."""
-
-    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        async with self._tasks.running():
-            task_status.started()
-            await trio.sleep_forever()
 
     def window_bytes(self, tenant: str | None = None) -> int:
         """Room that is given to passthrough writers (of a tenant) and not taken yet."""
@@ -116,13 +111,13 @@ class Brake:
         tenant = self._volume.tenant_names().get(stream_id)
         if window is None and tenant is not None:
             made = _Window(stream_id, tenant)
-            if self._tasks.begin(self._tend, made):
+            if self.tasks.begin(self._tend, made):
                 window = self._windows[stream_id] = made
         return window
 
     def touched(self, touched: Touched) -> None:
         """A writer goes back into what was uploaded."""
-        self._tasks.begin(self._bring_back, touched)
+        self.tasks.begin(self._bring_back, touched)
 
     async def _bring_back(self, touched: Touched) -> None:
         code = 0

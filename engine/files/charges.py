@@ -10,20 +10,17 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from aof2.engine.files.parts import Parts
-from aof2.engine.files.state import Kernel, OpenFile
+from aof2.engine.files.state import OpenFile
 
 if TYPE_CHECKING:
-    from aof2.engine.volume import Volume
+    from aof2.engine.files.table import Files
 
 
 class Charges:
     """The quota's view of dirty files."""
 
-    def __init__(self, volume: Volume, kernel: Kernel, parts: Parts) -> None:
-        self._volume = volume
-        self._kernel = kernel
-        self._parts = parts
+    def __init__(self, files: Files) -> None:
+        self._files = files
 
     async def recharge(self, file: OpenFile) -> None:
         """The quota counts the file as it is now."""
@@ -35,9 +32,9 @@ class Charges:
         channel = file.channel
         if channel.ranged:
             granted = channel.granted_bytes
-            written = await self._kernel.collect(file.ino)
+            written = await self._files.kernel.collect(file.ino)
             for first, count in written.ranges:
-                self._parts.touch_blocks(file, first, count)
+                self._files.parts.touch_blocks(file, first, count)
             # The answer knows nothing of what was granted after the question.
             channel.budget = written.budget_left + channel.granted_bytes - granted
 
@@ -61,6 +58,6 @@ class Charges:
 
     def _tell(self, tenant: str, change: int) -> None:
         if change > 0:
-            self._volume.quota.note_used(tenant, change)
+            self._files.volume.quota.note_used(tenant, change)
         elif change < 0:
-            self._volume.evictor.give_back(tenant, -change)
+            self._files.volume.evictor.give_back(tenant, -change)

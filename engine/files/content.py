@@ -18,16 +18,13 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 from aof2.engine.errors import os_error
-from aof2.engine.files.modes import Modes
-from aof2.engine.files.parts import Parts
-from aof2.engine.files.room import WriteRoom
 from aof2.engine.files.state import OpenFile, State
 from aof2.engine.local.hot import read_exactly
 from aof2.engine.pagecache import PageKey
 from aof2.engine.tiering.patience import Patience
 
 if TYPE_CHECKING:
-    from aof2.engine.volume import Volume
+    from aof2.engine.files.table import Files
 
 # Larger requests may wait for the disk: not on the loop.
 INLINE_BYTES: Final = 128 << 10
@@ -36,20 +33,18 @@ INLINE_BYTES: Final = 128 << 10
 class Content:
     """What is in files."""
 
-    def __init__(self, volume: Volume, modes: Modes, parts: Parts, room: WriteRoom) -> None:
-        self._volume = volume
-        self._modes = modes
-        self._parts = parts
-        self._room = room
-        self._block_bytes = volume.settings.engine.block_bytes
-        self.patience = Patience(volume.env.rng, volume.settings.remote.timeout_s)
+    def __init__(self, files: Files) -> None:
+        self._files = files
+        self._volume = files.volume
+        self._block_bytes = files.block_bytes
+        self.patience = Patience(files.volume.env.rng, files.volume.settings.remote.timeout_s)
 
     # -- reading -----------------------------------------------------------------------------------------------
 
     async def read(self, file: OpenFile, offset: int, length: int) -> bytes:
         if not file.dirty and file.base is not None:
             data = await self.patience.insist(partial(self._volume.hydrator.read, file.base, offset, length))
-            self._modes.passed(file, offset, length)
+            self._files.modes.passed(file, offset, length)
             return data
         if file.partial:
             return await self._read_partly(file, offset, length)
@@ -73,8 +68,8 @@ class Content:
         if data is not None:
             return data
         last = (min(offset + length, base.size) - 1) // self._block_bytes
-        self._parts.tell(file, offset // self._block_bytes, last + 1 - offset // self._block_bytes)
-        self._modes.say_coming(file, base, last + 1)
+        self._files.parts.tell(file, offset // self._block_bytes, last + 1 - offset // self._block_bytes)
+        self._files.modes.say_coming(file, base, last + 1)
         return file.channel.registered and file.base is base
 
     async def _pread(self, file: OpenFile, offset: int, length: int) -> bytes:
@@ -126,7 +121,7 @@ class Content:
             file.source.take_over(block)
             # The writer changes it from here on: later readers would get an old block from PageCache.
             self._volume.pages.drop([PageKey(file.ino, file.key[2], block)])
-            self._parts.tell(file, block, 1)
+            self._files.parts.tell(file, block, 1)
 
     async def fill(self, file: OpenFile) -> None:
         """Fetches what a partly fetched dirty file still lacks; ENOSPC where there is no room for it."""
@@ -147,43 +142,43 @@ class Content:
         if next(file.absent_blocks(0, count, self._block_bytes), None) is None:
             base.close_file()
             file.become(State.DIRTY_WHOLE)
-            self._parts.tell(file, 0, max(1, -(-file.stat().st_size // self._block_bytes)))
+            self._files.parts.tell(file, 0, max(1, -(-file.stat().st_size // self._block_bytes)))
 
     async def make_present(self, file: OpenFile, offset: int, length: int) -> None:
         """Blocks that a passthrough writer is about to write to are here, and its own again. Who writes into a chunk
         that is being taken waits until it is: an upload that is given up brings no room."""
         done = False
         while not done:
-            await self._parts.until_taken(file, offset, length)
+            await self._files.parts.until_taken(file, offset, length)
             absent = self._absent(file, offset, length)
-            async with self._room.admit(file, offset, 0, more=len(absent) * self._block_bytes), file.io:
-                if self._parts.is_taking(file, offset, length):
+            async with self._files.room.admit(file, offset, 0, more=len(absent) * self._block_bytes), file.io:
+                if self._files.parts.is_taking(file, offset, length):
                     continue
-                self._parts.touch(file, offset, length)
+                self._files.parts.touch(file, offset, length)
                 await self.bring(file, self._absent(file, offset, length))
                 first, last = offset // self._block_bytes, (offset + max(1, length) - 1) // self._block_bytes
-                self._parts.unclaim(file, first, last + 1 - first)
-                done = not self._parts.is_taking(file, offset, length)  # since the blocks were asked for
+                self._files.parts.unclaim(file, first, last + 1 - first)
+                done = not self._files.parts.is_taking(file, offset, length)  # since the blocks were asked for
 
     async def fill_for_readers(self, file: OpenFile) -> None:
         """All of a file that is passed through to a writer is here again, for readers; ENOSPC where it cannot be."""
         size = file.stat().st_size
         absent = self._absent(file, 0, min(size, file.base_len))
-        async with self._room.admit(file, 0, 0, more=len(absent) * self._block_bytes), file.io:
+        async with self._files.room.admit(file, 0, 0, more=len(absent) * self._block_bytes), file.io:
             if file.clearing:
                 raise os_error(errno.ENOSPC)  # a part of it is on its way out
             await self.bring(file, self._absent(file, 0, min(size, file.base_len)))
             if file.clearing:
                 raise os_error(errno.ENOSPC)
-            self._parts.unclaim(file, 0, -(-size // self._block_bytes))
+            self._files.parts.unclaim(file, 0, -(-size // self._block_bytes))
             self.become_whole_if_so(file)
 
     # -- writing -----------------------------------------------------------------------------------------------
 
     async def write(self, file: OpenFile, offset: int, data: bytes) -> int:
         more = len(self._half_covered(file, offset, len(data))) * self._block_bytes
-        async with self._room.admit(file, offset, len(data), more=more), file.io:
-            self._parts.touch(file, offset, len(data))
+        async with self._files.room.admit(file, offset, len(data), more=more), file.io:
+            self._files.parts.touch(file, offset, len(data))
             await self.bring(file, self._half_covered(file, offset, len(data)))
             done = await self._pwrite(file, offset, data)
             self._note_written(file, offset, done)
@@ -216,6 +211,6 @@ class Content:
         for block in range(first, min(last + 1, base.block_count)):
             if not base.is_ready(block):
                 base.take_over(block)
-                self._parts.tell(file, block, 1)
+                self._files.parts.tell(file, block, 1)
         if last >= base.block_count:
-            self._parts.tell(file, max(first, base.block_count), last + 1 - max(first, base.block_count))
+            self._files.parts.tell(file, max(first, base.block_count), last + 1 - max(first, base.block_count))

@@ -13,54 +13,36 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 from aof2.engine.errors import os_error
-from aof2.engine.files.charges import Charges
-from aof2.engine.files.content import Content
-from aof2.engine.files.room import WriteRoom
+from aof2.engine.fds import opened
 from aof2.engine.files.state import Mode, OpenFile
 
 if TYPE_CHECKING:
     from aof2.engine.files.handle import Handle
-    from aof2.engine.volume import Volume
+    from aof2.engine.files.table import Files
 
 # Of one request: callers go on from there, and others get a turn.
 COPY_BYTES_MAX: Final = 32 << 20
 
 
-class Copying:
-    """Copies ranges."""
-
-    def __init__(self, volume: Volume, content: Content, room: WriteRoom, charges: Charges) -> None:
-        self._volume = volume
-        self._content = content
-        self._room = room
-        self._charges = charges
-
-    async def copy(self, source: Handle, offset_in: int, target: Handle, offset_out: int, length: int) -> int:
-        """How much was copied; EOPNOTSUPP where the kernel had better read and write."""
-        modes = {source.file.channel.mode, target.file.channel.mode}
-        if modes != {Mode.PASSTHROUGH} or source.file.partial:
-            raise os_error(errno.EOPNOTSUPP)
-        if not target.writes or target.flags & os.O_APPEND or source.file is target.file:
-            raise os_error(errno.EOPNOTSUPP)
-        length = min(length, COPY_BYTES_MAX, self._volume.settings.cache.hot_bytes // 8)
-        size = os.stat(source.file.path).st_size
-        length = max(0, min(length, size - offset_in))
-        if not length:
-            return 0
-        await self._content.make_present(target.file, offset_out, length)
-        async with self._room.admit(target.file, offset_out, length):
-            done = await trio.to_thread.run_sync(_copy, source.file, offset_in, target.file, offset_out, length)
-        await self._charges.recharge(target.file)
-        return done
+async def copy_range(files: Files, source: Handle, offset_in: int, target: Handle, offset_out: int, length: int) -> int:
+    """How much was copied; EOPNOTSUPP where the kernel had better read and write."""
+    modes = {source.file.channel.mode, target.file.channel.mode}
+    if modes != {Mode.PASSTHROUGH} or source.file.partial:
+        raise os_error(errno.EOPNOTSUPP)
+    if not target.writes or target.flags & os.O_APPEND or source.file is target.file:
+        raise os_error(errno.EOPNOTSUPP)
+    length = min(length, COPY_BYTES_MAX, files.volume.settings.cache.hot_bytes // 8)
+    size = os.stat(source.file.path).st_size
+    length = max(0, min(length, size - offset_in))
+    if not length:
+        return 0
+    await files.content.make_present(target.file, offset_out, length)
+    async with files.room.admit(target.file, offset_out, length):
+        done = await trio.to_thread.run_sync(_copy, source.file, offset_in, target.file, offset_out, length)
+    await files.charges.recharge(target.file)
+    return done
 
 
 def _copy(source: OpenFile, offset_in: int, target: OpenFile, offset_out: int, length: int) -> int:
-    fd_in = os.open(source.path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        fd_out = os.open(target.path, os.O_WRONLY | os.O_CLOEXEC)
-        try:
-            return os.copy_file_range(fd_in, fd_out, length, offset_in, offset_out)
-        finally:
-            os.close(fd_out)
-    finally:
-        os.close(fd_in)
+    with opened(source.path) as fd_in, opened(target.path, os.O_WRONLY) as fd_out:
+        return os.copy_file_range(fd_in, fd_out, length, offset_in, offset_out)

@@ -14,27 +14,24 @@ import trio
 
 from aof2.engine.aio import result_of
 from aof2.engine.files import marks
-from aof2.engine.files.charges import Charges
-from aof2.engine.files.known import Known
 from aof2.engine.files.state import OpenFile, stream_of
 
 if TYPE_CHECKING:
-    from aof2.engine.volume import Volume
+    from aof2.engine.files.table import Files
 
 
 class Durability:
     """Makes files durable."""
 
-    def __init__(self, volume: Volume, known: Known, charges: Charges) -> None:
-        self._volume = volume
-        self._known = known
-        self._charges = charges
+    def __init__(self, files: Files) -> None:
+        self._files = files
+        self._volume = files.volume
 
     async def fsync(self, ino: int) -> None:
         """Bytes and records of this file are on the disk when this returns."""
-        file = self._known.get(ino)
+        file = self._files.known.get(ino)
         if file is not None and file.dirty:
-            await self._charges.collect(file)
+            await self._files.charges.collect(file)
             async with file.io:
                 present = () if file.base is None else tuple(file.base.masks)
                 await trio.to_thread.run_sync(self.sync_backing, file)
@@ -54,11 +51,8 @@ class Durability:
     def sync_backing(self, file: OpenFile) -> None:
         """Its bytes, and its name. On a worker thread."""
         files = self._volume.env.files
-        fd = files.open_ro(file.path)
-        try:
+        with files.closing(files.open_ro(file.path)) as fd:
             files.fsync(fd)
-        finally:
-            files.close(fd)
         if file.new_name:
             files.fsync_dir(file.path.parent)
             file.new_name = False
@@ -68,7 +62,7 @@ class Durability:
 
     async def sync_all(self) -> None:
         """syncfs: everything dirty and the logs."""
-        for file in self._known.all():
+        for file in self._files.known.all():
             if file.dirty:
                 await self.fsync(file.ino)
         for stream_id in self._volume.tenant_names():

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from aof2.engine import objects
 from aof2.engine.env import Env
+from aof2.engine.fds import opened
 from aof2.engine.local.handles import ObjectHandle
 from aof2.engine.local.hot import FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, fallocate
 from aof2.engine.local.sparse import data_ranges
@@ -55,8 +56,7 @@ def punch_absent(env: Env, base: ObjectHandle, block_bytes: int) -> None:
 def whole_blocks(path: Path, per_chunk: int, block_bytes: int) -> dict[int, int]:
     """By chunk, a mask of the blocks that were written, or fetched, since they were a hole: those without one."""
     masks: dict[int, int] = {}
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    with opened(path) as fd:
         size = os.fstat(fd).st_size
         for start, stop in data_ranges(fd, size):
             first = -(-start // block_bytes)
@@ -66,40 +66,26 @@ def whole_blocks(path: Path, per_chunk: int, block_bytes: int) -> dict[int, int]
                 count = min(end - first, per_chunk - bit)
                 masks[chunk] = masks.get(chunk, 0) | ((1 << count) - 1) << bit
                 first += count
-    finally:
-        os.close(fd)
     return masks
 
 
 def wait_for_direct_writes(path: Path, offset: int) -> None:
     """Returns when writes past the page cache that were on their way have landed: to give space to what has some
     already changes nothing, and waits for them."""
-    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    try:
-        with contextlib.suppress(OSError):
-            fallocate(fd, FALLOC_KEEP_SIZE, os.lseek(fd, offset, os.SEEK_DATA), 1)
-    finally:
-        os.close(fd)
+    with opened(path, os.O_RDWR) as fd, contextlib.suppress(OSError):
+        fallocate(fd, FALLOC_KEEP_SIZE, os.lseek(fd, offset, os.SEEK_DATA), 1)
 
 
 def data_by_chunk(path: Path, chunk_bytes: int) -> dict[int, int]:
     """How many bytes of data each chunk of a file has."""
     sizes: dict[int, int] = {}
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        at = 0
-        while True:
-            try:
-                start = os.lseek(fd, at, os.SEEK_DATA)
-            except OSError:
-                return sizes  # nothing but a hole behind it
-            at = os.lseek(fd, start, os.SEEK_HOLE)
-            while start < at:
-                stop = min(at, (start // chunk_bytes + 1) * chunk_bytes)
+    with opened(path) as fd:
+        for start, end in data_ranges(fd, os.fstat(fd).st_size):
+            while start < end:
+                stop = min(end, (start // chunk_bytes + 1) * chunk_bytes)
                 sizes[start // chunk_bytes] = sizes.get(start // chunk_bytes, 0) + stop - start
                 start = stop
-    finally:
-        os.close(fd)
+    return sizes
 
 
 def data_bytes(path: Path) -> int:

@@ -9,6 +9,7 @@ import errno
 from typing import TYPE_CHECKING, Final
 
 from aof2.engine.errors import os_error
+from aof2.engine.files.copying import copy_range
 from aof2.engine.files.state import OpenFile, wants_write
 from aof2.engine.kinds.kind import FileHandle
 
@@ -87,4 +88,4 @@ class Handle:
         if not isinstance(source, Handle):
             raise os_error(errno.EXDEV)
         self._files.check_writable(self.ino)
-        return await self._files.copying.copy(source, offset_in, self, offset_out, length)
+        return await copy_range(self._files, source, offset_in, self, offset_out, length)

@@ -19,7 +19,7 @@ import logging
 import os
 import stat
 import tempfile
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -111,7 +111,7 @@ class FilesKind(Catalogued):
         """Unlinks are answered from a log; the channel may create files by itself where they can be passed through and
         look as they are."""
         await self.intents.start(s for s in self.volume.writable_tenants() if s in self.tenants)
-        await nursery.start(self.births.run)
+        await nursery.start(self.births.tasks.run)
         await self.births.start(bears=self._way.passthrough and self._wish.as_recorded)
         await nursery.start(self.intents.run)
 
@@ -287,21 +287,18 @@ class FilesKind(Catalogued):
     async def make_node(self, parent: int, name: bytes, mode: int, rdev: int, caller: Caller) -> InodeRow:
         if stat.S_ISREG(mode):
             return await self.files.create_closed(parent, name, mode=stat.S_IMODE(mode), uid=caller.uid, gid=caller.gid)
-        self.volume.disk.admit_name()
-        new = partial(namespace.make_node, mode=mode, rdev=rdev, uid=caller.uid, gid=caller.gid)
-        row: InodeRow = await self.change(parent, partial(new, parent=parent, name=name))
-        return row
+        return await self._make(parent, name, caller, partial(namespace.make_node, mode=mode, rdev=rdev))
 
     async def mkdir(self, parent: int, name: bytes, mode: int, caller: Caller) -> InodeRow:
-        self.volume.disk.admit_name()
-        new = partial(namespace.mkdir, mode=stat.S_IMODE(mode), uid=caller.uid, gid=caller.gid)
-        row: InodeRow = await self.change(parent, partial(new, parent=parent, name=name))
-        return row
+        return await self._make(parent, name, caller, partial(namespace.mkdir, mode=stat.S_IMODE(mode)))
 
     async def symlink(self, parent: int, name: bytes, target: bytes, caller: Caller) -> InodeRow:
+        return await self._make(parent, name, caller, partial(namespace.symlink, target=target))
+
+    async def _make(self, parent: int, name: bytes, caller: Caller, new: Callable[..., InodeRow]) -> InodeRow:
         self.volume.disk.admit_name()
-        new = partial(namespace.symlink, target=target, uid=caller.uid, gid=caller.gid)
-        row: InodeRow = await self.change(parent, partial(new, parent=parent, name=name))
+        work = partial(new, parent=parent, name=name, uid=caller.uid, gid=caller.gid)
+        row: InodeRow = await self.change(parent, work)
         return row
 
     async def link(self, ino: int, parent: int, name: bytes) -> InodeRow:

@@ -22,26 +22,19 @@ from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.rows import DirtyRow, InodeRow, ObjectRow, ObjectState
 from aof2.engine.errors import os_error
 from aof2.engine.files import marks
-from aof2.engine.files.charges import Charges
-from aof2.engine.files.known import Known
-from aof2.engine.files.parts import Parts
-from aof2.engine.files.state import Kernel, OpenFile, Stamp, State, stream_of
+from aof2.engine.files.state import OpenFile, Stamp, State, stream_of
 from aof2.engine.local.handles import ObjectHandle, Use
 
 if TYPE_CHECKING:
-    from aof2.engine.volume import Volume
+    from aof2.engine.files.table import Files
 
 
 class Loader:
     """Brings files to where they can be opened."""
 
-    def __init__(self, volume: Volume, kernel: Kernel, known: Known, parts: Parts, charges: Charges) -> None:
-        self._volume = volume
-        self._kernel = kernel
-        self._known = known
-        self._parts = parts
-        self._charges = charges
-        self._block_bytes = volume.settings.engine.block_bytes
+    def __init__(self, files: Files) -> None:
+        self._files = files
+        self._volume = files.volume
 
     def new(self, row: InodeRow) -> OpenFile:
         """A file that was just created. Its backing file's name is not durable yet."""
@@ -66,10 +59,10 @@ class Loader:
             dirty = view.get(stream_id, t.DIRTY, ino) if obj is not None and obj.state == ObjectState.DIRTY else None
         if row is None or obj is None:
             raise os_error(errno.ESTALE)
-        file = self._known.get(ino)
+        file = self._files.known.get(ino)
         if file is None:
             file = await self._make(row, obj, dirty)
-            self._known.add(file)
+            self._files.known.add(file)
         file.unlinked = row.nlink == 0
         return row, file
 
@@ -90,11 +83,11 @@ class Loader:
                 base = await self._volume.hydrator.open((file.key[0], file.ino, dirty.base_generation), file.tenant)
                 self._volume.handles.detach(base.key)
                 base.close_file()
-            base = await trio.to_thread.run_sync(self._parts.resume, file, obj, dirty, base)
+            base = await trio.to_thread.run_sync(self._files.parts.resume, file, obj, dirty, base)
             # A crash may have come between cutting the file and saying so.
             file.become(State.DIRTY_PARTIAL, base, min(dirty.base_len, file.stat().st_size))
-            self._parts.forget_behind(file)
-        self._charges.charge(file)
+            self._files.parts.forget_behind(file)
+        self._files.charges.charge(file)
         return file
 
     async def make_writable(self, file: OpenFile, row: InodeRow, *, keep: bool) -> None:
@@ -128,7 +121,7 @@ class Loader:
         """What the catalog says of it now, durably, and whether it is here whole."""
         hydrator = self._volume.hydrator
         if file.channel.ranged:
-            await self._kernel.clear(file.ino, 0, 0)  # it no longer keeps still
+            await self._files.kernel.clear(file.ino, 0, 0)  # it no longer keeps still
         await hydrator.quiesce_object(file.key)
         await hydrator.attach(base)
         await hydrator.prove(base)
@@ -136,9 +129,9 @@ class Loader:
         # Also where the file is about to be cut: a crash before that leaves the old bytes.
         whole = base.fully_resident
         if not whole:
-            await trio.to_thread.run_sync(self._parts.punch_absent, base)
+            await trio.to_thread.run_sync(self._files.parts.punch_absent, base)
         present = None if whole else tuple(base.masks)
-        work = partial(marks.reopen, ino=file.ino, block_bytes=self._block_bytes, present=present)
+        work = partial(marks.reopen, ino=file.ino, block_bytes=self._files.block_bytes, present=present)
         with trio.CancelScope(shield=True):  # it is in the catalog, or is not: not unknown
             reopened = await result_of(self._volume.writer.submit(file.key[0], work, sync=True))
         return reopened, whole

@@ -23,7 +23,6 @@ from aof2.engine import objects, segments
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.batch import Batch
 from aof2.engine.catalog.rows import DirtyRow, InodeRow, ObjectRow, ObjectState, ResidencyRow
-from aof2.engine.catalog.store import View
 from aof2.engine.manifest import payloads as p
 from aof2.engine.tiering.hashing import ObjectDigest
 
@@ -37,7 +36,7 @@ class Times(NamedTuple):
 
 
 class Seal(NamedTuple):
-    """A file that was hashed and synced."""
+    """A file that was hashed and synced. `parts`: chunks that were uploaded before, and their blocks that are here."""
 
     ino: int
     generation: int
@@ -115,11 +114,12 @@ def _write_on(b: Batch, old: ObjectRow, *, block_bytes: int, present: Sequence[i
     return Reopened(row, dirty, freed)
 
 
-def unwritten(b: Batch, ino: int, backing: tuple[int, int, int], times: Times, *, block_bytes: int) -> ObjectRow | None:
+def unwritten(b: Batch, seal: Seal, *, block_bytes: int) -> ObjectRow | None:
     """The writer closed without a change: the published generation is the file's again, its bytes are all here.
 
     None where there is nothing to go back to: the object was never published.
     """
+    ino = seal.ino
     inode, dirty = _inode(b, ino), b.get(t.DIRTY, ino)
     if dirty is None or not dirty.base_generation:
         return None
@@ -139,15 +139,10 @@ def unwritten(b: Batch, ino: int, backing: tuple[int, int, int], times: Times, *
         before = objects.chunk_disk_bytes(here.mask, chunk, block_bytes)
         b.put(t.RESIDENCY, chunk_id, msgspec.structs.replace(here, mask=mask))
         objects.account(b, objects.chunk_disk_bytes(mask, chunk, block_bytes) - before)
-    old = msgspec.structs.replace(old, backing=backing)
+    old = msgspec.structs.replace(old, backing=seal.backing)
     b.put(t.OBJECTS, (ino, old.generation), old)
-    b.put(
-        t.INODES,
-        ino,
-        msgspec.structs.replace(
-            _timed(inode, times), generation=old.generation, size=old.size, hole_bytes=old.hole_bytes
-        ),
-    )
+    inode = msgspec.structs.replace(_timed(inode, seal.times), generation=old.generation)
+    b.put(t.INODES, ino, msgspec.structs.replace(inode, size=old.size, hole_bytes=old.hole_bytes))
     return old
 
 
@@ -168,21 +163,11 @@ def note_present(b: Batch, ino: int, *, base_len: int, present: Sequence[int]) -
             objects.release_chunk(b, chunk_id)
 
 
-def seal(
-    b: Batch,
-    ino: int,
-    generation: int,
-    digest: ObjectDigest,
-    backing: tuple[int, int, int],
-    times: Times,
-    *,
-    block_bytes: int,
-    parts: Mapping[int, int] | None = None,
-) -> ObjectRow:
+def _seal(b: Batch, one: Seal, block_bytes: int) -> ObjectRow:
     """The bytes are hashed and synced: the object has chunks, the inode the size and times it was left with."""
-    inode = _inode(b, ino)
-    row = objects.seal(b, ino, generation, digest, backing, block_bytes=block_bytes, parts=parts)
-    b.put(t.INODES, ino, msgspec.structs.replace(_timed(inode, times), size=digest.size, hole_bytes=digest.hole_bytes))
+    inode, digest = _timed(_inode(b, one.ino), one.times), one.digest
+    row = objects.seal(b, one.ino, one.generation, digest, one.backing, block_bytes=block_bytes, parts=one.parts)
+    b.put(t.INODES, one.ino, msgspec.structs.replace(inode, size=digest.size, hole_bytes=digest.hole_bytes))
     return row
 
 
@@ -197,22 +182,7 @@ def seal_all(b: Batch, seals: Sequence[Seal], *, block_bytes: int) -> list[Objec
     rows: list[ObjectRow | None] = []
     for one in seals:
         try:
-            rows.append(
-                seal(
-                    b,
-                    one.ino,
-                    one.generation,
-                    one.digest,
-                    one.backing,
-                    one.times,
-                    block_bytes=block_bytes,
-                    parts=one.parts,
-                )
-            )
+            rows.append(_seal(b, one, block_bytes))
         except objects.ObjectGoneError:  # raised before anything of it changed
             rows.append(None)
     return rows
-
-
-def dirty_rows(view: View, stream_id: int) -> list[tuple[int, DirtyRow]]:
-    return list(view.scan(stream_id, t.DIRTY))

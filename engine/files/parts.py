@@ -21,9 +21,8 @@ of, which retention clears, or a part that is not punched yet, whose bytes are t
 
 from __future__ import annotations
 
-import errno
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -39,10 +38,11 @@ from aof2.engine.files import extents
 from aof2.engine.files.assemble import Assembler
 from aof2.engine.files.state import Mode, OpenFile, State
 from aof2.engine.local.handles import Key, ObjectHandle, Use
+from aof2.engine.local.reserve import is_no_room
 from aof2.engine.locks import Rank, task_lock, waits_for
 from aof2.engine.objects import ObjectGoneError, Uploaded, full_mask
 from aof2.engine.runs import runs_of
-from aof2.engine.tiering.hashing import ChunkDigest, ObjectDigest, digest_chunk
+from aof2.engine.tiering.hashing import ChunkDigest, digest_chunk
 from aof2.engine.tiering.publish import Target
 
 if TYPE_CHECKING:
@@ -52,7 +52,6 @@ log = logging.getLogger(__name__)
 
 UPLOADS: Final = 2  # each holds a chunk in memory
 WORTH_SHARE: Final = 4  # of hot_bytes: with less in open files, what is closed frees more
-NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 CLAIM_MAX_S: Final = 1.0
 CLAIMS_MAX: Final = 1 << 24  # blocks of one file that the channel can note
 CRASH_POINTS: Final = ("part.read", "part.begun", "part.uploaded", "part.recorded", "part.punched")
@@ -77,7 +76,7 @@ class Parts:
         self._block_bytes = files.block_bytes
         self._chunk_bytes = files.volume.settings.engine.chunk_bytes
         self._per_chunk = self._chunk_bytes // self._block_bytes
-        self._assembler = Assembler(files.volume)
+        self.assembler = Assembler(files.volume)
         self._lock = task_lock(Rank.PARTS)
         self._uploads = trio.Semaphore(UPLOADS)
         self._over = trio.Event()  # a chunk was taken, or let be
@@ -263,7 +262,7 @@ class Parts:
                 file.taken.unwritten.add(index)
                 file.taken.running = file.running
                 start = index * self._chunk_bytes
-                data = await trio.to_thread.run_sync(self._assembler.read_range, file, start, length)
+                data = await trio.to_thread.run_sync(self.assembler.read_range, file, start, length)
             digest = await trio.to_thread.run_sync(self._digest, file, index, data)
         except BaseException:
             self._let_be(file, index)
@@ -415,11 +414,11 @@ class Parts:
             await self._over.wait()
         if not file.partial:
             return None
-        if not any(self._assembler.is_part(file, index) for index in range(len(file.source.chunks))):
+        if not any(self.assembler.is_part(file, index) for index in range(len(file.source.chunks))):
             try:
                 return await self._files.content.fill(file)
             except OSError as e:
-                if e.errno not in NO_ROOM or not self.can_punch:
+                if not is_no_room(e) or not self.can_punch:
                     raise
         try:
             for index in range(-(-file.stat().st_size // self._chunk_bytes)):
@@ -436,7 +435,7 @@ class Parts:
             size = file.stat().st_size
             if not file.absent_mask(index, self._per_chunk, self._block_bytes):
                 return
-            if not file.partial or await trio.to_thread.run_sync(self._assembler.is_complete, file, index, size):
+            if not file.partial or await trio.to_thread.run_sync(self.assembler.is_complete, file, index, size):
                 return
             blocks = range(index * self._per_chunk, (index + 1) * self._per_chunk)
             absent = [block for block in blocks if file.is_absent(block, self._block_bytes)]
@@ -446,13 +445,6 @@ class Parts:
                 read = await self._read(file, index)
                 if read is not None:
                     await self._upload(read)
-
-    def digest(
-        self, file: OpenFile, fd: int, size: int, go_on: Callable[[], bool]
-    ) -> tuple[ObjectDigest, dict[int, int]]:
-        """What a seal says, and which chunks stay the parts they are, with their blocks that are here; CorruptError
-        where one is neither whole nor complete. On a worker thread."""
-        return self._assembler.digest(file, fd, size, go_on)
 
     # -- after a restart ---------------------------------------------------------------------------------------
 

@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from aof2.engine import namespace
+from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.rows import DirtyRow
-from aof2.engine.files import marks
+from aof2.engine.fds import opened
 
 if TYPE_CHECKING:
     from aof2.engine.volume import Volume
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 FS_IOC_GETFLAGS: Final = 0x80086601
 FS_IOC_SETFLAGS: Final = 0x40086602
 FS_IMMUTABLE_FL: Final = 0x10
-FS_APPEND_FL: Final = 0x20
 
 
 def recover_dirty(volume: Volume, tenants: Mapping[int, str]) -> list[int]:
@@ -37,7 +37,7 @@ def recover_dirty(volume: Volume, tenants: Mapping[int, str]) -> list[int]:
     gone: list[Path] = []
     for stream_id, tenant in tenants.items():
         with volume.catalog.view() as view:
-            dirty = marks.dirty_rows(view, stream_id)
+            dirty = list(view.scan(stream_id, t.DIRTY))
             nameless = set(namespace.nameless(view, stream_id))
         generations = {ino: row.generation for ino, row in dirty}
         for ino, row in dirty:
@@ -72,14 +72,10 @@ def _backing(volume: Volume, tenant: str, ino: int, row: DirtyRow) -> Path:
 
 def set_immutable(path: Path, *, on: bool) -> bool:
     """Stops, or lets go again, every writer of the file; whether the filesystem can do that."""
-    with contextlib.suppress(OSError):
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            flags = struct.unpack("l", fcntl.ioctl(fd, FS_IOC_GETFLAGS, struct.pack("l", 0)))[0]
-            wanted = flags | FS_IMMUTABLE_FL if on else flags & ~FS_IMMUTABLE_FL
-            if wanted != flags:
-                fcntl.ioctl(fd, FS_IOC_SETFLAGS, struct.pack("l", wanted))
-            return True
-        finally:
-            os.close(fd)
+    with contextlib.suppress(OSError), opened(path) as fd:
+        flags = struct.unpack("l", fcntl.ioctl(fd, FS_IOC_GETFLAGS, struct.pack("l", 0)))[0]
+        wanted = flags | FS_IMMUTABLE_FL if on else flags & ~FS_IMMUTABLE_FL
+        if wanted != flags:
+            fcntl.ioctl(fd, FS_IOC_SETFLAGS, struct.pack("l", wanted))
+        return True
     return False

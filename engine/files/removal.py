@@ -17,26 +17,22 @@ from aof2.engine.aio import result_of
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.rows import InodeRow
 from aof2.engine.files.extents import data_bytes
-from aof2.engine.files.known import Known
-from aof2.engine.files.parts import Parts
-from aof2.engine.files.seal import Sealer
 from aof2.engine.files.state import OpenFile, State, stream_of
 from aof2.engine.local.sparse import counted_bytes
 
 if TYPE_CHECKING:
-    from aof2.engine.volume import Volume
+    from aof2.engine.files.table import Files
 
 
 class Removal:
     """Removes files, now or when they are closed."""
 
-    def __init__(self, volume: Volume, known: Known, parts: Parts, sealer: Sealer) -> None:
-        self._volume = volume
-        self._known = known
-        self._parts = parts
-        self._sealer = sealer
-        self._doomed = volume.evictor.doomed
-        self._measure = partial(counted_bytes, block_bytes=volume.settings.engine.block_bytes)
+    def __init__(self, files: Files) -> None:
+        self._files = files
+        self._volume = files.volume
+        self._known = files.known
+        self._doomed = files.volume.evictor.doomed
+        self._measure = partial(counted_bytes, block_bytes=files.block_bytes)
 
     def removed(self, row: InodeRow) -> None:
         """The last name of a regular file is gone; its bytes go with it, or with the last close."""
@@ -49,12 +45,11 @@ class Removal:
         stream_id = stream_of(row.ino)
         key = (stream_id, row.ino, row.generation)
         tenant = self._volume.tenant_names()[stream_id]
-        with self._volume.catalog.view() as view:
-            obj = view.get(stream_id, t.OBJECTS, (row.ino, row.generation))
+        obj = self._volume.catalog.get(stream_id, t.OBJECTS, (row.ino, row.generation))
         if obj is None:
             self._volume.handles.forget(key)
-            measure = data_bytes if key in self._parts.sealed else self._measure
-            self._parts.sealed.discard(key)
+            measure = data_bytes if key in self._files.parts.sealed else self._measure
+            self._files.parts.sealed.discard(key)
             path = self._volume.hot.path(tenant, row.ino, row.generation)
             self._doomed.add(path, tenant, measure if charged is None else charged)
             self._volume.recent.hot.forget(row.ino)
@@ -68,7 +63,7 @@ class Removal:
         if file.state is State.GONE:
             return None
         file.seal_attempt += 1
-        self._sealer.wait(file)
+        self._files.sealer.wait(file)
         file.close_fd()
         dirty = file.dirty
         if file.base is not None:
@@ -99,7 +94,7 @@ class Removal:
             file.unlinked = True
             if not file.handles:
                 file.seal_attempt += 1
-                self._sealer.wait(file)
+                self._files.sealer.wait(file)
 
     async def drop_nameless(self, ino: int) -> None:
         """The kernel forgot a file without a name: its bytes go, unless it is open after all."""

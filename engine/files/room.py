@@ -28,7 +28,7 @@ from aof2.engine.files.brake import Brake
 from aof2.engine.files.seek import RoomSeeker, Writing
 from aof2.engine.files.state import OpenFile
 from aof2.engine.files.watch import MASK_BLOCKS_MAX, WATCH_S, Watch
-from aof2.engine.quota import disk_space
+from aof2.engine.quota.accounts import disk_space
 from aof2.engine.settings.model import FilesTenant
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ class WriteRoom:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         with self._volume.foreground.hurried_by(self._hurries):
             async with open_nursery() as nursery:
-                await nursery.start(self.brake.run)
+                await nursery.start(self.brake.tasks.run)
                 await nursery.start(self.watch.run)
                 task_status.started()
 

@@ -42,7 +42,7 @@ from aof2.engine.files.state import OpenFile, Stamp
 from aof2.engine.jobs.checkpoint import Begun
 from aof2.engine.local.hot import Identity, clear_range
 from aof2.engine.locks import Rank, waits_for
-from aof2.engine.tiering.hashing import Hasher, HashingCancelledError, ObjectDigest
+from aof2.engine.tiering.hashing import HashingCancelledError, ObjectDigest
 
 if TYPE_CHECKING:
     from aof2.engine.files.table import Files
@@ -65,11 +65,8 @@ CRASH_POINTS: Final = ("seal.hashed", "seal.synced", "seal.recorded")
 class Hashed(NamedTuple):
     file: OpenFile
     attempt: int
-    digest: ObjectDigest
-    identity: Identity
-    times: marks.Times
+    seal: marks.Seal
     stamp: Stamp
-    parts: dict[int, int]  # chunks that were uploaded before, and their blocks that are here
     loose: tuple[tuple[int, int], ...] = ()  # (offset, length) where space is reserved, and nothing was written
 
 
@@ -256,7 +253,7 @@ class Sealer:
                     later.append(file)
                 else:
                     hashed.append(one)
-                    files.start_writeback(fd, 0, one.digest.size)
+                    files.start_writeback(fd, 0, one.seal.digest.size)
             self._files.volume.env.failpoint("seal.hashed")
             files.fsync_all(fds)
             for folder in {os.path.dirname(file.path_text) for file in batch}:  # noqa: PTH120
@@ -274,25 +271,18 @@ class Sealer:
         def go_on() -> bool:
             return file.seal_attempt == attempt and not self._stopping
 
-        engine = self._files.volume.settings.engine
+        assembler = self._files.parts.assembler
         before = os.fstat(fd)
         parts: dict[int, int] = {}
         loose: tuple[tuple[int, int], ...] = ()
         try:
             if not file.partial:
-                hasher = Hasher(
-                    fd,
-                    before.st_size,
-                    chunk_bytes=engine.chunk_bytes,
-                    block_bytes=engine.block_bytes,
-                    path=file.path_text,
-                    go_on=go_on,
-                )
+                hasher = assembler.hasher(file, fd, before.st_size, go_on)
                 digest = hasher.digest()
                 if before.st_blocks * 512 > hasher.data.disk_bytes + LOOSE_BYTES:
                     loose = tuple(hasher.data.hole_ranges())
             else:
-                digest, parts = self._files.parts.digest(file, fd, before.st_size, go_on)
+                digest, parts = assembler.digest(file, fd, before.st_size, go_on)
         except (CorruptError, HashingCancelledError):
             return None  # cut, written to, or removed while it was read
         after = os.fstat(fd)
@@ -300,19 +290,17 @@ class Sealer:
             return None
         times = marks.Times(after.st_mtime_ns, after.st_ctime_ns, before.st_atime_ns)  # hashing is no access
         identity = Identity(after.st_ino, after.st_size, after.st_mtime_ns)
-        return Hashed(file, attempt, digest, identity, times, Stamp.of(after), parts, loose)
+        seal = marks.Seal(file.ino, file.key[2], digest, identity, times, parts)
+        return Hashed(file, attempt, seal, Stamp.of(after), loose)
 
     def _give_back_loose(self, one: Hashed) -> None:
         """Space that was reserved and not written to goes: the catalog counts what is there. The file is held, and no
         handle is on it. On a worker thread."""
-        fd = self._files.volume.hot.open(one.file.path)
-        try:
+        with self._files.volume.env.files.closing(self._files.volume.hot.open(one.file.path)) as fd:
             for offset, length in one.loose:
                 clear_range(fd, offset, length)
-            os.utime(fd, ns=(one.times.atime_ns, one.times.mtime_ns))
+            os.utime(fd, ns=(one.seal.times.atime_ns, one.seal.times.mtime_ns))
             self._files.volume.env.files.fsync(fd)
-        finally:
-            self._files.volume.env.files.close(fd)
 
     # -- recording ---------------------------------------------------------------------------------------------
 
@@ -337,9 +325,7 @@ class Sealer:
                 await self._record(stream_id, group, begin=begin)
 
     async def _record(self, stream_id: int, group: Sequence[Hashed], *, begin: bool) -> None:
-        seals = [
-            marks.Seal(one.file.ino, one.file.key[2], one.digest, one.identity, one.times, one.parts) for one in group
-        ]
+        seals = [one.seal for one in group]
         volume, block_bytes = self._files.volume, self._files.block_bytes
         with volume.jobs.beginning(stream_id, wanted=begin) as begin_job:
 
@@ -354,7 +340,7 @@ class Sealer:
         for one, row in sealed:
             self._sealed(one, row)
         if sealed:
-            volume.jobs.begun(stream_id, sum(one.digest.data_bytes for one, _ in sealed), job)
+            volume.jobs.begun(stream_id, sum(one.seal.digest.data_bytes for one, _ in sealed), job)
 
     def _sealed(self, one: Hashed, row: ObjectRow) -> None:
         files, file = self._files, one.file
@@ -363,25 +349,23 @@ class Sealer:
             return  # removed since its commit, and given back with what it was charged
         if one.loose or file.told_stamp not in (None, one.stamp):
             files.kernel.invalidate_attr(file.ino)  # the kernel reports no stores through a mapping
-        files.sealed(file, row, self._disk_bytes(one))
+        files.sealed(file, row, self._disk_bytes(one.seal))
 
     async def _was_unchanged(self, one: Hashed) -> bool:
         """Whether the file is what was published before it was opened to write; if so it is that again."""
-        file, volume = one.file, self._files.volume
-        if file.clean_stamp is None or one.parts:
+        file, seal, volume = one.file, one.seal, self._files.volume
+        if file.clean_stamp is None or seal.parts:
             return False
         with volume.catalog.view() as view:
             dirty = view.get(file.key[0], t.DIRTY, file.ino)
             base = dirty.base_generation if dirty is not None else 0
             old = view.get(file.key[0], t.OBJECTS, (file.ino, base)) if base else None
-            same_holes = old is not None and self._has_holes_of(view, file.key[0], old, one.digest)
-        if old is None or old.state != ObjectState.PUBLISHED or old.sha256 != one.digest.sha256 or not same_holes:
+            same_holes = old is not None and self._has_holes_of(view, file.key[0], old, seal.digest)
+        if old is None or old.state != ObjectState.PUBLISHED or old.sha256 != seal.digest.sha256 or not same_holes:
             return False
         path = volume.hot.path(file.tenant, file.ino, base)
         volume.env.files.rename(file.path, path)  # a crash from here on: recovery names it as the catalog has it
-        work = partial(
-            marks.unwritten, ino=file.ino, backing=one.identity, times=one.times, block_bytes=self._files.block_bytes
-        )
+        work = partial(marks.unwritten, seal=seal, block_bytes=self._files.block_bytes)
         try:
             row = await result_of(volume.writer.submit(file.key[0], work))
         except BaseException:
@@ -404,7 +388,7 @@ class Sealer:
                 return False
         return True
 
-    def _disk_bytes(self, one: Hashed) -> int:
+    def _disk_bytes(self, one: marks.Seal) -> int:
         """What the catalog counts of it: what is here."""
         block_bytes = self._files.block_bytes
         size = objects.digest_disk_bytes(one.digest, block_bytes)

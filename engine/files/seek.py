@@ -21,7 +21,8 @@ import trio
 from aof2.engine.catalog.rows import JobState, JobType
 from aof2.engine.errors import os_error
 from aof2.engine.locks import Rank, TaskLock, task_lock
-from aof2.engine.quota import Level, Reservation
+from aof2.engine.quota import Reservation
+from aof2.engine.quota.accounts import Level
 
 if TYPE_CHECKING:
     from aof2.engine.files.table import Files

@@ -10,20 +10,20 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import trio
 
 from aof2.engine.errors import os_error
-from aof2.engine.files.charges import Charges
-from aof2.engine.files.content import Content
-from aof2.engine.files.durability import Durability
-from aof2.engine.files.parts import NO_ROOM, Parts
-from aof2.engine.files.room import WriteRoom
+from aof2.engine.fds import opened
 from aof2.engine.files.state import OpenFile
 from aof2.engine.local.handles import ObjectHandle
 from aof2.engine.local.hot import FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, fallocate
+from aof2.engine.local.reserve import is_no_room
 from aof2.engine.objects import full_mask
+
+if TYPE_CHECKING:
+    from aof2.engine.files.table import Files
 
 # As on ext4. An object's row has a word for each of its chunks, holes included: a quarter of a million of them.
 FILE_BYTES_MAX: Final = 16 << 40
@@ -32,51 +32,38 @@ FILE_BYTES_MAX: Final = 16 << 40
 class Sizes:
     """How large files are."""
 
-    def __init__(
-        self,
-        content: Content,
-        parts: Parts,
-        room: WriteRoom,
-        charges: Charges,
-        durability: Durability,
-        *,
-        block_bytes: int,
-    ) -> None:
-        self._content = content
-        self._parts = parts
-        self._room = room
-        self._charges = charges
-        self._durability = durability
-        self._block_bytes = block_bytes
+    def __init__(self, files: Files) -> None:
+        self._files = files
+        self._block_bytes = files.block_bytes
 
     async def truncate(self, file: OpenFile, size: int) -> None:
         """Cuts or extends a dirty file."""
         if size > FILE_BYTES_MAX:
             raise os_error(errno.EFBIG)
-        self._room.watch.let_go(file)
+        self._files.room.watch.let_go(file)
         await self._cut(file, size)
-        await self._charges.recharge(file)
+        await self._files.charges.recharge(file)
 
     async def _cut(self, file: OpenFile, size: int) -> None:
         block = size // self._block_bytes
         cuts = size % self._block_bytes and file.is_absent(block, self._block_bytes)
-        async with self._room.admit(file, size, 0, more=self._block_bytes if cuts else 0), file.io:
-            self._parts.touch_all_from(file, min(size, file.stat().st_size))
+        async with self._files.room.admit(file, size, 0, more=self._block_bytes if cuts else 0), file.io:
+            self._files.parts.touch_all_from(file, min(size, file.stat().st_size))
             if not file.partial:
                 os.truncate(file.path, size)
                 return
             shorter = size < file.base_len
             if shorter and size % self._block_bytes and file.is_absent(block, self._block_bytes):
-                await self._content.bring(file, [block])
+                await self._files.content.bring(file, [block])
             file.base_len = min(file.base_len, size)
             os.truncate(file.path, size)
             if shorter:
-                self._parts.forget_behind(file)
-                self._parts.unclaim_behind(file, -(-size // self._block_bytes))
-            self._content.become_whole_if_so(file)
+                self._files.parts.forget_behind(file)
+                self._files.parts.unclaim_behind(file, -(-size // self._block_bytes))
+            self._files.content.become_whole_if_so(file)
             if shorter:  # a crash must not bring back what was cut, behind what is written there from now on
-                await trio.to_thread.run_sync(self._durability.sync_backing, file)
-                await self._durability.note_present(file)
+                await trio.to_thread.run_sync(self._files.durability.sync_backing, file)
+                await self._files.durability.note_present(file)
 
     async def fallocate(self, file: OpenFile, mode: int, offset: int, length: int) -> None:
         """Space for a range, or holes and zeros in it, on a ranged file. Reserves before a byte is taken."""
@@ -88,20 +75,20 @@ class Sizes:
         if file.partial and not takes_only:
             await self._fill_or_refuse(file)
         taken = 0 if mode & FALLOC_PUNCH_HOLE else length
-        async with self._room.admit(file, offset, taken), file.io:
+        async with self._files.room.admit(file, offset, taken), file.io:
             if not takes_only:
                 if file.partial:
                     raise os_error(errno.EOPNOTSUPP)
-                self._parts.touch_all_from(file, offset)  # some modes move what is behind the range
+                self._files.parts.touch_all_from(file, offset)  # some modes move what is behind the range
             await trio.to_thread.run_sync(fallocate, file.open_fd(), mode, offset, length)
-        await self._charges.recharge(file)
+        await self._files.charges.recharge(file)
 
     async def _fill_or_refuse(self, file: OpenFile) -> None:
         """Holes and zeros are made in files that are here whole; one that cannot be has none."""
         try:
-            await self._content.fill(file)
+            await self._files.content.fill(file)
         except OSError as e:
-            if e.errno in NO_ROOM:
+            if is_no_room(e):
                 raise os_error(errno.EOPNOTSUPP) from None
             raise
 
@@ -112,11 +99,8 @@ class Sizes:
             raise os_error(errno.ENXIO)
         if not file.dirty and file.base is not None:
             return self._seek_rows(file.base, offset, whence)
-        fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
+        with opened(file.path) as fd:
             return self._seek_partly(file, fd, offset, size, whence) if file.partial else os.lseek(fd, offset, whence)
-        finally:
-            os.close(fd)
 
     def _seek_rows(self, base: ObjectHandle, offset: int, whence: int) -> int:
         """In a clean file, by blocks."""

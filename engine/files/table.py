@@ -42,7 +42,6 @@ from aof2.engine.files.atchannel import NOT_OPEN, AtChannel
 from aof2.engine.files.charges import Charges
 from aof2.engine.files.cold import ColdFiles
 from aof2.engine.files.content import Content
-from aof2.engine.files.copying import Copying
 from aof2.engine.files.durability import Durability
 from aof2.engine.files.handle import Handle
 from aof2.engine.files.kept import KeptPages
@@ -94,18 +93,15 @@ class Files:
         self.parts = Parts(self)
         self.room = WriteRoom(self)
         self.sealer = Sealer(self)
-        self.charges = Charges(volume, kernel, self.parts)
-        self._loader = Loader(volume, kernel, self.known, self.parts, self.charges)
-        self.modes = Modes(volume, kernel, self.parts, self.room)
-        self.content = Content(volume, self.modes, self.parts, self.room)
+        self.charges = Charges(self)
+        self._loader = Loader(self)
+        self.modes = Modes(self)
+        self.content = Content(self)
         self.cold = ColdFiles(volume, kernel, self.content.patience)
-        self.durability = Durability(volume, self.known, self.charges)
-        self.sizes = Sizes(
-            self.content, self.parts, self.room, self.charges, self.durability, block_bytes=self.block_bytes
-        )
-        self._reading = Reading(volume, self.kernel, self.known, self.content, self.room)
-        self.copying = Copying(volume, self.content, self.room, self.charges)
-        self.removal = Removal(volume, self.known, self.parts, self.sealer)
+        self.durability = Durability(self)
+        self.sizes = Sizes(self)
+        self._reading = Reading(self)
+        self.removal = Removal(self)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """The background: sealing what was closed, watching what grows."""

@@ -22,7 +22,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import trio
@@ -33,7 +33,6 @@ from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.batch import Batch
 from aof2.engine.catalog.rows import JobRow, JobType, ObjectRow, ObjectState
 from aof2.engine.catalog.store import View
-from aof2.engine.env import Env
 from aof2.engine.errors import CorruptError
 from aof2.engine.foreground import Foreground
 from aof2.engine.jobs import queue
@@ -74,16 +73,9 @@ def plan_of(row: JobRow) -> Plan:
     return _plans.decode(queue.envelope(row).body)
 
 
-def make_plans(
-    b: Batch,
-    *,
-    bytes_max: int = PLAN_BYTES_MAX,
-    objects_max: int = PLAN_OBJECTS_MAX,
-    live_max: int = PLANS_LIVE_MAX,
-    unfinished: queue.Unfinished | None = None,
-) -> list[int]:
-    """Enqueues jobs for sealed objects that no job has yet; their numbers. With `live_max` jobs on their way it waits:
-    planning goes on when one of them is over."""
+def make_plans(b: Batch, *, bytes_max: int, objects_max: int, unfinished: queue.Unfinished) -> list[int]:
+    """Enqueues jobs for sealed objects that no job has yet; their numbers. With PLANS_LIVE_MAX jobs on their way it
+    waits: planning goes on when one of them is over."""
     taken, live = _taken(b.view, b.stream_id, unfinished)
     made: list[int] = []
     plan: list[ObjectRow] = []
@@ -92,7 +84,7 @@ def make_plans(
         if plan and (len(plan) == objects_max or size_bytes + row.size > bytes_max):
             made.append(_enqueue(b, plan))
             plan, size_bytes = [], 0
-        if live + len(made) >= live_max:
+        if live + len(made) >= PLANS_LIVE_MAX:
             return made
         plan.append(row)
         size_bytes += row.size
@@ -109,7 +101,7 @@ class Begun(NamedTuple):
 
 
 def begin(
-    b: Batch, sealed: Sequence[ObjectRow], tenant: str, *, lease_ms: int, unfinished: queue.Unfinished | None = None
+    b: Batch, sealed: Sequence[ObjectRow], tenant: str, *, lease_ms: int, unfinished: queue.Unfinished
 ) -> Begun | None:
     """Plans what this batch seals and claims the plan, in the same commit; None where the planner has to look."""
     taken, live = _taken(b.view, b.stream_id, unfinished)
@@ -150,21 +142,19 @@ def _size(plan: Sequence[ObjectRow]) -> int:
     return sum(row.size for row in plan)
 
 
-def is_plannable(
-    view: View, tenant_id: int, *, live_max: int = PLANS_LIVE_MAX, unfinished: queue.Unfinished | None = None
-) -> bool:
+def is_plannable(view: View, tenant_id: int, *, unfinished: queue.Unfinished) -> bool:
     """Whether `make_plans` would make any."""
     if next(view.scan(tenant_id, t.UNPUBLISHED), None) is None:
         return False
     taken, live = _taken(view, tenant_id, unfinished)
-    return live < live_max and any(key not in taken for key, _ in view.scan(tenant_id, t.UNPUBLISHED))
+    return live < PLANS_LIVE_MAX and any(key not in taken for key, _ in view.scan(tenant_id, t.UNPUBLISHED))
 
 
-def _taken(view: View, tenant_id: int, unfinished: queue.Unfinished | None) -> tuple[set[tuple[int, int]], int]:
+def _taken(view: View, tenant_id: int, unfinished: queue.Unfinished) -> tuple[set[tuple[int, int]], int]:
     """The objects that some job has, and how many of those jobs are on their way."""
     taken: set[tuple[int, int]] = set()
     live = 0
-    for job in (unfinished or queue.Unfinished()).of(view, tenant_id):
+    for job in unfinished.of(view, tenant_id):
         if job.type == JobType.CREATE_CHECKPOINT:
             taken.update(plan_of(job).objects)
             live += job.state in queue.LIVE
@@ -197,9 +187,8 @@ class _Work:
         self.bulks = iter(bulks)
         self.todo = deque(rest)
         self.bulk_count = len(bulks)
-        self.unrecorded = len(rest) + sum(
-            len(bulk.items) for bulk in bulks
-        )  # of them, whose publication was not submitted to the log yet
+        # Of them, whose publication was not submitted to the log yet.
+        self.unrecorded = len(rest) + sum(len(bulk.items) for bulk in bulks)
         self.done = done
         self.total = total
         self.saved = saved
@@ -222,39 +211,28 @@ class CreateCheckpoint:
 
     def __init__(
         self,
-        env: Env,
         publisher: Publisher,
         compression_of: Callable[[str], str],
-        *,
-        metrics: StorageMetrics | None = None,
-        on_published: Callable[[], object] | None = None,
-        foreground: Foreground | None = None,
-        parallel: int = OBJECTS_PARALLEL,
+        metrics: StorageMetrics,
+        foreground: Foreground,
+        on_published: Callable[[], object],
     ) -> None:
-        self._env = env
+        self._env = publisher.hot.env
         self._publisher = publisher
         self._packer = packs.Packer(publisher)
         self._compression_of = compression_of
         self._metrics = metrics
+        self._foreground = foreground
         self._on_published = on_published
-        self._foreground = foreground or Foreground()
-        self._parallel = parallel
 
     async def run(self, job: JobContext) -> None:
         plan = plan_of(job.row)
         work = self._look(job, plan)
-        log_event(
-            log,
-            "checkpoint.started",
-            job_id=job.name,
-            tenant=job.tenant,
-            plan_size_bytes=plan.size_bytes,
-            wal_range=None,
-        )
+        _tell(job, "started", tenant=job.tenant, plan_size_bytes=plan.size_bytes, wal_range=None)
         through = False
         try:
-            work.tally.on_staged = partial(self._tell_staged, job)
-            work.tally.on_uploaded = partial(self._tell_uploaded, job)
+            work.tally.on_staged = partial(_tell_staged, job)
+            work.tally.on_uploaded = partial(_tell_uploaded, job)
             await self._publish_all(job, plan, work)
             through = True
         except JobCancelledError:
@@ -262,21 +240,14 @@ class CreateCheckpoint:
         except Exception as e:
             verdict = judge(e, job.row.type)
             stage = "validate" if isinstance(e, CorruptError) else work.tally.failed_stage or "plan"
-            log_event(
-                log,
-                "checkpoint.failed",
-                job_id=job.name,
-                error=verdict.reason,
-                stage=stage,
-                retryable=verdict.retryable,
-            )
+            _tell(job, "failed", error=verdict.reason, stage=stage, retryable=verdict.retryable)
             raise
         finally:
             through = through or job.finished  # also where the runner is stopped right after the commit that ended it
             if through:
                 self._tell_through(job, plan, work)
             self._clean_up(job, work)
-            self._tell_cleaned_up(job, work)
+            _tell(job, "cleaned_up", quota_released_bytes=work.released_bytes or 0)
             if through and not job.finished:
                 self._measure(job)
 
@@ -303,7 +274,7 @@ class CreateCheckpoint:
             async with open_nursery() as nursery:
                 for _ in range(min(PACKS_PARALLEL, work.bulk_count)):
                     nursery.start_soon(self._publish_bulks, job, plan, work)
-                for _ in range(min(self._parallel, len(work.todo))):
+                for _ in range(min(OBJECTS_PARALLEL, len(work.todo))):
                     nursery.start_soon(self._publish_some, job, plan, work)
             await self._publish_some(job, plan, work)  # what was left over by its bulk
             saver.cancel_scope.cancel()
@@ -346,8 +317,7 @@ class CreateCheckpoint:
             along=partial(self._with_last, job, plan, work, len(bulk.items)),
         )
         self._env.failpoint("checkpoint.object_published")
-        if self._on_published is not None:
-            self._on_published()
+        self._on_published()
         over = {*done, *bad}
         for item in bulk.items if len(over) < len(bulk.items) else ():
             row = item.row
@@ -394,8 +364,7 @@ class CreateCheckpoint:
         along = partial(self._with_last, job, plan, work)
         await self._publisher.publish(target, plan.checkpoint_id, job.name, work.tally, along)
         self._env.failpoint("checkpoint.object_published")
-        if self._on_published is not None:
-            self._on_published()
+        self._on_published()
 
     def _with_last(self, job: JobContext, plan: Plan, work: _Work, count: int = 1) -> Callable[[Batch], None] | None:
         """What the publication of so many that is about to be recorded holds besides: the last one, the end of its
@@ -437,59 +406,34 @@ class CreateCheckpoint:
 
     def _is_still(self, tenant_id: int, row: ObjectRow) -> bool:
         """Whether the object is what it was when the attempt began: not unlinked, not opened for writing."""
-        with self._publisher.catalog.view() as view:
-            now = view.get(tenant_id, t.OBJECTS, (row.ino, row.generation))
+        now = self._publisher.catalog.get(tenant_id, t.OBJECTS, (row.ino, row.generation))
         return now is not None and now.state == ObjectState.SEALED and now.sha256 == row.sha256
 
     # -- telling -------------------------------------------------------------------------------------------------
 
-    @staticmethod
-    def _tell_staged(job: JobContext, tally: Tally) -> None:
-        log_event(
-            log,
-            "checkpoint.staged",
-            job_id=job.name,
-            staged_chunks=tally.staged_blobs,
-            staged_bytes=tally.staged_bytes,
-            duration_ms=int(tally.staged_s * 1000),
-        )
-
-    @staticmethod
-    def _tell_uploaded(job: JobContext, tally: Tally) -> None:
-        log_event(
-            log,
-            "checkpoint.uploaded",
-            job_id=job.name,
-            uploaded_blobs=tally.uploaded_blobs,
-            uploaded_bytes=tally.uploaded_bytes,
-            duration_ms=int(tally.uploaded_s * 1000),
-        )
-
     def _tell_through(self, job: JobContext, plan: Plan, work: _Work) -> None:
         work.tally.finish()
-        self._tell_published(job, plan)
-
-    @staticmethod
-    def _tell_cleaned_up(job: JobContext, work: _Work) -> None:
-        log_event(log, "checkpoint.cleaned_up", job_id=job.name, quota_released_bytes=work.released_bytes or 0)
-
-    def _tell_published(self, job: JobContext, plan: Plan) -> None:
-        with self._publisher.catalog.view() as view:
-            generation = view.get(job.tenant_id, t.WATERMARKS, CHECKPOINT) or 0
-        log_event(
-            log,
-            "checkpoint.published",
-            job_id=job.name,
-            manifest_generation=generation,
-            checkpoint_id=plan.checkpoint_id,
-        )
+        generation = self._publisher.catalog.get(job.tenant_id, t.WATERMARKS, CHECKPOINT) or 0
+        _tell(job, "published", manifest_generation=generation, checkpoint_id=plan.checkpoint_id)
 
     def _measure(self, job: JobContext) -> None:
-        if self._metrics is not None:
-            took_ms = max(0, self._env.now_ms() - job.row.created_ms)
-            self._metrics.checkpoint_duration_seconds.observe(took_ms / 1000)
+        took_ms = max(0, self._env.now_ms() - job.row.created_ms)
+        self._metrics.checkpoint_duration_seconds.observe(took_ms / 1000)
 
     def _count(self, tally: Tally) -> None:
-        if self._metrics is not None:
-            self._metrics.checkpoint_bytes_written_local.inc(tally.staged_bytes)
-            self._metrics.checkpoint_bytes_written_remote.inc(tally.uploaded_bytes)
+        self._metrics.checkpoint_bytes_written_local.inc(tally.staged_bytes)
+        self._metrics.checkpoint_bytes_written_remote.inc(tally.uploaded_bytes)
+
+
+def _tell(job: JobContext, event: str, **fields: Any) -> None:
+    log_event(log, f"checkpoint.{event}", job_id=job.name, **fields)
+
+
+def _tell_staged(job: JobContext, tally: Tally) -> None:
+    took_ms = int(tally.staged_s * 1000)
+    _tell(job, "staged", staged_chunks=tally.staged_blobs, staged_bytes=tally.staged_bytes, duration_ms=took_ms)
+
+
+def _tell_uploaded(job: JobContext, tally: Tally) -> None:
+    took_ms, blobs = int(tally.uploaded_s * 1000), tally.uploaded_blobs
+    _tell(job, "uploaded", uploaded_blobs=blobs, uploaded_bytes=tally.uploaded_bytes, duration_ms=took_ms)

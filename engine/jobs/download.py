@@ -20,13 +20,13 @@ import trio
 
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.rows import ObjectRow, ObjectState
-from aof2.engine.catalog.store import Catalog
 from aof2.engine.errors import CorruptError
 from aof2.engine.jobs.errors import NeedsRepairError
 from aof2.engine.jobs.worker import JobContext
 from aof2.engine.local.handles import ObjectHandle
 from aof2.engine.objects import ObjectGoneError
-from aof2.engine.quota import Level, QuotaExceededError, StorageQuota
+from aof2.engine.quota.accounts import Level, QuotaExceededError
+from aof2.engine.quota.storage import StorageQuota
 from aof2.engine.tiering.hydrate import Hydrator
 
 log = logging.getLogger(__name__)
@@ -49,8 +49,7 @@ _scopes: Final = msgspec.msgpack.Decoder(Scope)
 class DownloadCheckpoint:
     """The executor."""
 
-    def __init__(self, catalog: Catalog, hydrator: Hydrator, quota: StorageQuota) -> None:
-        self._catalog = catalog
+    def __init__(self, hydrator: Hydrator, quota: StorageQuota) -> None:
         self._hydrator = hydrator
         self._quota = quota
 
@@ -81,7 +80,7 @@ class DownloadCheckpoint:
             raise NeedsRepairError(f"{len(failed)} of {len(rows)} objects cannot be had: {'; '.join(failed[:10])}")
 
     def _rows(self, tenant_id: int, scope: Scope) -> list[ObjectRow]:
-        with self._catalog.view() as view:
+        with self._hydrator.catalog.view() as view:
             if scope.objects:
                 named = (view.get(tenant_id, t.OBJECTS, key) for key in scope.objects)
                 rows = [row for row in named if row is not None]

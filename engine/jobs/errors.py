@@ -19,7 +19,7 @@ from aof2.engine.errors import (
 )
 from aof2.engine.manifest.format import ReasonCode
 from aof2.engine.objects import ObjectGoneError
-from aof2.engine.quota import QuotaExceededError, ReservationExpiredError
+from aof2.engine.quota.accounts import QuotaExceededError, ReservationExpiredError
 from aof2.engine.remote.errors import RemoteMissingError, RemoteRefusedError
 
 ATTEMPTS_MAX: Final = 8

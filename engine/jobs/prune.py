@@ -42,7 +42,6 @@ from aof2.engine.manifest import payloads as p
 from aof2.engine.manifest.format import LOG_SEGMENT_ID, ReasonCode
 from aof2.engine.manifest.index import ManifestEntry
 from aof2.engine.remote.keys import ChunkBlobKey, DeltaBlobKey, PackKey, is_pack, parse_key
-from aof2.engine.remote.store import RemoteStore
 from aof2.engine.tiering.evict import Evictor
 from aof2.engine.tiering.fetch import BlobFetcher
 
@@ -262,17 +261,9 @@ class PruneCheckpoint:
     """The executor."""
 
     def __init__(
-        self,
-        catalog: Catalog,
-        remote: RemoteStore,
-        evictor: Evictor,
-        fetcher: BlobFetcher,
-        retention: Retention,
-        *,
-        blocked: Callable[[str], bool] = lambda _: False,
+        self, evictor: Evictor, fetcher: BlobFetcher, retention: Retention, blocked: Callable[[str], bool]
     ) -> None:
-        self._catalog = catalog
-        self._remote = remote
+        self._catalog = evictor.catalog
         self._evictor = evictor
         self._fetcher = fetcher
         self._keep = retention
@@ -377,7 +368,7 @@ class PruneCheckpoint:
         pairs = [pair for pair in found if not self._is_blocked(pair[1], report)]
         for page in _pages(pairs):
             job.check_cancelled()
-            await trio.to_thread.run_sync(self._remote.delete, [key for _, key in page])
+            await trio.to_thread.run_sync(self._fetcher.remote.delete, [key for _, key in page])
             self._env.failpoint("prune.deleted")
             for _, key in page:
                 self._fetcher.forget(key)

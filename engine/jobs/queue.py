@@ -159,18 +159,22 @@ def claim(
             if envelope(row).cancel_requested:
                 cancelled(b, job_id)
                 continue
-            return _put(b, row, state=JobState.RUNNING, lease_until_ms=b.now_ms + min(lease_ms, LEASE_MAX_MS))
+            return _lease(b, row, lease_ms)
     return None
 
 
 def claim_new(b: Batch, job_id: int, *, lease_ms: int) -> JobRow:
     """A job that this very batch enqueued, RUNNING at once: the caller starts it after the commit."""
-    return _put(b, get(b, job_id), state=JobState.RUNNING, lease_until_ms=b.now_ms + min(lease_ms, LEASE_MAX_MS))
+    return _lease(b, get(b, job_id), lease_ms)
 
 
 def renew(b: Batch, job_id: int, *, lease_ms: int) -> JobRow:
     """The worker is alive: its lease runs anew."""
-    return _put(b, _running(b, job_id), lease_until_ms=b.now_ms + min(lease_ms, LEASE_MAX_MS))
+    return _lease(b, _running(b, job_id), lease_ms)
+
+
+def _lease(b: Batch, row: JobRow, lease_ms: int) -> JobRow:
+    return _put(b, row, state=JobState.RUNNING, lease_until_ms=b.now_ms + min(lease_ms, LEASE_MAX_MS))
 
 
 def progress(

@@ -23,10 +23,7 @@ from aof2.engine import objects
 from aof2.engine.aio import open_nursery, result_of
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.batch import Batch
-from aof2.engine.catalog.rows import JobRow, JobState, JobType, ObjectRow, ObjectState
-from aof2.engine.catalog.store import Catalog
-from aof2.engine.catalog.writer import CatalogWriter
-from aof2.engine.env import Env
+from aof2.engine.catalog.rows import JobState, JobType, ObjectRow, ObjectState
 from aof2.engine.foreground import Foreground
 from aof2.engine.jobs import checkpoint, download, prune, verify
 from aof2.engine.jobs.errors import JobFailedError
@@ -48,9 +45,6 @@ class Jobs:
 
     def __init__(
         self,
-        env: Env,
-        catalog: Catalog,
-        writer: CatalogWriter,
         publisher: Publisher,
         hydrator: Hydrator,
         evictor: Evictor,
@@ -58,36 +52,27 @@ class Jobs:
         tenants: Callable[[], dict[int, str]],
         compression_of: Callable[[str], str],
         retention: prune.Retention,
-        blocked: Callable[[str], bool] = lambda _: False,
-        metrics: StorageMetrics | None = None,
-        foreground: Foreground | None = None,
+        blocked: Callable[[str], bool],
+        metrics: StorageMetrics,
+        foreground: Foreground,
         lease_s: float = LEASE_S,
         prune_every_s: float | None = None,
         plan_bytes_max: int = checkpoint.PLAN_BYTES_MAX,
         plan_objects_max: int = checkpoint.PLAN_OBJECTS_MAX,
     ) -> None:
-        quota, remote = publisher.quota, publisher.remote
-        self.env = env
-        self.catalog = catalog
-        self.writer = writer
+        self.env, self.catalog, self.writer = publisher.hot.env, publisher.catalog, publisher.writer
         self.retention = retention
         executors: dict[JobType, Executor] = {
             JobType.CREATE_CHECKPOINT: checkpoint.CreateCheckpoint(
-                env,
-                publisher,
-                compression_of,
-                metrics=metrics,
-                on_published=self._on_published,
-                foreground=foreground,
+                publisher, compression_of, metrics, foreground, self._on_published
             ),
-            JobType.VERIFY_MANIFEST: verify.VerifyManifest(catalog, remote, publisher, hydrator, compression_of),
-            JobType.DOWNLOAD_CHECKPOINT: download.DownloadCheckpoint(catalog, hydrator, quota),
-            JobType.PRUNE_CHECKPOINT: prune.PruneCheckpoint(
-                catalog, remote, evictor, hydrator.fetcher, retention, blocked=blocked
-            ),
+            JobType.VERIFY_MANIFEST: verify.VerifyManifest(publisher, hydrator, compression_of),
+            JobType.DOWNLOAD_CHECKPOINT: download.DownloadCheckpoint(hydrator, publisher.quota),
+            JobType.PRUNE_CHECKPOINT: prune.PruneCheckpoint(evictor, hydrator.fetcher, retention, blocked),
             JobType.TRUNCATE_APPEND_ONLY: RefuseTruncation(),
         }
-        self.runner = JobRunner(env, catalog, writer, quota, tenants, executors, lease_s=lease_s, on_over=self._on_over)
+        base = (self.env, self.catalog, self.writer, publisher.quota)
+        self.runner = JobRunner(*base, tenants, executors, lease_s=lease_s, on_over=self._on_over)
         self._tenants = tenants
         self._metrics = metrics
         self._prune_every_s = prune_every_s
@@ -172,8 +157,7 @@ class Jobs:
             await change.wait()
 
     def _is_over(self, key: Key) -> bool:
-        with self.catalog.view() as view:
-            row = view.get(key[0], t.OBJECTS, (key[1], key[2]))
+        row = self.catalog.get(key[0], t.OBJECTS, (key[1], key[2]))
         return row is None or row.state != ObjectState.SEALED
 
     def _raise_failed(self, keys: Collection[Key]) -> None:
@@ -215,29 +199,20 @@ class Jobs:
         return await self.runner.enqueue(tenant_id, JobType.VERIFY_MANIFEST, token, body)
 
     async def download(
-        self,
-        tenant_id: int,
-        *,
-        checkpoint_id: int = 0,
-        objects: Collection[tuple[int, int]] = (),
-        token: str | None = None,
+        self, tenant_id: int, *, checkpoint_id: int = 0, objects: Collection[tuple[int, int]] = ()
     ) -> int:
         """Brings a checkpoint, these objects, or everything of the tenant onto the local disk; the job's number."""
-        scope = download.Scope(checkpoint_id, tuple(sorted(objects)))
-        body = t.encode(scope)
-        token = token or f"download/{hashlib.sha256(body).hexdigest()[:16]}"
+        body = t.encode(download.Scope(checkpoint_id, tuple(sorted(objects))))
+        token = f"download/{hashlib.sha256(body).hexdigest()[:16]}"
         return await self.runner.enqueue(tenant_id, JobType.DOWNLOAD_CHECKPOINT, token, body)
 
-    async def prune(self, tenant_id: int, *, token: str | None = None) -> int:
+    async def prune(self, tenant_id: int) -> int:
         """Lets go of what retention does not keep; the job's number."""
-        return await self.runner.enqueue(tenant_id, JobType.PRUNE_CHECKPOINT, token or "prune")
+        return await self.runner.enqueue(tenant_id, JobType.PRUNE_CHECKPOINT, "prune")
 
-    async def truncate(self, tenant_id: int, *, body: bytes = b"", token: str | None = None) -> int:
+    async def truncate(self, tenant_id: int) -> int:
         """Cuts an append stream; the job's number."""
-        return await self.runner.enqueue(tenant_id, JobType.TRUNCATE_APPEND_ONLY, token or "truncate", body)
-
-    async def wait(self, tenant_id: int, job_id: int) -> JobRow:
-        return await self.runner.wait(tenant_id, job_id)
+        return await self.runner.enqueue(tenant_id, JobType.TRUNCATE_APPEND_ONLY, "truncate")
 
     # -- the task ------------------------------------------------------------------------------------------------
 
@@ -245,8 +220,7 @@ class Jobs:
         async with open_nursery() as nursery:
             await nursery.start(self.runner.run)
             nursery.start_soon(self._plan_forever)
-            if self._metrics is not None:
-                nursery.start_soon(self._measure, self._metrics)
+            nursery.start_soon(self._measure)
             if self._prune_every_s is not None:
                 nursery.start_soon(self._prune_forever, self._prune_every_s)
             self._to_plan.update(self._tenants())
@@ -280,13 +254,13 @@ class Jobs:
         with self.catalog.view() as view:
             return checkpoint.is_plannable(view, tenant_id, unfinished=self.runner.unfinished)
 
-    async def _measure(self, metrics: StorageMetrics) -> None:
+    async def _measure(self) -> None:
         """Keeps the number that a scrape reads."""
         while True:
             change = self.runner.changes.next()
             rows = [row for tenant_id in self._tenants() for row in self.runner.live(tenant_id)]
             waiting = [r for r in rows if r.type == JobType.CREATE_CHECKPOINT and r.state == JobState.QUEUED]
-            metrics.checkpoint_queue_depth.set(len(waiting))
+            self._metrics.checkpoint_queue_depth.set(len(waiting))
             await change.wait()
 
     async def _prune_forever(self, every_s: float) -> None:

@@ -30,7 +30,6 @@ from aof2.engine.aio import open_nursery
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.batch import Batch
 from aof2.engine.catalog.rows import BlobRow, ChunkRow, ObjectRow
-from aof2.engine.catalog.store import Catalog, View
 from aof2.engine.errors import CorruptError
 from aof2.engine.jobs import queue
 from aof2.engine.jobs.errors import NeedsRepairError
@@ -45,6 +44,7 @@ from aof2.engine.tiering.publish import Publisher, Target
 log = logging.getLogger(__name__)
 
 PAGE_BLOBS: Final = 32
+PARALLEL: Final = 4
 NAMED_MAX: Final = 100  # keys a report names; it counts them all
 CRASH_POINTS: Final = ("verify.marked", "verify.rebuilt", "verify.page_done")
 
@@ -83,22 +83,13 @@ def check_blob(remote: RemoteStore, sha256: bytes, blob: BlobRow) -> None:
 class VerifyManifest:
     """The executor."""
 
-    def __init__(
-        self,
-        catalog: Catalog,
-        remote: RemoteStore,
-        publisher: Publisher,
-        hydrator: Hydrator,
-        compression_of: Callable[[str], str],
-        *,
-        parallel: int = 4,
-    ) -> None:
-        self._catalog = catalog
-        self._remote = remote
+    def __init__(self, publisher: Publisher, hydrator: Hydrator, compression_of: Callable[[str], str]) -> None:
+        self._catalog = publisher.catalog
+        self._remote = publisher.remote
         self._publisher = publisher
         self._hydrator = hydrator
         self._compression_of = compression_of
-        self._limiter = trio.CapacityLimiter(parallel)
+        self._limiter = trio.CapacityLimiter(PARALLEL)
 
     async def run(self, job: JobContext) -> None:
         scope = _scopes.decode(job.body) if job.body else Scope()
@@ -186,8 +177,7 @@ class VerifyManifest:
 
     def _is_still(self, tenant_id: int, item: Item) -> bool:
         """Whether the blob is still wanted: not pruned while we looked."""
-        with self._catalog.view() as view:
-            now = view.get(tenant_id, t.BLOBS, item[0])
+        now = self._catalog.get(tenant_id, t.BLOBS, item[0])
         return now is not None and now.refs > 0 and now.location == item[1].location
 
     # -- repairing -----------------------------------------------------------------------------------------------
@@ -215,7 +205,8 @@ class VerifyManifest:
         """Every chunk with this content, with its object: also those not published yet, which are all local."""
         with self._catalog.view() as view:
             chunks = [chunk for _, chunk in view.scan(tenant_id, t.CHUNKS) if chunk.sha256 == sha256]
-            return [(chunk, row) for chunk in chunks if (row := _object_of(view, tenant_id, chunk)) is not None]
+            rows = (view.get(tenant_id, t.OBJECTS, (chunk.ino, chunk.generation)) for chunk in chunks)
+            return [(chunk, row) for chunk, row in zip(chunks, rows, strict=True) if row is not None]
 
     async def _rebuilt(self, job: JobContext, item: Item, chunk: ChunkRow, row: ObjectRow, users: list[int]) -> bool:
         """Whether the blob could be put again from this chunk's local bytes."""
@@ -242,10 +233,6 @@ class VerifyManifest:
 
 def _is_wanted(item: Item, wanted: set[bytes] | None) -> bool:
     return item[1].refs > 0 and (wanted is None or item[0] in wanted)
-
-
-def _object_of(view: View, tenant_id: int, chunk: ChunkRow) -> ObjectRow | None:
-    return view.get(tenant_id, t.OBJECTS, (chunk.ino, chunk.generation))
 
 
 def _mark_verified(b: Batch, hashes: list[bytes]) -> None:

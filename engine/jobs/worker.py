@@ -32,7 +32,7 @@ from aof2.engine.catalog.writer import CatalogWriter
 from aof2.engine.env import Env
 from aof2.engine.errors import FatalIOError, LimitError, ReadOnlyError
 from aof2.engine.jobs import queue
-from aof2.engine.jobs.errors import JobCancelledError, JobFailedError, JobGoneError, JobRefusedError, judge
+from aof2.engine.jobs.errors import JobCancelledError, JobGoneError, JobRefusedError, judge
 from aof2.engine.quota import StorageQuota
 
 log = logging.getLogger(__name__)
@@ -98,7 +98,6 @@ class JobContext:
         body: bytes | None = None,
         report: Mapping[str, object] | None = None,
         along: Callable[[Batch], object] | None = None,
-        sync: bool = False,
     ) -> None:
         """Writes down how far it is; `along` changes rows in the same commit."""
         packed = None if report is None else encode(dict(report))
@@ -108,7 +107,7 @@ class JobContext:
                 along(b)
             queue.progress(b, self.row.job_id, done, total, body=body, report=packed)
 
-        await self.commit(work, sync=sync)
+        await self.commit(work)
         self._runner.env.failpoint("job.progressed")
         self._runner.changes.fire()
 
@@ -155,10 +154,8 @@ class JobRunner:
         tenants: Callable[[], dict[int, str]],
         executors: Mapping[JobType, Executor],
         *,
-        parallel: int = PARALLEL,
-        background_max: int = BACKGROUND_MAX,
-        lease_s: float = LEASE_S,
-        on_over: Callable[[JobContext], object] | None = None,
+        lease_s: float,
+        on_over: Callable[[JobContext], object],
     ) -> None:
         self.env = env
         self.catalog = catalog
@@ -167,8 +164,6 @@ class JobRunner:
         self.executors = dict(executors)
         self.changes = Changes()
         self._tenants = tenants
-        self._parallel = parallel
-        self._background_max = min(background_max, parallel)
         self._lease_s = lease_s
         self._on_over = on_over
         self._running: dict[JobKey, JobContext] = {}
@@ -204,10 +199,10 @@ class JobRunner:
         self._wake()
         return done
 
-    async def kick(self, tenant_id: int | None = None) -> list[JobKey]:
+    async def kick(self) -> list[JobKey]:
         """An operator acted: every failed job and every one in its backoff is tried again now; which."""
         kicked = []
-        for tenant in [tenant_id] if tenant_id is not None else sorted(self._tenants()):
+        for tenant in sorted(self._tenants()):
             for row in self.live(tenant):
                 waits = row.state == JobState.QUEUED and row.not_before_ms > 0
                 if (row.state == JobState.FAILED or waits) and await self.retry(tenant, row.job_id):
@@ -230,19 +225,6 @@ class JobRunner:
 
     def job(self, tenant_id: int, job_id: int) -> JobRow | None:
         return next((row for row in self.jobs(tenant_id) if row.job_id == job_id), None)
-
-    async def wait(self, tenant_id: int, job_id: int) -> JobRow:
-        """The job once it is over; JobFailedError with its reason when it failed."""
-        while True:
-            change = self.changes.next()
-            row = self.job(tenant_id, job_id)
-            if row is None:
-                raise JobGoneError(f"there is no job {job_id} of tenant {tenant_id}")
-            if row.state == JobState.FAILED:
-                raise JobFailedError(f"job {job_id} ({row.type.name}) failed: {row.reason}")
-            if row.state not in queue.LIVE:
-                return row
-            await change.wait()
 
     def wake(self) -> None:
         """Jobs may be due. From any thread."""
@@ -302,10 +284,10 @@ class JobRunner:
 
     def _free_types(self) -> set[JobType]:
         """What may be started now."""
-        if len(self._running) + self._kept >= self._parallel:
+        if len(self._running) + self._kept >= PARALLEL:
             return set()
         background = sum(job.row.type != JobType.CREATE_CHECKPOINT for job in self._running.values())
-        return set(JobType) if background < self._background_max else {JobType.CREATE_CHECKPOINT}
+        return set(JobType) if background < BACKGROUND_MAX else {JobType.CREATE_CHECKPOINT}
 
     async def _start_due(self) -> None:
         """Claims in turns, one job a tenant and round, until nothing is due or no slot is free."""
@@ -373,8 +355,7 @@ class JobRunner:
             with self.catalog.view() as view:
                 self.unfinished.learn(view, job.tenant_id)
             self.quota.release_job(job.name)
-            if self._on_over is not None:
-                self._on_over(job)
+            self._on_over(job)
             self._wake()
 
     async def _execute(self, job: JobContext) -> None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +26,7 @@ from aof2.engine.blob.reader import BlobReader
 from aof2.engine.blob.writer import BlobWriter
 from aof2.engine.catalog.rows import INO_STREAM_SHIFT, ChunkRow
 from aof2.engine.env import Env
+from aof2.engine.fds import opened
 from aof2.engine.local.hot import read_exactly
 from aof2.engine.locks import ThreadLock
 from aof2.engine.recency import EvictionPolicy
@@ -48,57 +50,47 @@ def _slot(key: int) -> Slot:
     return key >> INO_STREAM_SHIFT, key & (1 << INO_STREAM_SHIFT) - 1
 
 
+@dataclass(eq=False)
 class WarmStore:
     """The folder of warm blobs and how full it is. `lock` guards `policy`, also while `tiering/recent.py` saves it."""
 
-    def __init__(
-        self,
-        env: Env,
-        root: Path,
-        limit_bytes: int,
-        policy: EvictionPolicy,
-        lock: ThreadLock,
-        tenants: Callable[[], dict[int, str]],
-        *,
-        block_bytes: int,
-    ) -> None:
-        self.env = env
-        self.root = root
-        self.limit_bytes = limit_bytes
-        self.used_bytes = 0
-        self.dropped = 0  # blobs given up since the start
-        self.dropped_bytes = 0
-        self._lock = lock
-        self._policy = policy
-        self._tenants = tenants
-        self._block_bytes = block_bytes
+    env: Env
+    root: Path
+    limit_bytes: int
+    policy: EvictionPolicy
+    lock: ThreadLock
+    tenants: Callable[[], dict[int, str]]
+    block_bytes: int
+    used_bytes: int = 0
+    dropped: int = 0  # blobs given up since the start
+    dropped_bytes: int = 0
 
     def path(self, tenant: str, chunk_id: int) -> Path:
         return self.root / tenant / f"{chunk_id}.blob"
 
     def restore(self, rows: Iterable[tuple[Slot, int]]) -> None:
         """The blobs of earlier runs, with their lengths: counted, in the order that was saved."""
-        with self._lock:
+        with self.lock:
             here: set[int] = set()
             for slot, stored_bytes in rows:
                 key = _key(slot)
                 here.add(key)
-                self._policy.admit_old(key, stored_bytes)
-                self._policy.sized(key, stored_bytes)
+                self.policy.admit_old(key, stored_bytes)
+                self.policy.sized(key, stored_bytes)
                 self.used_bytes += stored_bytes
-            for key in list(self._policy.in_order()):
+            for key in list(self.policy.in_order()):
                 if key not in here:
-                    self._policy.forget(key)
+                    self.policy.forget(key)
 
     def victims(self, size_bytes: int) -> list[Slot]:
         """The blobs that must go for so many bytes to fit."""
-        with self._lock:
+        with self.lock:
             over = self.used_bytes + size_bytes - self.limit_bytes
             out: list[Slot] = []
             if over > 0:
-                for key in self._policy.in_order():
+                for key in self.policy.in_order():
                     out.append(_slot(key))
-                    over -= self._policy.units_of(key)
+                    over -= self.policy.units_of(key)
                     if over <= 0:
                         break
             return out
@@ -106,13 +98,13 @@ class WarmStore:
     def drop(self, slots: list[Slot]) -> None:
         """The rows say they are gone: so do the files."""
         for slot in slots:
-            with self._lock:
-                stored = self._policy.units_of(_key(slot))
-                self._policy.forget(_key(slot))
+            with self.lock:
+                stored = self.policy.units_of(_key(slot))
+                self.policy.forget(_key(slot))
                 self.used_bytes -= stored
                 self.dropped += bool(stored)
                 self.dropped_bytes += stored
-            tenant = self._tenants().get(slot[0])
+            tenant = self.tenants().get(slot[0])
             if stored and tenant is not None:
                 with contextlib.suppress(FileNotFoundError):
                     self.env.files.unlink(self.path(tenant, slot[1]))
@@ -130,15 +122,12 @@ class WarmStore:
         self.env.make_dirs(path.parent)
         with contextlib.suppress(FileNotFoundError):
             self.env.files.unlink(path)
-        fd = self.env.files.create(path)
-        try:
+        with self.env.files.closing(self.env.files.create(path)) as fd:
             stored = self._write(fd, chunk, source_fd, offset, admit)
             if stored is not None:
                 self.env.files.fsync(fd)
                 self.env.failpoint("warm.written")
                 return stored
-        finally:
-            self.env.files.close(fd)
         self.env.files.unlink(path)
         return None
 
@@ -154,18 +143,18 @@ class WarmStore:
             sink,
             chunk_id=chunk.chunk_id,
             generation=chunk.generation,
-            block_bytes=self._block_bytes,
+            block_bytes=self.block_bytes,
             level=LEVEL,
             sha256=chunk.sha256,
         )
-        for index, start in enumerate(range(0, chunk.length, self._block_bytes)):
+        for index, start in enumerate(range(0, chunk.length, self.block_bytes)):
             if chunk.holes >> index & 1:
-                writer.add_hole(min(self._block_bytes, chunk.length - start))
+                writer.add_hole(min(self.block_bytes, chunk.length - start))
                 continue
-            block = read_exactly(source_fd, offset + start, min(self._block_bytes, chunk.length - start))
+            block = read_exactly(source_fd, offset + start, min(self.block_bytes, chunk.length - start))
             writer.add_block(block, block_crc(chunk.block_crcs, index))
             if index == PROBE_BLOCKS - 1:
-                if at > PROBE_BLOCKS * self._block_bytes * WORTH_RATIO:
+                if at > PROBE_BLOCKS * self.block_bytes * WORTH_RATIO:
                     return None  # four blocks in it does not pay: the rest will hardly either
                 admit()
         footer = writer.finish()
@@ -177,22 +166,21 @@ class WarmStore:
 
     def count(self, slot: Slot, stored_bytes: int) -> None:
         """Its row is committed: it is here."""
-        with self._lock:
-            self._policy.sized(_key(slot), stored_bytes)
+        with self.lock:
+            self.policy.sized(_key(slot), stored_bytes)
             self.used_bytes += stored_bytes
 
     def has(self, slot: Slot) -> bool:
-        with self._lock:
-            return _key(slot) in self._policy
+        with self.lock:
+            return _key(slot) in self.policy
 
     def blocks(self, tenant: str, chunk: ChunkRow, slot: Slot, first: int, count: int) -> list[bytes]:
         """Blocks of a warm chunk, verified; CorruptError or FileNotFoundError when it cannot be trusted."""
-        with self._lock:
-            if _key(slot) in self._policy:
-                self._policy.used(_key(slot))
+        with self.lock:
+            if _key(slot) in self.policy:
+                self.policy.used(_key(slot))
         path = self.path(tenant, chunk.chunk_id)
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
+        with opened(path) as fd:
             size = os.fstat(fd).st_size
 
             def pread(at: int, length: int) -> bytes:
@@ -200,5 +188,3 @@ class WarmStore:
 
             reader = BlobReader(pread, size, chunk_id=chunk.chunk_id, sha256=chunk.sha256, path=str(path))
             return [reader.read_block(index) for index in range(first, first + count)]
-        finally:
-            os.close(fd)

@@ -36,7 +36,7 @@ class QuotaExceededError(Aof2Error):
         self.never = never
         whose = f"{level} {name}" if name else f"the {level}"
         need, limit = format_size(needed_bytes), format_size(limit_bytes)
-        advice = "it can never fit; raise the limit" if never else "none came free in time; evict, or raise the limit"
+        advice = "it can never fit; raise the limit" if never else "none is free; evict, or raise the limit"
         super().__init__(f"no room for {need} within the {limit} of {whose}: {advice}")
 
 
@@ -95,9 +95,6 @@ class Account:
         if self.limit_bytes is None:
             return 0
         return max(0, self.used_bytes + self.reserved_bytes + wanted_bytes - self.limit_bytes)
-
-    def exceeded(self, needed_bytes: int, *, never: bool) -> QuotaExceededError:
-        return QuotaExceededError(self.level, needed_bytes, self.limit_bytes or 0, name=self.name, never=never)
 
     def usage(self) -> Usage:
         return Usage(self.used_bytes, self.reserved_bytes, self.limit_bytes)

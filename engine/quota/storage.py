@@ -9,9 +9,6 @@ Invariants
   lowered, accounting restored, or bytes landed without asking (`note_used`: passthrough growth). Then nothing is
   granted until what is there has shrunk below the limit again.
 - At a grant, free space on the disk minus everything reserved and not yet landed stays at `min_free` or above.
-- First come, first served among those who want the same room. A request that waits for its tenant's budget holds up
-  that tenant only; one that waits for the volume or the disk holds up every request behind it, so a large one is not
-  starved by small ones. `try_reserve` does not overtake either.
 - A reservation with a `ttl_s` is a lease: not renewed in time, what it had not committed returns to the pool and its
   holder gets ReservationExpiredError. So a job that died gives its room back.
 
@@ -29,28 +26,14 @@ import heapq
 import logging
 import math
 from collections.abc import Callable, Mapping
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import trio
 
-from aof2.engine.quota.accounts import (
-    Account,
-    DiskSpace,
-    Level,
-    QuotaExceededError,
-    ReservationExpiredError,
-    Shortage,
-    Usage,
-)
+from aof2.engine.quota.accounts import Account, DiskSpace, Level, ReservationExpiredError, Shortage, Usage
 from aof2.engine.units import MinFree
 
 log = logging.getLogger(__name__)
-
-# The kernel does not report space that other processes free: asked this often, only while a request waits for that.
-DISK_POLL_S: Final = 1.0
-
-# Called in the task that waits, with the bytes missing and the tenant whose bytes they must be (None: any tenant's).
-EvictHint = Callable[[int, str | None], None]
 
 
 class Reservation:
@@ -77,7 +60,7 @@ class Reservation:
     def release(self) -> int:
         """Gives back what was not committed, and says how much. Harmless when there is nothing left to give."""
         released = self._quota._end(self) if self.alive else 0
-        self._quota._serve_waiting()
+        self._quota._expire()
         return released
 
     def absorb(self, other: Reservation) -> None:
@@ -108,11 +91,11 @@ class Reservation:
             return False
         self._quota._count(self.tenant, self.job, reserved=grow_bytes)
         self.remaining_bytes = size_bytes
-        self._quota._serve_waiting()
+        self._quota._expire()
         return True
 
     def _refuse_if_dead(self) -> None:
-        self._quota._serve_waiting()
+        self._quota._expire()
         if not self.alive:
             whose = f"job {self.job}" if self.job else f"tenant {self.tenant}"
             raise ReservationExpiredError(f"the reservation of {whose} ended; remove what it staged and plan again")
@@ -131,15 +114,6 @@ class _Request(NamedTuple):
     ttl_s: float | None
 
 
-class _Waiter:
-    __slots__ = ("answer", "answered", "request")
-
-    def __init__(self, request: _Request) -> None:
-        self.request = request
-        self.answered = trio.Event()
-        self.answer: Reservation | QuotaExceededError | None = None
-
-
 class StorageQuota:
     """The budgets of one volume."""
 
@@ -151,7 +125,6 @@ class StorageQuota:
         min_free: MinFree | None = None,
         disk: Callable[[], DiskSpace] | None = None,
         clock_s: Callable[[], float] = trio.current_time,
-        evict_hint: EvictHint | None = None,
         on_exhausted: Callable[[], None] | None = None,
         on_over: Callable[[], None] | None = None,
     ) -> None:
@@ -164,14 +137,11 @@ class StorageQuota:
         self._disk = disk
         self._disk_failed = False
         self._clock_s = clock_s
-        self._evict_hint = evict_hint
         self._on_exhausted = on_exhausted
         self._on_over = on_over
         self._live: dict[int, Reservation] = {}
         self._next_number = 0
         self._expiries: list[tuple[float, int]] = []  # a heap; entries of renewed or released leases are passed over
-        self._waiters: dict[_Waiter, None] = {}  # in order of arrival
-        self._held_up: set[tuple[Level, str]] = set()  # whose room an earlier request waits for
 
     # -- looking -----------------------------------------------------------------------------------------------
 
@@ -190,8 +160,7 @@ class StorageQuota:
         everyones = max(self._volume.short_bytes(size_bytes), self._disk_account().short_bytes(size_bytes))
         if tenant is None:
             return Shortage(everyones, 0, None)
-        never = self._never_fits(_request(tenant, size_bytes, None, None))
-        return Shortage(everyones, self._tenant(tenant).short_bytes(size_bytes), None if never is None else never.level)
+        return Shortage(everyones, self._tenant(tenant).short_bytes(size_bytes), self._never_fits(tenant, size_bytes))
 
     # -- asking ------------------------------------------------------------------------------------------------
 
@@ -199,52 +168,32 @@ class StorageQuota:
         self, tenant: str, size_bytes: int, job: str | None = None, ttl_s: float | None = None
     ) -> Reservation | None:
         """Room now, or None (counted as a refusal)."""
-        granted = self._reserve_now(_request(tenant, size_bytes, job, ttl_s))
-        if granted is None:
-            self._exhausted()
-        return granted
-
-    async def reserve(
-        self,
-        tenant: str,
-        size_bytes: int,
-        job: str | None = None,
-        ttl_s: float | None = None,
-        *,
-        deadline: float = math.inf,
-    ) -> Reservation:
-        """Waits for room, in turn, until `deadline` (trio's clock). QuotaExceededError when it passes, or at once when
-        the request is larger than a limit."""
-        await trio.lowlevel.checkpoint()
-        request = _request(tenant, size_bytes, job, ttl_s)
-        granted = self._reserve_now(request)
-        if granted is not None:
-            return granted
-        try:
-            if never := self._never_fits(request):
-                raise never
-            return await self._wait_in_turn(_Waiter(request), deadline)
-        except QuotaExceededError:
-            self._exhausted()
-            raise
+        if size_bytes < 0:
+            raise ValueError("a reservation cannot be smaller than nothing")
+        self._expire()
+        request = _Request(tenant, size_bytes, job, ttl_s)
+        if self._has_room(request):
+            return self._grant(request)
+        self._exhausted()
+        return None
 
     # -- changing ----------------------------------------------------------------------------------------------
 
     def resize(self, limit_bytes: int) -> None:
         """The volume's limit is another. Below what is used, nothing is taken away, and nothing more is granted."""
         self._volume.limit_bytes = limit_bytes
-        self._serve_waiting()
+        self._expire()
 
     def set_job_limit(self, job: str, limit_bytes: int) -> None:
         """What the job may have reserved and committed together, until `release_job`."""
         self._job(job).limit_bytes = limit_bytes
-        self._serve_waiting()
+        self._expire()
 
     def release_job(self, job: str) -> int:
         """The job is over: everything it had reserved goes back (how much), its own limit is forgotten."""
         released = sum(self._end(r) for r in list(self._live.values()) if r.job == job)
         self._jobs.pop(job, None)
-        self._serve_waiting()
+        self._expire()
         return released
 
     def release_used(self, tenant: str, size_bytes: int, job: str | None = None) -> None:
@@ -252,7 +201,7 @@ class StorageQuota:
         if not 0 <= size_bytes <= self._tenant(tenant).used_bytes:
             raise ValueError(f"{size_bytes} bytes of tenant {tenant} cannot be released: that many are not in use")
         self._count(tenant, job, used=-size_bytes)
-        self._serve_waiting()
+        self._expire()
 
     def note_used(self, tenant: str, size_bytes: int) -> None:
         """Bytes are on disk without a reservation (a passthrough writer's). They count, over the limit if need be."""
@@ -275,17 +224,14 @@ class StorageQuota:
         for tenant in self._tenants.keys() | used_bytes.keys():
             self._tenant(tenant).used_bytes = used_bytes.get(tenant, 0)
         self._volume.used_bytes = sum(used_bytes.values())
-        self._serve_waiting()
+        self._expire()
         self._say_if_over()
 
     # -- granting ----------------------------------------------------------------------------------------------
 
-    def _reserve_now(self, request: _Request) -> Reservation | None:
-        self._serve_waiting()
-        return self._grant(request) if self._has_room(request) else None
-
     def _has_room(self, request: _Request) -> bool:
-        return not request.size_bytes or not (self._is_held_up(request) or self._refused_by(request))
+        accounts = (*self._accounts(request.tenant, request.job), self._disk_account())
+        return not request.size_bytes or not any(account.short_bytes(request.size_bytes) for account in accounts)
 
     def _grant(self, request: _Request) -> Reservation:
         if request.job is not None:
@@ -298,90 +244,15 @@ class StorageQuota:
             self._watch(reservation, request.ttl_s)
         return reservation
 
-    def _refused_by(self, request: _Request) -> Account | None:
-        """The account that has no room for it now; the disk's is made up on the spot."""
-        for account in reversed(self._accounts(request.tenant, request.job)):
-            if account.short_bytes(request.size_bytes):
-                return account
-        disk = self._disk_account()
-        return disk if disk.short_bytes(request.size_bytes) else None
-
-    def _never_fits(self, request: _Request) -> QuotaExceededError | None:
-        for account in self._accounts(request.tenant, request.job):
-            if account.limit_bytes is not None and request.size_bytes > account.limit_bytes:
-                return account.exceeded(request.size_bytes, never=True)
+    def _never_fits(self, tenant: str, size_bytes: int) -> Level | None:
+        for account in self._accounts(tenant, None):
+            if account.limit_bytes is not None and size_bytes > account.limit_bytes:
+                return account.level
         space = self._disk_space()
         if space is None:
             return None
         limit_bytes = max(0, space.total_bytes - self._min_free.bytes_of(space.total_bytes))
-        if request.size_bytes <= limit_bytes:
-            return None
-        return QuotaExceededError(Level.DISK, request.size_bytes, limit_bytes, never=True)
-
-    def _serve_waiting(self) -> None:
-        """After any change: leases that ran out end, then those who wait are served in turn."""
-        self._expire()
-        self._held_up.clear()
-        for waiter in list(self._waiters):
-            if self._is_held_up(waiter.request):
-                continue
-            refuser = self._refused_by(waiter.request)
-            never = None if refuser is None else self._never_fits(waiter.request)
-            if refuser is not None and never is None:
-                self._held_up.add(_scope_of(refuser))
-                continue
-            waiter.answer = never or self._grant(waiter.request)
-            del self._waiters[waiter]
-            waiter.answered.set()
-
-    def _is_held_up(self, request: _Request) -> bool:
-        """Whether an earlier request waits for the same room."""
-        return not self._held_up.isdisjoint(_scopes(request))
-
-    # -- waiting -----------------------------------------------------------------------------------------------
-
-    async def _wait_in_turn(self, waiter: _Waiter, deadline: float) -> Reservation:
-        self._waiters[waiter] = None
-        try:
-            while (answer := waiter.answer) is None:
-                self._ask_for_room(waiter.request.tenant)
-                await self._wait_a_while(waiter, deadline)
-        except BaseException:
-            if isinstance(waiter.answer, Reservation):
-                waiter.answer.release()
-            raise
-        finally:
-            self._waiters.pop(waiter, None)
-            self._serve_waiting()
-        if isinstance(answer, QuotaExceededError):
-            raise answer
-        return answer
-
-    async def _wait_a_while(self, waiter: _Waiter, deadline: float) -> None:
-        """Until served, or a lease runs out, or it is time to look at the disk; raises when the deadline has passed."""
-        refuser = self._refused_by(waiter.request)
-        poll_s = DISK_POLL_S if refuser is not None and refuser.level is Level.DISK else math.inf
-        now_s = self._clock_s()
-        lease_s = self._expiries[0][0] - now_s if self._expiries else math.inf
-        with trio.move_on_after(max(0.0, min(deadline - now_s, lease_s, poll_s))):
-            await waiter.answered.wait()
-        self._serve_waiting()
-        if waiter.answer is None and self._clock_s() >= deadline:
-            refuser = self._refused_by(waiter.request) or self._volume
-            raise refuser.exceeded(waiter.request.size_bytes, never=False)
-
-    def _ask_for_room(self, tenant: str) -> None:
-        """Tells the evictor what the requests in the queue are short of; it may make room before it returns."""
-        if self._evict_hint is None:
-            return
-        wanted = [w.request for w in self._waiters]
-        tenant_short = self._tenant(tenant).short_bytes(sum(r.size_bytes for r in wanted if r.tenant == tenant))
-        wanted_bytes = sum(r.size_bytes for r in wanted)
-        short = max(self._volume.short_bytes(wanted_bytes), self._disk_account().short_bytes(wanted_bytes))
-        if tenant_short:
-            self._evict_hint(tenant_short, tenant)
-        if short > tenant_short:
-            self._evict_hint(short - tenant_short, None)
+        return Level.DISK if size_bytes > limit_bytes else None
 
     # -- leases ------------------------------------------------------------------------------------------------
 
@@ -465,19 +336,3 @@ class StorageQuota:
     def _exhausted(self) -> None:
         if self._on_exhausted is not None:
             self._on_exhausted()
-
-
-def _request(tenant: str, size_bytes: int, job: str | None, ttl_s: float | None) -> _Request:
-    if size_bytes < 0:
-        raise ValueError("a reservation cannot be smaller than nothing")
-    return _Request(tenant, size_bytes, job, ttl_s)
-
-
-def _scopes(request: _Request) -> set[tuple[Level, str]]:
-    """The queues a request stands in."""
-    scopes = {(Level.VOLUME, ""), (Level.TENANT, request.tenant)}
-    return scopes | {(Level.JOB, request.job)} if request.job is not None else scopes
-
-
-def _scope_of(refuser: Account) -> tuple[Level, str]:
-    return (Level.VOLUME, "") if refuser.level is Level.DISK else (refuser.level, refuser.name)

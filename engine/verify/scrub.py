@@ -15,9 +15,9 @@ Owner: the task that runs `run`; rows through short views. A crash repeats at mo
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import trio
@@ -27,12 +27,11 @@ from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.batch import Batch
 from aof2.engine.catalog.rows import ChunkRow, ObjectRow, ObjectState
 from aof2.engine.catalog.store import View
-from aof2.engine.catalog.writer import CatalogWriter
 from aof2.engine.env import Env
 from aof2.engine.errors import Aof2Error
-from aof2.engine.inspect.rows import VOLUME_STREAM, Viewable
+from aof2.engine.fds import opened
+from aof2.engine.inspect.rows import VOLUME_STREAM
 from aof2.engine.local.handles import Key, ObjectHandle
-from aof2.engine.local.hot import HotCache
 from aof2.engine.tiering.hydrate import Hydrator
 from aof2.engine.verify.blocks import check_chunk
 
@@ -60,41 +59,24 @@ class _Resident(NamedTuple):
     row: ObjectRow
 
 
+@dataclass(eq=False)
 class Scrubber:
     """Re-checks local copies. `opened` is an object in use, on the trio thread."""
 
-    def __init__(
-        self,
-        env: Env,
-        catalog: Viewable,
-        writer: CatalogWriter,
-        hot: HotCache,
-        tenants: Callable[[], dict[int, str]],
-        hydrator: Hydrator,
-        opened: Callable[[Key], AbstractAsyncContextManager[ObjectHandle]],
-        *,
-        block_bytes: int,
-        every_s: float | None,
-        bytes_per_s: int = BYTES_PER_S,
-    ) -> None:
-        self.checked_bytes = 0
-        self.damaged_blocks = 0
-        self.passes = 0
-        self._env = env
-        self._catalog = catalog
-        self._writer = writer
-        self._hot = hot
-        self._tenants = tenants
-        self._hydrator = hydrator
-        self._opened = opened
-        self._block_bytes = block_bytes
-        self._every_s = every_s
-        self._bytes_per_s = bytes_per_s
+    env: Env
+    hydrator: Hydrator
+    tenants: Callable[[], dict[int, str]]
+    opened: Callable[[Key], AbstractAsyncContextManager[ObjectHandle]]
+    every_s: float | None
+    bytes_per_s: int = BYTES_PER_S
+    checked_bytes: int = 0
+    damaged_blocks: int = 0
+    passes: int = 0
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Passes for ever, each when it is due. Without `scrub_every` it ends at once."""
         task_status.started()
-        if self._every_s is None:
+        if self.every_s is None:
             return
         while True:
             place, wait_s = self._due()
@@ -105,16 +87,16 @@ class Scrubber:
 
     def _due(self) -> tuple[_Place | None, float]:
         """Where to go on, or how long until the next pass starts."""
-        with self._catalog.view() as view:
+        with self.hydrator.catalog.view() as view:
             stream_id = view.get(VOLUME_STREAM, t.COUNTERS, PLACE_STREAM) or 0
             chunk_id = view.get(VOLUME_STREAM, t.COUNTERS, PLACE_CHUNK) or 0
             done_ms = view.get(VOLUME_STREAM, t.COUNTERS, DONE_MS)
             if done_ms is None:  # never: the first pass is due that long after the volume was made
                 made = [row.created_ms for _, row in view.scan(VOLUME_STREAM, t.TENANTS)]
-                done_ms = min(made, default=self._env.now_ms())
-        every_s = self._every_s or 0.0
+                done_ms = min(made, default=self.env.now_ms())
+        every_s = self.every_s or 0.0
         # A clock that was set back must not put the next pass off for longer than the period.
-        wait_s = min(every_s, every_s - (self._env.now_ms() - done_ms) / 1000)
+        wait_s = min(every_s, every_s - (self.env.now_ms() - done_ms) / 1000)
         return (_Place(stream_id, chunk_id) if stream_id else None), wait_s
 
     # -- a pass ------------------------------------------------------------------------------------------------
@@ -122,7 +104,7 @@ class Scrubber:
     async def scrub(self, place: _Place | None = None) -> None:
         """One pass, from `place` on."""
         start_s, read, unsaved = trio.current_time(), 0, 0
-        for stream_id in sorted(self._tenants()):
+        for stream_id in sorted(self.tenants()):
             after = 0
             if place is not None:
                 if stream_id < place.stream_id:
@@ -134,7 +116,7 @@ class Scrubber:
                     size = await self._check(item) if item is not None else 0
                     read, unsaved = read + size, unsaved + size
                     # Not a pause but a time before which nothing more is read: a slow disk makes up for nothing.
-                    await trio.sleep_until(start_s + read / self._bytes_per_s)
+                    await trio.sleep_until(start_s + read / self.bytes_per_s)
                 if unsaved >= REMEMBER_BYTES:
                     unsaved = 0
                     await self._remember(_Place(stream_id, after))
@@ -144,7 +126,7 @@ class Scrubber:
     def _page(self, stream_id: int, after: int) -> list[tuple[int, _Resident | None]]:
         """The next residency rows behind a chunk id; None for those with nothing to check."""
         out: list[tuple[int, _Resident | None]] = []
-        with self._catalog.view() as view:
+        with self.hydrator.catalog.view() as view:
             for chunk_id, here in view.scan(stream_id, t.RESIDENCY, after=t.RESIDENCY.pack_key(after)):
                 out.append((chunk_id, _resident(view, stream_id, chunk_id) if here.mask else None))
                 if len(out) == PAGE_ROWS:
@@ -152,7 +134,7 @@ class Scrubber:
         return out
 
     async def _check(self, item: _Resident) -> int:
-        tenant = self._tenants().get(item.stream_id)
+        tenant = self.tenants().get(item.stream_id)
         if tenant is None:
             return 0
         bad, size = await trio.to_thread.run_sync(self._read, tenant, item)
@@ -166,25 +148,21 @@ class Scrubber:
         return size
 
     def _again(self, item: _Resident) -> _Resident | None:
-        with self._catalog.view() as view:
+        with self.hydrator.catalog.view() as view:
             return _resident(view, item.stream_id, item.chunk.chunk_id)
 
     def _read(self, tenant: str, item: _Resident) -> tuple[int, int]:
         """The blocks that fail, and the bytes read. On a worker thread."""
+        sizes = {"chunk_bytes": item.row.chunk_bytes, "block_bytes": self.hydrator.block_bytes}
         try:
-            fd = os.open(self._hot.path(tenant, item.row.ino, item.row.generation), os.O_RDONLY | os.O_CLOEXEC)
+            with opened(self.hydrator.hot.path(tenant, item.row.ino, item.row.generation)) as fd:
+                checked = check_chunk(fd, item.chunk, item.mask, **sizes)
         except OSError:
             return item.mask, 0
-        try:
-            checked = check_chunk(
-                fd, item.chunk, item.mask, chunk_bytes=item.row.chunk_bytes, block_bytes=self._block_bytes
-            )
-        finally:
-            os.close(fd)
         return (item.mask if checked.hash_failed else checked.bad), checked.bytes
 
     async def _damaged(self, tenant: str, item: _Resident, bad: int) -> None:
-        per_chunk = item.row.chunk_bytes // self._block_bytes
+        per_chunk = item.row.chunk_bytes // self.hydrator.block_bytes
         first = item.chunk.index * per_chunk
         blocks = [first + i for i in range(bad.bit_length()) if bad >> i & 1]
         self.damaged_blocks += len(blocks)
@@ -194,13 +172,13 @@ class Scrubber:
             return
         log.warning("scrub: a local copy is damaged and fetched again", extra=what)
         key: Key = (item.stream_id, item.row.ino, item.row.generation)
-        async with self._opened(key) as handle:
-            await self._hydrator.attach(handle)
-            await self._hydrator.give_up(handle, blocks)
+        async with self.opened(key) as handle:
+            await self.hydrator.attach(handle)
+            await self.hydrator.give_up(handle, blocks)
         try:
-            async with self._opened(key) as handle:
+            async with self.opened(key) as handle:
                 for block in blocks:
-                    await self._hydrator.read(handle, block * handle.block_bytes, handle.block_len(block))
+                    await self.hydrator.read(handle, block * handle.block_bytes, handle.block_len(block))
         except Aof2Error as e:  # their next reader tries again
             log.warning("scrub: not fetched yet", extra={**what, "error": str(e)})
 
@@ -211,7 +189,7 @@ class Scrubber:
             if place is None:
                 b.put(t.COUNTERS, DONE_MS, b.now_ms)
 
-        await result_of(self._writer.submit(VOLUME_STREAM, work))
+        await result_of(self.hydrator.writer.submit(VOLUME_STREAM, work))
 
 
 def _resident(view: View, stream_id: int, chunk_id: int) -> _Resident | None:

@@ -12,8 +12,11 @@ import trio
 from aof2.engine import namespace
 from aof2.engine.aio import result_of
 from aof2.engine.catalog import tables as t
-from aof2.engine.catalog.rows import ObjectRow
+from aof2.engine.catalog.rows import JobRow, JobState, ObjectRow
 from aof2.engine.env import Env
+from aof2.engine.jobs.errors import JobFailedError
+from aof2.engine.jobs.queue import LIVE
+from aof2.engine.jobs.service import Jobs
 from aof2.engine.local.handles import Key
 from aof2.engine.local.sparse import counted_bytes
 from aof2.engine.objects import ObjectGoneError
@@ -143,3 +146,16 @@ __all__ = [
     "unlink_object",
     "with_cache",
 ]
+
+
+async def job_over(jobs: Jobs, tenant_id: int, job_id: int) -> JobRow:
+    """The job once it is over; JobFailedError with its reason when it failed."""
+    while True:
+        change = jobs.runner.changes.next()
+        row = jobs.runner.job(tenant_id, job_id)
+        assert row is not None
+        if row.state == JobState.FAILED:
+            raise JobFailedError(row.reason)
+        if row.state not in LIVE:
+            return row
+        await change.wait()

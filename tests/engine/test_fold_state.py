@@ -29,6 +29,7 @@ from tests.engine.helpers import (
     KIB,
     backing_path,
     create_object,
+    job_over,
     object_row,
     put_object,
     read_object,
@@ -56,7 +57,7 @@ def no_retention(settings: Settings) -> Settings:
 async def pruned(v: Volume) -> None:
     """Twice: the first may be one that housekeeping began before."""
     for _ in range(2):
-        await v.jobs.wait(TENANT, await v.jobs.prune(TENANT))
+        await job_over(v.jobs, TENANT, await v.jobs.prune(TENANT))
 
 
 def entry(v: Volume, chunk_id: int) -> ManifestEntry:

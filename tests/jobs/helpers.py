@@ -18,7 +18,7 @@ from aof2.engine.jobs.prune import Retention
 from aof2.engine.jobs.service import Jobs
 from aof2.engine.settings import Settings
 from aof2.engine.volume import Volume, open_volume
-from tests.engine.helpers import KIB, put_object, small_settings
+from tests.engine.helpers import KIB, job_over, put_object, small_settings
 
 CHUNK = 256 * KIB
 BLOCK = 16 * KIB
@@ -102,6 +102,9 @@ class World:
         assert row is not None
         return row
 
+    async def wait(self, tenant_id: int, job_id: int) -> JobRow:
+        return await job_over(self.jobs, tenant_id, job_id)
+
     def all_jobs(self) -> list[JobRow]:
         return self.jobs.runner.jobs(TENANT)
 
@@ -154,10 +157,8 @@ async def open_world(
         v.hydrator.fetcher.remote = remote  # type: ignore[assignment]
         options.setdefault("retention", KEEP)
         v.publisher.purge_after_ms = options["retention"].purge_after_ms
+        options = {"metrics": v.metrics, "foreground": v.foreground, "blocked": lambda _: False, **options}
         jobs = Jobs(
-            v.env,
-            v.catalog,
-            v.writer,
             v.publisher,
             v.hydrator,
             v.evictor,

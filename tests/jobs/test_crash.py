@@ -198,14 +198,14 @@ def test_prune(tmp_path: Path) -> None:
         await all_over(w)
 
     async def release(w: World) -> None:
-        await w.jobs.wait(TENANT, await w.jobs.prune(TENANT))
+        await w.wait(TENANT, await w.jobs.prune(TENANT))
 
     async def body(w: World) -> None:
         # Once for the rows, and, with the clock standing still, a purge time of its own for the blobs.
-        await w.jobs.wait(TENANT, await w.jobs.prune(TENANT))
+        await w.wait(TENANT, await w.jobs.prune(TENANT))
 
     async def after(w: World) -> None:
-        await w.jobs.wait(TENANT, await w.jobs.prune(TENANT))
+        await w.wait(TENANT, await w.jobs.prune(TENANT))
         await all_over(w)
         assert w.remote_blobs() == sorted(blob.key for blob in w.rows(t.BLOBS).values())
         assert len(w.rows(t.OBJECTS)) == 6
@@ -230,7 +230,7 @@ def test_prune(tmp_path: Path) -> None:
     rows_too.rename(root)
 
     async def after_release(w: World) -> None:
-        await w.jobs.wait(TENANT, await w.jobs.prune(TENANT))
+        await w.wait(TENANT, await w.jobs.prune(TENANT))
         assert len(w.rows(t.OBJECTS)) == 6
         assert w.quota_is_even()
 
@@ -251,10 +251,10 @@ def test_verify_and_rebuild(tmp_path: Path) -> None:
         (tmp_path / "prepared" / "remote" / names[4]).unlink()
 
     async def body(w: World) -> None:
-        await w.jobs.wait(TENANT, await w.jobs.verify(TENANT))
+        await w.wait(TENANT, await w.jobs.verify(TENANT))
 
     async def after(w: World) -> None:
-        await w.jobs.wait(TENANT, await w.jobs.verify(TENANT))
+        await w.wait(TENANT, await w.jobs.verify(TENANT))
         await all_over(w)
         with w.v.catalog.view() as view:
             assert load_index(view, TENANT).needs_repair == []
@@ -277,10 +277,10 @@ def test_download(tmp_path: Path) -> None:
         await w.v.evict(list(keys.values()))
 
     async def body(w: World) -> None:
-        await w.jobs.wait(TENANT, await w.jobs.download(TENANT))
+        await w.wait(TENANT, await w.jobs.download(TENANT))
 
     async def after(w: World) -> None:
-        await w.jobs.wait(TENANT, await w.jobs.download(TENANT))
+        await w.wait(TENANT, await w.jobs.download(TENANT))
         assert sum(row.type == JobType.DOWNLOAD_CHECKPOINT for row in w.all_jobs()) <= 2
         assert w.quota_is_even()
         w.remote.calls.clear()

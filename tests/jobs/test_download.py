@@ -32,14 +32,14 @@ def test_everything_comes_back(tmp_path: Path) -> None:
         await w.v.evict(list(keys.values()))
         assert w.v.quota.usage.used_bytes == 0
         job_id = await w.jobs.download(TENANT)
-        row = await w.jobs.wait(TENANT, job_id)
+        row = await w.wait(TENANT, job_id)
         assert (row.done, row.total) == (8, 8)
         assert w.v.quota.usage.used_bytes == sum(on_disk(len(d)) for d in data.values())
         assert w.quota_is_even()
         w.remote.calls.clear()
         again = await w.jobs.download(TENANT)
         assert again != job_id
-        await w.jobs.wait(TENANT, again)
+        await w.wait(TENANT, again)
         assert w.remote.calls == []
 
     async def later(w: World) -> None:
@@ -58,9 +58,9 @@ def test_one_checkpoint_or_named_objects(tmp_path: Path) -> None:
             keys.append(await w.put(f"f{i}", content(i, CHUNK)))
             await w.jobs.checkpoint(TENANT)
         await w.v.evict(keys)
-        await w.jobs.wait(TENANT, await w.jobs.download(TENANT, checkpoint_id=2))
+        await w.wait(TENANT, await w.jobs.download(TENANT, checkpoint_id=2))
         assert [bool(w.v.evictor.hot_bytes_of(key)) for key in keys] == [False, True, False]
-        await w.jobs.wait(TENANT, await w.jobs.download(TENANT, objects=[keys[2][1:]]))
+        await w.wait(TENANT, await w.jobs.download(TENANT, objects=[keys[2][1:]]))
         assert [bool(w.v.evictor.hot_bytes_of(key)) for key in keys] == [False, True, True]
 
     run_world(tmp_path, body)
@@ -76,7 +76,7 @@ def test_more_than_may_be_here_is_refused(tmp_path: Path) -> None:
         w.remote.calls.clear()
         job_id = await w.jobs.download(TENANT)
         with pytest.raises(JobFailedError, match="no room for 1536KiB within the 1MiB of the volume"):
-            await w.jobs.wait(TENANT, job_id)
+            await w.wait(TENANT, job_id)
         assert w.remote.calls == []
 
     run_world(small_settings(tmp_path, hot_bytes=4 * CHUNK), body)
@@ -106,7 +106,7 @@ def test_an_interrupted_download_goes_on(tmp_path: Path) -> None:
         w.remote.fail = lambda op, key: None
         w.remote.calls.clear()
         await w.jobs.runner.retry(TENANT, job_id)
-        row = await w.jobs.wait(TENANT, job_id)
+        row = await w.wait(TENANT, job_id)
         assert (row.done, row.total) == (8, 8)
         assert len(set(w.remote.keys("get"))) == 3
 
@@ -121,7 +121,7 @@ def test_what_is_lost_is_named_and_the_rest_comes(tmp_path: Path) -> None:
         (tmp_path / "remote" / w.remote_blobs()[1]).unlink()
         job_id = await w.jobs.download(TENANT)
         with pytest.raises(JobFailedError, match="1 of 3 objects cannot be had"):
-            await w.jobs.wait(TENANT, job_id)
+            await w.wait(TENANT, job_id)
         assert w.job(job_id).reason_code == 4
         assert [bool(w.v.evictor.hot_bytes_of(key)) for key in keys].count(True) == 2
 
@@ -132,6 +132,6 @@ def test_truncation_is_refused_with_a_reason(tmp_path: Path) -> None:
     async def body(w: World) -> None:
         job_id = await w.jobs.runner.enqueue(TENANT, JobType.TRUNCATE_APPEND_ONLY, "truncate")
         with pytest.raises(JobFailedError, match="append streams cannot be truncated yet; nothing was changed"):
-            await w.jobs.wait(TENANT, job_id)
+            await w.wait(TENANT, job_id)
 
     run_world(tmp_path, body)

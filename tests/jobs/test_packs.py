@@ -203,7 +203,7 @@ def test_removed_and_rewritten_while_it_is_on_its_way(tmp_path: Path) -> None:
         await check_cold(w, left)
         await w.v.hydrator.settle()  # what happens to a chunk puts off what is cleared away of it
         clock.jump(3600)
-        await w.jobs.wait(TENANT, await w.jobs.prune(TENANT))
+        await w.wait(TENANT, await w.jobs.prune(TENANT))
         assert not pending_uploads(w)
         check_rows(w)
 
@@ -224,7 +224,7 @@ def test_all_members_gone_before_the_commit_queues_the_pack(tmp_path: Path) -> N
         w.remote.gate.set()
         await w.until(lambda: not w.jobs.runner.running)
         clock.jump(3600)
-        await w.jobs.wait(TENANT, await w.jobs.prune(TENANT))
+        await w.wait(TENANT, await w.jobs.prune(TENANT))
         assert not w.remote_blobs()
         assert not pending_uploads(w)
         check_rows(w)
@@ -263,11 +263,11 @@ def test_a_pack_goes_with_its_last_member(tmp_path: Path) -> None:
             await w.v.hydrator.settle()
             await unlink_object(w.v, "default", f"f{i}".encode())
             clock.jump(601)
-            await w.jobs.wait(TENANT, await w.jobs.prune(TENANT))
+            await w.wait(TENANT, await w.jobs.prune(TENANT))
             clock.jump(61)
             report = prune.forecast(w.v.catalog, TENANT, clock.now_ms(), w.jobs.retention)
             assert report.blobs == 1
-            await w.jobs.wait(TENANT, await w.jobs.prune(TENANT))
+            await w.wait(TENANT, await w.jobs.prune(TENANT))
             left = {k: v for k, v in files.items() if k not in list(files)[: i + 1]}
             assert (key in w.remote_blobs()) == bool(left)
             await check_cold(w, left)
@@ -368,13 +368,13 @@ def test_nothing_is_lost_and_nothing_kept(tmp_path: Path) -> None:
             await w.v.evict([key for key, _ in model.values() if rng.random() < 0.5])
             clock.jump(rng.choice((1, 61, 700)))
             if rng.random() < 0.7:
-                await w.jobs.wait(TENANT, await w.jobs.prune(TENANT))
+                await w.wait(TENANT, await w.jobs.prune(TENANT))
             for key, data in model.values():
                 assert await read_object(w.v, key, 0, len(data) + 1) == data
         for _ in range(3):
             await w.v.hydrator.settle()
             clock.jump(3600)
-            await w.jobs.wait(TENANT, await w.jobs.prune(TENANT))
+            await w.wait(TENANT, await w.jobs.prune(TENANT))
         await check_cold(w, dict(model.values()))
         check_rows(w)
         assert not pending_uploads(w)

@@ -47,7 +47,7 @@ async def rewrite(w: World, key: Key, data: bytes) -> Key:
 
 
 async def pruned(w: World) -> dict[str, object]:
-    return queue.report(await w.jobs.wait(TENANT, await w.jobs.prune(TENANT)))
+    return queue.report(await w.wait(TENANT, await w.jobs.prune(TENANT)))
 
 
 def states(w: World) -> dict[tuple[int, int], ObjectState]:
@@ -198,7 +198,7 @@ def test_a_queued_delete_is_never_shared(tmp_path: Path) -> None:
         assert w.remote.count("put") == 2
         w.remote.fail = lambda op, key: None
         await w.jobs.runner.kick()
-        await w.jobs.wait(TENANT, job_id)
+        await w.wait(TENANT, job_id)
         assert pending_deletes(w) == set()
         assert w.remote_blobs() == catalog_keys(w)
         await w.v.evict([b])
@@ -228,7 +228,7 @@ def test_a_cold_scan_holds_its_blobs(tmp_path: Path) -> None:
         assert w.remote_blobs() == sorted(held)
         held.clear()
         await w.jobs.runner.kick()
-        await w.jobs.wait(TENANT, job_id)
+        await w.wait(TENANT, job_id)
         assert w.remote_blobs() == []
 
     run_world(tmp_path, body, clock=clock.mock, env=clock.env(), blocked=lambda key: key in held)

@@ -39,7 +39,7 @@ def needs_repair(w: World) -> list[int]:
 
 async def verified(w: World, **scope: int) -> dict[str, object]:
     job_id = await w.jobs.verify(TENANT, **scope)
-    row = await w.jobs.wait(TENANT, job_id)
+    row = await w.wait(TENANT, job_id)
     return queue.report(row)
 
 
@@ -124,7 +124,7 @@ def test_what_has_no_good_copy_left_is_named(tmp_path: Path) -> None:
         assert queue.report(job)["lost_keys"] == [w.remote_blobs()[0]]
         flip(path)  # somebody brought it back
         assert await w.jobs.runner.retry(TENANT, job.job_id)
-        row = await w.jobs.wait(TENANT, job.job_id)
+        row = await w.wait(TENANT, job.job_id)
         assert queue.report(row)["good"] == 2
 
     run_world(tmp_path, body)
@@ -190,7 +190,7 @@ def test_a_remote_that_is_away_damages_nothing(tmp_path: Path) -> None:
         w.remote.fail = lambda op, key: None
         w.remote.calls.clear()
         await w.jobs.runner.retry(TENANT, job_id)
-        row = await w.jobs.wait(TENANT, job_id)
+        row = await w.wait(TENANT, job_id)
         assert (row.done, row.total) == (40, 40)
         assert len(set(w.remote.keys("get"))) == 8  # it went on where it was
 

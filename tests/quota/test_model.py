@@ -7,7 +7,8 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
-from aof2.engine.quota import DiskSpace, Reservation, ReservationExpiredError, StorageQuota
+from aof2.engine.quota import Reservation, StorageQuota
+from aof2.engine.quota.accounts import DiskSpace, ReservationExpiredError
 from aof2.engine.units import MinFree
 
 TENANTS = ("a", "b", "c")

@@ -1,25 +1,13 @@
-"""StorageQuota: budgets, leases, the disk, and who is served first."""
+"""StorageQuota: budgets, leases, the disk."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-import trio
-import trio.testing
 
-from aof2.engine.quota import (
-    DiskSpace,
-    Level,
-    QuotaExceededError,
-    Reservation,
-    ReservationExpiredError,
-    StorageQuota,
-    Usage,
-    disk_space,
-)
+from aof2.engine.quota import StorageQuota
+from aof2.engine.quota.accounts import DiskSpace, Level, ReservationExpiredError, Usage, disk_space
 from aof2.engine.units import MinFree
 
 
@@ -31,14 +19,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now_s
-
-
-def run(main: Callable[[], Awaitable[None]]) -> None:
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
-
-
-def refusal(caught: pytest.ExceptionInfo[QuotaExceededError]) -> tuple[Level, bool]:
-    return caught.value.level, caught.value.never
 
 
 # -- accounting ----------------------------------------------------------------------------------------------------
@@ -248,281 +228,16 @@ def test_a_real_disk(tmp_path: Path) -> None:
     assert 0 < space.free_bytes <= space.total_bytes
 
 
-# -- waiting -------------------------------------------------------------------------------------------------------
+# -- what can never fit --------------------------------------------------------------------------------------------
 
 
-def test_what_can_never_fit_is_refused_at_once() -> None:
-    refused = []
-
-    async def main() -> None:
-        quota = StorageQuota(
-            100,
-            tenants={"a": 50},
-            min_free=MinFree(size_bytes=10),
-            disk=lambda: DiskSpace(80, 80),
-            on_exhausted=lambda: refused.append(1),
-        )
-        quota.set_job_limit("j", 20)
-        for tenant, size, job, level in [
-            ("b", 101, None, Level.VOLUME),
-            ("a", 51, None, Level.TENANT),
-            ("a", 21, "j", Level.JOB),
-            ("b", 71, None, Level.DISK),
-        ]:
-            with pytest.raises(QuotaExceededError, match="it can never fit") as caught:
-                await quota.reserve(tenant, size, job)
-            assert refusal(caught) == (level, True)
-
-    run(main)
-    assert len(refused) == 4
-
-
-def test_waits_until_somebody_gives_back() -> None:
-    async def main() -> None:
-        quota = StorageQuota(100)
-        first = await quota.reserve("a", 80)
-
-        async def give_back() -> None:
-            await trio.testing.wait_all_tasks_blocked()
-            first.commit(30)
-            assert quota.usage == Usage(30, 50, 100)
-            first.release()
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(give_back)
-            second = await quota.reserve("b", 50)
-        assert quota.usage == Usage(30, 50, 100)
-        second.release()
-        assert quota.usage == Usage(30, 0, 100)
-
-    run(main)
-
-
-def test_the_deadline_ends_the_wait() -> None:
-    refused = []
-
-    async def main() -> None:
-        quota = StorageQuota(100, on_exhausted=lambda: refused.append(1))
-        await quota.reserve("a", 80)
-        start_s = trio.current_time()
-        with pytest.raises(
-            QuotaExceededError, match="no room for 50B within the 100B of the volume: none came"
-        ) as caught:
-            await quota.reserve("a", 50, deadline=start_s + 7)
-        assert trio.current_time() == start_s + 7
-        assert refusal(caught) == (Level.VOLUME, False)
-        with pytest.raises(QuotaExceededError):
-            await quota.reserve("a", 50, deadline=-math.inf)
-        assert quota.try_reserve("a", 20)  # who gave up holds up no other
-
-    run(main)
-    assert len(refused) == 2
-
-
-def test_a_waiter_is_served_when_a_lease_runs_out() -> None:
-    async def main() -> None:
-        quota = StorageQuota(100)
-        await quota.reserve("a", 80, job="dead", ttl_s=30)
-        renewed = await quota.reserve("a", 20, ttl_s=5)
-        renewed.renew(ttl_s=1000)
-        start_s = trio.current_time()
-        await quota.reserve("b", 50)
-        assert trio.current_time() == start_s + 30
-
-    run(main)
-
-
-def test_a_waiter_is_served_when_the_disk_empties() -> None:
-    async def main() -> None:
-        start_s = trio.current_time()
-
-        def disk() -> DiskSpace:
-            return DiskSpace(100, 100 if trio.current_time() - start_s > 4.5 else 0)
-
-        quota = StorageQuota(1000, disk=disk)
-        await quota.reserve("a", 10)
-        assert 4.5 < trio.current_time() - start_s <= 5.5
-        with pytest.raises(QuotaExceededError) as caught:
-            await quota.reserve("a", 95, deadline=trio.current_time() + 3)
-        assert refusal(caught) == (Level.DISK, False)
-
-    run(main)
-
-
-class Line:
-    """Tasks that ask one after the other, and the order in which they were served."""
-
-    def __init__(self, quota: StorageQuota, nursery: trio.Nursery) -> None:
-        self.quota = quota
-        self.nursery = nursery
-        self.served: list[str] = []
-        self.held: dict[str, Reservation] = {}
-
-    async def ask(self, name: str, tenant: str, size_bytes: int, job: str | None = None) -> trio.CancelScope:
-        scope = trio.CancelScope()
-        self.nursery.start_soon(self._ask, scope, name, tenant, size_bytes, job)
-        await trio.testing.wait_all_tasks_blocked()
-        return scope
-
-    async def _ask(self, scope: trio.CancelScope, name: str, tenant: str, size_bytes: int, job: str | None) -> None:
-        with scope:
-            self.held[name] = await self.quota.reserve(tenant, size_bytes, job)
-            self.served.append(name)
-
-
-def test_a_large_request_is_not_starved_by_small_ones() -> None:
-    async def main() -> None:
-        quota = StorageQuota(100)
-        async with trio.open_nursery() as nursery:
-            line = Line(quota, nursery)
-            for i in range(10):
-                await line.ask(f"first {i}", "a", 10)
-            await line.ask("large", "b", 90)
-            for i in range(10):
-                await line.ask(f"small {i}", "c", 10)
-            assert quota.try_reserve("d", 1) is None
-            for i in range(10):
-                line.held[f"first {i}"].release()
-                assert quota.try_reserve("d", 10) is None  # even when it would fit now
-                await trio.testing.wait_all_tasks_blocked()
-            assert line.served[10:] == ["large", "small 0"]
-            line.held["large"].release()
-        granted = sorted(line.held, key=lambda name: line.held[name]._number)  # tasks woken together run in any order
-        assert granted[10:] == ["large", *(f"small {i}" for i in range(10))]
-
-    run(main)
-
-
-def test_a_tenant_at_its_limit_holds_up_nobody_else() -> None:
-    async def main() -> None:
-        quota = StorageQuota(100, tenants={"a": 20})
-        async with trio.open_nursery() as nursery:
-            line = Line(quota, nursery)
-            await line.ask("a1", "a", 20)
-            await line.ask("a2", "a", 20)
-            await line.ask("a3", "a", 1)
-            await line.ask("b1", "b", 30)
-            assert line.served == ["a1", "b1"]
-            assert quota.try_reserve("a", 0)
-            line.held["a1"].release()
-            await trio.testing.wait_all_tasks_blocked()
-            assert line.served == ["a1", "b1", "a2"]
-            line.held["a2"].resize(19)
-        assert line.served == ["a1", "b1", "a2", "a3"]
-
-    run(main)
-
-
-def test_a_job_at_its_limit_holds_up_only_itself() -> None:
-    async def main() -> None:
-        quota = StorageQuota(100)
-        quota.set_job_limit("j", 10)
-        async with trio.open_nursery() as nursery:
-            line = Line(quota, nursery)
-            await line.ask("j1", "a", 10, "j")
-            await line.ask("j2", "a", 5, "j")
-            await line.ask("k1", "a", 5, "k")
-            assert line.served == ["j1", "k1"]
-            quota.set_job_limit("j", 15)
-        assert line.served == ["j1", "k1", "j2"]
-
-    run(main)
-
-
-def test_who_gives_up_lets_the_next_one_in() -> None:
-    async def main() -> None:
-        quota = StorageQuota(100)
-        async with trio.open_nursery() as nursery:
-            line = Line(quota, nursery)
-            await line.ask("holder", "a", 50)
-            large = await line.ask("large", "a", 80)
-            await line.ask("small", "a", 50)
-            assert line.served == ["holder"]
-            large.cancel()
-        assert line.served == ["holder", "small"]
-        assert quota.usage == Usage(0, 100, 100)
-
-    run(main)
-
-
-def test_room_granted_to_a_task_that_is_cancelled_is_not_lost() -> None:
-    async def main() -> None:
-        quota = StorageQuota(100)
-        for served_first in (True, False):
-            holder = await quota.reserve("a", 100)
-            async with trio.open_nursery() as nursery:
-                line = Line(quota, nursery)
-                scope = await line.ask("waiter", "a", 100)
-                if served_first:
-                    holder.release()
-                    scope.cancel()
-                else:
-                    scope.cancel()
-                    holder.release()
-            for held in line.held.values():
-                held.release()
-            assert quota.usage == Usage(0, 0, 100)
-            assert bool(line.held) == served_first
-
-    run(main)
-
-
-def test_a_limit_lowered_below_a_waiter_refuses_it() -> None:
-    async def main() -> None:
-        quota = StorageQuota(100)
-        await quota.reserve("a", 80)
-        errors: list[QuotaExceededError] = []
-
-        async def ask() -> None:
-            with pytest.raises(QuotaExceededError) as caught:
-                await quota.reserve("a", 50)
-            errors.append(caught.value)
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(ask)
-            await trio.testing.wait_all_tasks_blocked()
-            quota.resize(40)
-        assert [(e.level, e.never) for e in errors] == [(Level.VOLUME, True)]
-
-    run(main)
-
-
-def test_the_evictor_is_told_what_is_missing() -> None:
-    async def main() -> None:
-        hints: list[tuple[int, str | None]] = []
-
-        def evict(missing_bytes: int, tenant: str | None) -> None:
-            hints.append((missing_bytes, tenant))
-            quota.release_used(tenant or "b", missing_bytes)
-
-        quota = StorageQuota(100, tenants={"a": 40}, evict_hint=evict)
-        quota.note_used("a", 30)
-        quota.note_used("b", 60)
-        with await quota.reserve("b", 25) as held:
-            held.commit(25)
-        assert hints == [(15, None)]
-        await quota.reserve("a", 20)
-        assert hints[1:] == [(10, "a"), (10, None)]
-        assert quota.usage == Usage(80, 20, 100)
-
-    run(main)
-
-
-def test_the_evictor_hears_of_the_disk() -> None:
-    async def main() -> None:
-        free_bytes = 30
-        hints: list[tuple[int, str | None]] = []
-
-        def evict(missing_bytes: int, tenant: str | None) -> None:
-            nonlocal free_bytes
-            hints.append((missing_bytes, tenant))
-            free_bytes += missing_bytes
-            quota.release_used("a", missing_bytes)
-
-        disk = MinFree(size_bytes=20)
-        quota = StorageQuota(1000, min_free=disk, disk=lambda: DiskSpace(200, free_bytes), evict_hint=evict)
-        quota.note_used("a", 170)
-        await quota.reserve("a", 50)
-        assert hints == [(40, None)]
-
-    run(main)
+def test_what_can_never_fit_is_known() -> None:
+    quota = StorageQuota(
+        100,
+        tenants={"a": 50},
+        min_free=MinFree(size_bytes=10),
+        disk=lambda: DiskSpace(80, 80),
+    )
+    for tenant, size, level in [("b", 101, Level.VOLUME), ("a", 51, Level.TENANT), ("b", 71, Level.DISK)]:
+        assert quota.shortage(tenant, size).never is level
+        assert quota.shortage(tenant, size - 1).never is not level

@@ -29,17 +29,8 @@ def scrubber(v: Volume, env: Env, damaged: list[tuple[Key, list[int]]], **change
         await give_up(handle, blocks)
 
     v.hydrator.give_up = noted  # type: ignore[method-assign,assignment]
-    arguments: dict[str, object] = {"block_bytes": v.settings.engine.block_bytes, "every_s": 7 * 86_400.0, **changes}
-    return Scrubber(
-        env,
-        v.catalog,
-        v.writer,
-        v.hot,
-        v.tenant_names,
-        v.hydrator,
-        v.opened_object,
-        **arguments,  # type: ignore[arg-type]
-    )
+    arguments: dict[str, object] = {"every_s": 7 * 86_400.0, **changes}
+    return Scrubber(env, v.hydrator, v.tenant_names, v.opened_object, **arguments)  # type: ignore[arg-type]
 
 
 def volume_test(settings: Settings, body, env: Env | None = None) -> None:
