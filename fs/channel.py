@@ -32,17 +32,6 @@ from aof2.fs.channel_process import MountOptions, detach, end_process, mounted
 from aof2.fs.channel_wire import ChannelError, Kind, KnownHandle, Upcall
 from aof2.native.channel_path import channel_path
 
-__all__ = [
-    "Channel",
-    "ChannelError",
-    "KnownHandle",
-    "MountOptions",
-    "NestAction",
-    "Upcall",
-    "Written",
-    "open_channel",
-]
-
 log = logging.getLogger(__name__)
 
 _END_MAX_S: Final = 5.0
@@ -73,7 +62,7 @@ class _Waiter:
 
 
 class Channel:
-    """The channel of one mount. Made by `open_channel`."""
+    """The channel of one mount. Made by `open_channel`. What it is told is written down in `kinds.kernel.Kernel`."""
 
     def __init__(
         self, process: trio.Process, mountpoint: Path, fuse_fd: int, control: socket.socket, notify: socket.socket
@@ -112,36 +101,29 @@ class Channel:
     def node(
         self, nodeid: int, fd: int, *, mode: int, flags: int = 0, block_bytes: int = 0, block_count: int = 0
     ) -> None:
-        """The backing file of an inode; another one when it had one. `fd` stays the caller's."""
         self._tell(Kind.NODE, wire.NODE.pack(nodeid, mode, flags, block_bytes, block_count), fd, now=True)
 
     def handle(self, nodeid: int, fh: int, cookie: bytes = b"") -> None:
-        """The OPEN or CREATE reply that carries `fh` is about to be sent: it becomes what the node's mode says."""
         if len(cookie) > wire.COOKIE_LEN:
             raise ValueError(f"a cookie has at most {wire.COOKIE_LEN} bytes, this one {len(cookie)}")
         self._tell(Kind.HANDLE, wire.HANDLE.pack(nodeid, fh, cookie), now=True)
 
     def blocks(self, nodeid: int, first: int, count: int) -> None:
-        """These blocks are in the backing file: the channel answers for them."""
         self._tell(Kind.BLOCKS, wire.RANGE.pack(nodeid, first, count))
 
     def coming(self, nodeid: int, first: int, count: int) -> None:
-        """These blocks are being fetched: a read of them may wait for `blocks` a little before it is passed on."""
         self._tell(Kind.COMING, wire.RANGE.pack(nodeid, first, count))
 
     async def clear(self, nodeid: int, first: int, count: int) -> None:
-        """These blocks are not to be relied on; returns when no request that did is still in progress."""
         while True:
             (flags, _), *_ = await self._ask(Kind.CLEAR, wire.RANGE.pack(nodeid, first, count))
             if not flags & wire.AGAIN:
                 return
 
     def grant(self, nodeid: int, n: int) -> None:
-        """So many more bytes may be written without asking."""
         self._tell(Kind.GRANT, wire.GRANT.pack(nodeid, n))
 
     async def collect(self, nodeid: int) -> Written:
-        """What was written without asking since the last time."""
         written, budget, untracked, again = 0, 0, False, True
         ranges: list[tuple[int, int]] = []
         while again:
@@ -156,24 +138,19 @@ class Channel:
         return Written(written, budget, tuple(ranges), untracked)
 
     def drop(self, nodeid: int) -> None:
-        """Its last handle is closed: the channel lets go of its backing file."""
         self._killed.discard(nodeid)
         self._tell(Kind.DROP, wire.NODEID.pack(nodeid))
 
     def caps(self, nodeid: int, on: bool) -> None:
-        """Whether the inode has `security.capability`: for the others the channel says no by itself."""
         self._tell(Kind.CAPS, wire.CAPS.pack(nodeid, int(on)))
 
     def killed(self, nodeid: int) -> bool:
-        """Whether a write that must clear suid, sgid and capabilities (flag SUID) was forwarded; tells it once."""
         self._receive()
         found = nodeid in self._killed
         self._killed.discard(nodeid)
         return found
 
     def hand_over(self, fh: int, offset: int, data: bytes) -> int:
-        """The answer of a READ that is too long for the FUSE socket. Returns the errno to answer that READ with, which
-        has to be done before anything is awaited: the channel puts the bytes in its place."""
         slot, self._slot = self._slot, (self._slot + 1) % wire.SLOTS
         try:
             fd = sealed_memory(data)
@@ -188,13 +165,10 @@ class Channel:
         return wire.HELD + slot
 
     async def caught_up(self) -> None:
-        """Returns when all that was told before has had effect: after `drop`, the channel's descriptor is closed. So
-        are all of them when the channel is gone."""
         with contextlib.suppress(ChannelError):
             await self._ask(Kind.CLEAR, wire.RANGE.pack(0, 0, 0))
 
     async def probe(self, fd: int) -> int:
-        """0 when the kernel would pass this file through, else the errno."""
         (_, body), *_ = await self._ask(Kind.PROBE, b"", fd)
         return int.from_bytes(body[:4], "little")
 
@@ -206,22 +180,17 @@ class Channel:
     # -- the brake ---------------------------------------------------------------------------------------------
 
     async def brake(self, fd: int, block_bytes: int) -> int:
-        """From here on passthrough writers need room (`room`); 0, or the errno where this kernel, this filesystem (of
-        the file `fd`) or our privileges do not allow to hold them."""
         (_, body), *_ = await self._ask(Kind.BRAKE, wire.RANGE.pack(os.getpid(), block_bytes, 0), fd)
         return int.from_bytes(body[:4], "little")
 
     def watch(self, nodeid: int, *, append: bool) -> None:
-        """A passthrough node is about to be opened for writing: its growth takes room."""
         flags = wire.WATCH_APPEND if append else 0
         self._tell(Kind.WATCH, wire.CAPS.pack(nodeid, flags), now=True)
 
     def room(self, stream_id: int, more_bytes: int) -> None:
-        """A tenant's passthrough writers may take so much more, or less."""
         self._tell(Kind.ROOM, wire.GRANT.pack(stream_id, more_bytes & 0xFFFF_FFFF_FFFF_FFFF))
 
     async def grown(self, stream_id: int, *, take: bool = False) -> Grown:
-        """What they took, and left; with `take`, what is left is ours again."""
         files: list[tuple[int, int]] = []
         left = waiting = 0
         for _, body in await self._ask(Kind.GROWN, wire.NODEID.pack(stream_id), flags=wire.TAKE if take else 0):
@@ -231,58 +200,44 @@ class Channel:
         return Grown(left, waiting, tuple(files))
 
     def expect(self, nodeid: int, more_bytes: int) -> None:
-        """We ourselves are about to add so much to a file that is passed through: no writer of it took that."""
         self._tell(Kind.EXPECT, wire.GRANT.pack(nodeid, more_bytes), now=True)
 
     def deny(self, stream_id: int, code: int) -> None:
-        """Those of the tenant that are held for want of room fail with this errno."""
         self._tell(Kind.DENY, wire.CAPS.pack(stream_id, code))
 
     def stop_silent(self, stream_id: int) -> None:
-        """What of the tenant grows and can neither be held nor asked (a mapping) is stopped: there is no room."""
         self._tell(Kind.DENY, wire.CAPS.pack(stream_id, errno.ENOSPC), flags=wire.SILENT)
 
     async def claim(self, nodeid: int, first: int, count: int) -> bool:
-        """From here on each write into these blocks of a passthrough file is `touched` first. False, and nothing
-        changed: a write of the file may be on its way."""
         (flags, _), *_ = await self._ask(Kind.CLAIM, wire.RANGE.pack(nodeid, first, count))
         return not flags & wire.AGAIN
 
     def unclaim(self, nodeid: int, first: int, count: int) -> None:
-        """These blocks may be written to again."""
         self._tell(Kind.UNCLAIM, wire.RANGE.pack(nodeid, first, count))
 
     def pass_on(self, number: int, code: int = 0) -> None:
-        """A write that was `touched` goes on, or fails with this errno."""
         self._tell(Kind.PASS, wire.CAPS.pack(number, code))
 
     # -- births ------------------------------------------------------------------------------------------------
 
     def birth_page(self, fd: int) -> None:
-        """The page that both sides see (`births.h`)."""
         self._tell(Kind.BIRTH_PAGE, b"", fd)
 
     def birth_dir(self, stream_id: int, slot: int, fd: int) -> None:
-        """Where backing files of a tenant are made."""
         self._tell(Kind.BIRTH_DIR, wire.CAPS.pack(stream_id, slot), fd)
 
     def birth_log(self, stream_id: int, fd: int) -> None:
-        """A tenant's intent log, where births are recorded."""
         self._tell(Kind.BIRTH_LOG, wire.GRANT.pack(stream_id, 0), fd)
 
     def birth_inos(self, stream_id: int, first: int, count: int) -> None:
-        """Inode numbers for births to come; what is left of the last ones is forgotten."""
         self._tell(Kind.BIRTH_INOS, wire.RANGE.pack(stream_id, first, count))
 
     async def nest(self, ino: int, action: NestAction, gid: int | None = None) -> bool:
-        """Changes what the channel does in a directory; False when it has no room. OPEN returns when every name that
-        was on its way is in the catalog: from then on the channel notes names itself."""
         body = wire.NEST.pack(ino, action, 0 if gid is None else 1, gid or 0)
         (flags, _), *_ = await self._ask(Kind.NEST, body)
         return not flags & wire.AGAIN
 
     def names(self, ino: int, packed: bytes) -> None:
-        """Names of a directory: a length byte and the name, each."""
         self._tell(Kind.NAMES, wire.NODEID.pack(ino) + packed)
 
     # -- names -------------------------------------------------------------------------------------------------
@@ -305,11 +260,9 @@ class Channel:
     # -- what the kernel is told -------------------------------------------------------------------------------
 
     def invalidate_inode(self, nodeid: int, offset: int = 0, length: int = 0) -> None:
-        """The kernel forgets attributes and cached bytes of the range (0: to the end)."""
         self._tell_kernel(wire.inval_inode(nodeid, offset, length))
 
     def invalidate_attr(self, nodeid: int) -> None:
-        """The kernel forgets attributes alone."""
         self._tell_kernel(wire.inval_inode(nodeid, -1, 0))
 
     def invalidate_entry(self, parent: int, name: bytes, child: int = 0) -> None:

@@ -6,12 +6,10 @@ answers ENOTCONN.
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import socket
 import struct
-import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -19,14 +17,13 @@ from typing import Final
 import trio
 
 from aof2.fs import channel_wire as wire
+from aof2.fs import mountpoint as mp
 from aof2.fs.channel_wire import ChannelError, Kind
 
 log = logging.getLogger(__name__)
 
 _MOUNT_MAX_S: Final = 30.0
 _END_MAX_S: Final = 5.0
-_MNT_DETACH: Final = 2
-_UMOUNT_NOFOLLOW: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,26 +66,12 @@ async def end_process(process: trio.Process) -> None:
 
 def detach(mountpoint: Path, device: tuple[int, int]) -> None:
     """Takes the mount away, if the topmost mount there is ours."""
-    if mounted_device(mountpoint) != device:
-        return
-    if os.geteuid() == 0:
-        libc = ctypes.CDLL(None, use_errno=True)
-        if libc.umount2(os.fsencode(mountpoint), _MNT_DETACH | _UMOUNT_NOFOLLOW):
-            log.warning("umount %s: %s", mountpoint, os.strerror(ctypes.get_errno()))
-    else:
-        subprocess.run(["fusermount3", "-u", "-z", "--", mountpoint], check=False)
-
-
-def mounted_device(mountpoint: Path) -> tuple[int, int] | None:
-    """The device of what is mounted there, without asking the filesystem."""
-    device = None
-    for line in Path("/proc/self/mountinfo").read_bytes().splitlines():
-        fields = line.split()
-        path = fields[4].decode("unicode_escape").encode("latin-1")
-        if path == os.fsencode(mountpoint):
-            major, _, minor = fields[2].partition(b":")
-            device = (int(major), int(minor))
-    return device
+    entry = mp.mounted_at(mountpoint)
+    if entry is not None and entry.device == "{}:{}".format(*device):
+        try:
+            mp.detach(mountpoint)
+        except mp.MountError as e:
+            log.warning("%s", e)
 
 
 async def mounted(control: socket.socket, process: trio.Process, mountpoint: Path) -> tuple[int, int]:

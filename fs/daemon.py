@@ -31,7 +31,9 @@ from aof2.engine.kinds.mounted import make_kinds
 from aof2.engine.kinds.registry import MountWish
 from aof2.engine.settings import Settings
 from aof2.engine.volume import Volume, open_volume
-from aof2.fs.channel import Channel, ChannelError, MountOptions, open_channel
+from aof2.fs.channel import Channel, open_channel
+from aof2.fs.channel_process import MountOptions
+from aof2.fs.channel_wire import ChannelError
 from aof2.fs.control.protocol import socket_path
 from aof2.fs.control.server import ControlServer
 from aof2.fs.dot import DotKind

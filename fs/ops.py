@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from typing import Final
 
 import pyfuse3
+from pyfuse3 import EntryAttributes, FileInfo, FUSEError, ReaddirToken, RequestContext, SetattrFields, StatvfsData
 
 from aof2.engine.catalog.rows import stream_of
 from aof2.engine.kinds.kernel import Kernel
@@ -36,11 +37,11 @@ from aof2.fs.tree import Tree, check_name
 LONG_ANSWER: Final = 64 << 10
 
 
-def fail(code: int) -> pyfuse3.FUSEError:
-    return pyfuse3.FUSEError(code)
+def fail(code: int) -> FUSEError:
+    return FUSEError(code)
 
 
-def caller_of(ctx: pyfuse3.RequestContext) -> Caller:
+def caller_of(ctx: RequestContext) -> Caller:
     return Caller(ctx.uid, ctx.gid)
 
 
@@ -63,7 +64,7 @@ class Operations(pyfuse3.Operations):
     # -- looking up --------------------------------------------------------------------------------------------
 
     @answered
-    async def lookup(self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
+    async def lookup(self, parent_inode: int, name: bytes, ctx: RequestContext) -> EntryAttributes:
         await self._at(parent_inode, Asked.LOOK_UP)
         row = self.tree.find(parent_inode, name)
         return absent() if row is None else self.tree.attributes(row)
@@ -73,25 +74,20 @@ class Operations(pyfuse3.Operations):
             await self._kinds.of(ino).forget(ino)
 
     @answered
-    async def getattr(self, inode: int, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
+    async def getattr(self, inode: int, ctx: RequestContext) -> EntryAttributes:
         await self._at(inode, Asked.ATTRIBUTES)
         return self.tree.attributes(self.tree.get(inode))
 
     @answered
-    async def readlink(self, inode: int, ctx: pyfuse3.RequestContext) -> bytes:
+    async def readlink(self, inode: int, ctx: RequestContext) -> bytes:
         return (await self._at(inode)).readlink(inode)
 
     # -- attributes --------------------------------------------------------------------------------------------
 
     @answered
     async def setattr(
-        self,
-        inode: int,
-        attr: pyfuse3.EntryAttributes,
-        fields: pyfuse3.SetattrFields,
-        fh: int | None,
-        ctx: pyfuse3.RequestContext,
-    ) -> pyfuse3.EntryAttributes:
+        self, inode: int, attr: EntryAttributes, fields: SetattrFields, fh: int | None, ctx: RequestContext
+    ) -> EntryAttributes:
         change = AttributeChange(
             mode=attr.st_mode if fields.update_mode else None,
             uid=attr.st_uid if fields.update_uid else None,
@@ -106,33 +102,25 @@ class Operations(pyfuse3.Operations):
     # -- names -------------------------------------------------------------------------------------------------
 
     @answered
-    async def mknod(
-        self, parent_inode: int, name: bytes, mode: int, rdev: int, ctx: pyfuse3.RequestContext
-    ) -> pyfuse3.EntryAttributes:
+    async def mknod(self, parent_inode: int, name: bytes, mode: int, rdev: int, ctx: RequestContext) -> EntryAttributes:
         check_name(name)
         kind = await self._at(parent_inode)
         return self.tree.attributes(await kind.make_node(parent_inode, name, mode, rdev, caller_of(ctx)))
 
     @answered
-    async def mkdir(
-        self, parent_inode: int, name: bytes, mode: int, ctx: pyfuse3.RequestContext
-    ) -> pyfuse3.EntryAttributes:
+    async def mkdir(self, parent_inode: int, name: bytes, mode: int, ctx: RequestContext) -> EntryAttributes:
         check_name(name)
         kind = await self._at(parent_inode)
         return self.tree.attributes(await kind.mkdir(parent_inode, name, mode, caller_of(ctx)))
 
     @answered
-    async def symlink(
-        self, parent_inode: int, name: bytes, target: bytes, ctx: pyfuse3.RequestContext
-    ) -> pyfuse3.EntryAttributes:
+    async def symlink(self, parent_inode: int, name: bytes, target: bytes, ctx: RequestContext) -> EntryAttributes:
         check_name(name)
         kind = await self._at(parent_inode)
         return self.tree.attributes(await kind.symlink(parent_inode, name, target, caller_of(ctx)))
 
     @answered
-    async def link(
-        self, inode: int, new_parent_inode: int, new_name: bytes, ctx: pyfuse3.RequestContext
-    ) -> pyfuse3.EntryAttributes:
+    async def link(self, inode: int, new_parent_inode: int, new_name: bytes, ctx: RequestContext) -> EntryAttributes:
         check_name(new_name)
         if stream_of(inode) != stream_of(new_parent_inode):
             raise fail(errno.EXDEV)
@@ -140,11 +128,11 @@ class Operations(pyfuse3.Operations):
         return self.tree.attributes(await kind.link(inode, new_parent_inode, new_name))
 
     @answered
-    async def unlink(self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> None:
+    async def unlink(self, parent_inode: int, name: bytes, ctx: RequestContext) -> None:
         await (await self._at(parent_inode, Asked.UNLINK)).unlink(parent_inode, name)
 
     @answered
-    async def rmdir(self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> None:
+    async def rmdir(self, parent_inode: int, name: bytes, ctx: RequestContext) -> None:
         await (await self._at(parent_inode)).rmdir(parent_inode, name)
 
     @answered
@@ -155,7 +143,7 @@ class Operations(pyfuse3.Operations):
         parent_inode_new: int,
         name_new: bytes,
         flags: int,
-        ctx: pyfuse3.RequestContext,
+        ctx: RequestContext,
     ) -> None:
         check_name(name_new)
         if flags & ~(pyfuse3.RENAME_NOREPLACE | pyfuse3.RENAME_EXCHANGE):
@@ -176,18 +164,18 @@ class Operations(pyfuse3.Operations):
 
     @answered
     async def create(
-        self, parent_inode: int, name: bytes, mode: int, flags: int, ctx: pyfuse3.RequestContext
-    ) -> tuple[pyfuse3.FileInfo, pyfuse3.EntryAttributes]:
+        self, parent_inode: int, name: bytes, mode: int, flags: int, ctx: RequestContext
+    ) -> tuple[FileInfo, EntryAttributes]:
         check_name(name)
         kind = await self._at(parent_inode)
         row, fh = await kind.create(parent_inode, name, flags, mode, caller_of(ctx))
-        return pyfuse3.FileInfo(fh=fh, keep_cache=False), self.tree.attributes(row)
+        return FileInfo(fh=fh, keep_cache=False), self.tree.attributes(row)
 
     @answered
-    async def open(self, inode: int, flags: int, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
+    async def open(self, inode: int, flags: int, ctx: RequestContext) -> FileInfo:
         fh = await (await self._at(inode)).open(inode, flags, caller_of(ctx))
         handle = self._kinds.opens.get(fh)
-        return pyfuse3.FileInfo(fh=fh, keep_cache=handle.keeps_pages, direct_io=handle.direct_io)
+        return FileInfo(fh=fh, keep_cache=handle.keeps_pages, direct_io=handle.direct_io)
 
     @answered
     async def read(self, fh: int, off: int, size: int) -> bytes:
@@ -217,11 +205,11 @@ class Operations(pyfuse3.Operations):
     # -- directories -------------------------------------------------------------------------------------------
 
     @answered
-    async def opendir(self, inode: int, ctx: pyfuse3.RequestContext) -> int:
+    async def opendir(self, inode: int, ctx: RequestContext) -> int:
         return self.directories.open(inode)
 
     @answered
-    async def readdir(self, fh: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
+    async def readdir(self, fh: int, start_id: int, token: ReaddirToken) -> None:
         ino = self.directories.ino(fh)
         await self._at(ino, Asked.LIST)
         self.directories.tell(fh, start_id, PyfusePage(self.tree, token), ino)
@@ -238,10 +226,10 @@ class Operations(pyfuse3.Operations):
     # -- the volume --------------------------------------------------------------------------------------------
 
     @answered
-    async def statfs(self, ctx: pyfuse3.RequestContext) -> pyfuse3.StatvfsData:
+    async def statfs(self, ctx: RequestContext) -> StatvfsData:
         """Only where the channel has no room to ask by inode (`upcalls.py`)."""
         limit, free = self._kinds.of(TOP).space(TOP)
-        data = pyfuse3.StatvfsData()
+        data = StatvfsData()
         data.f_bsize = data.f_frsize = 4096
         data.f_blocks = limit // 4096
         data.f_bfree = data.f_bavail = free // 4096
@@ -254,20 +242,20 @@ class Operations(pyfuse3.Operations):
     # -- extended attributes -----------------------------------------------------------------------------------
 
     @answered
-    async def getxattr(self, inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> bytes:
+    async def getxattr(self, inode: int, name: bytes, ctx: RequestContext) -> bytes:
         value = (await self._at(inode)).get_xattr(inode, name)
         if value is None:
             raise fail(pyfuse3.ENOATTR)
         return value
 
     @answered
-    async def listxattr(self, inode: int, ctx: pyfuse3.RequestContext) -> Sequence[bytes]:
+    async def listxattr(self, inode: int, ctx: RequestContext) -> Sequence[bytes]:
         return (await self._at(inode)).list_xattrs(inode)
 
     @answered
-    async def setxattr(self, inode: int, name: bytes, value: bytes, ctx: pyfuse3.RequestContext) -> None:
+    async def setxattr(self, inode: int, name: bytes, value: bytes, ctx: RequestContext) -> None:
         await (await self._at(inode)).set_xattr(inode, name, value)
 
     @answered
-    async def removexattr(self, inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> None:
+    async def removexattr(self, inode: int, name: bytes, ctx: RequestContext) -> None:
         await (await self._at(inode)).remove_xattr(inode, name)

@@ -15,7 +15,7 @@ from typing import Final
 from aof2.engine.errors import os_error
 from aof2.engine.kinds.kind import NAME_MAX, Caller
 from aof2.fs.answers import code_of
-from aof2.fs.channel import Upcall
+from aof2.fs.channel_wire import Upcall
 from aof2.fs.ops import Operations
 from aof2.fs.quick import ABOUT_NAMES, Quick
 

@@ -93,16 +93,16 @@ class Kernel(Protocol):
     """The way to the kernel, as far as files need it: the channel, or in tests something that remembers."""
 
     def node(self, nodeid: int, fd: int, *, mode: int, flags: int, block_bytes: int, block_count: int) -> None:
-        """The backing file of an inode. The descriptor stays the caller's."""
+        """The backing file of an inode; another one when it had one. The descriptor stays the caller's."""
 
     def handle(self, nodeid: int, fh: int, cookie: bytes) -> None:
-        """An open of it that is about to be answered."""
+        """The OPEN or CREATE reply that carries `fh` is about to be sent: it becomes what the node's mode says."""
 
     def blocks(self, nodeid: int, first: int, count: int) -> None:
-        """These blocks are in the backing file."""
+        """These blocks are in the backing file: the channel answers for them."""
 
     def coming(self, nodeid: int, first: int, count: int) -> None:
-        """Blocks that are being fetched: reads of them may wait for `blocks` instead of asking."""
+        """These blocks are being fetched: a read of them may wait for `blocks` a little before it is passed on."""
 
     async def clear(self, nodeid: int, first: int, count: int) -> None:
         """These are no longer to be relied on; returns when no READ or WRITE begun before is in progress."""
@@ -111,28 +111,29 @@ class Kernel(Protocol):
         """So much more may be written without asking."""
 
     async def collect(self, nodeid: int) -> Written:
-        """What was written without asking."""
+        """What was written without asking since the last time."""
 
     def watch(self, nodeid: int, *, append: bool) -> None:
         """A passthrough node is about to be opened for writing. Only where there is a brake, as the next eight."""
 
     def room(self, stream_id: int, more_bytes: int) -> None:
-        """A tenant's passthrough writers may take so much more."""
+        """A tenant's passthrough writers may take so much more, or less."""
 
     async def grown(self, stream_id: int, *, take: bool = False) -> Grown:
         """What they took, and left; with `take`, what is left is ours again."""
 
     def expect(self, nodeid: int, more_bytes: int) -> None:
-        """We ourselves are about to add so much to a file that is passed through."""
+        """We ourselves are about to add so much to a file that is passed through: no writer of it took that."""
 
     def deny(self, stream_id: int, code: int) -> None:
         """Those of the tenant that are held for want of room fail with this errno."""
 
     def stop_silent(self, stream_id: int) -> None:
-        """What of the tenant grows and can neither be held nor asked is stopped: there is no room."""
+        """What of the tenant grows and can neither be held nor asked (a mapping) is stopped: there is no room."""
 
     async def claim(self, nodeid: int, first: int, count: int) -> bool:
-        """Each write into these blocks of a passthrough file is told first; False: not now."""
+        """From here on each write into these blocks of a passthrough file is `touched` first. False, and nothing
+        changed: a write of the file may be on its way."""
 
     def unclaim(self, nodeid: int, first: int, count: int) -> None:
         """These blocks may be written to again."""
@@ -141,23 +142,27 @@ class Kernel(Protocol):
         """A write that touched claimed blocks goes on, or fails with this errno."""
 
     def drop(self, nodeid: int) -> None:
-        """Its last handle is closed."""
+        """Its last handle is closed: the channel lets go of its backing file."""
 
     async def caught_up(self) -> None:
-        """Returns when what was dropped before is let go of: a lease can be asked for."""
+        """Returns when all that was told before has had effect: after `drop`, the channel's descriptor is closed, and a
+        lease can be asked for. So are all of them when the channel is gone."""
 
     def caps(self, nodeid: int, on: bool) -> None:
         """Whether the inode has file capabilities: without any, the channel answers for all."""
 
     def killed(self, nodeid: int) -> bool:
-        """Whether another user's write to this special file is on its way; tells it once."""
+        """Whether a write that must clear suid, sgid and capabilities (flag SUID) was forwarded; tells it once."""
 
     def hand_over(self, fh: int, offset: int, data: bytes) -> int:
-        """The long answer of a READ, past the FUSE socket; the errno to answer it with at once."""
+        """The answer of a READ that is too long for the FUSE socket. Returns the errno to answer that READ with, which
+        has to be done before anything is awaited: the channel puts the bytes in its place."""
 
-    def invalidate_attr(self, nodeid: int) -> None: ...
+    def invalidate_attr(self, nodeid: int) -> None:
+        """The kernel forgets attributes alone."""
 
-    def invalidate_inode(self, nodeid: int, offset: int = 0, length: int = 0) -> None: ...
+    def invalidate_inode(self, nodeid: int, offset: int = 0, length: int = 0) -> None:
+        """The kernel forgets attributes and cached bytes of the range (0: to the end)."""
 
     # -- what can be had ---------------------------------------------------------------------------------------
 
@@ -172,12 +177,13 @@ class Kernel(Protocol):
         """0, or the errno with which the kernel refuses to pass this file through."""
 
     async def brake(self, fd: int, block_bytes: int) -> int:
-        """Passthrough writers need room from here on; 0, or the errno where they cannot be held."""
+        """From here on passthrough writers need room (`room`); 0, or the errno where this kernel, this filesystem (of
+        the file `fd`) or our privileges do not allow to hold them."""
 
     # -- files that the channel creates by itself --------------------------------------------------------------
 
     def birth_page(self, fd: int) -> None:
-        """The page that both sides see."""
+        """The page that both sides see (`births.h`)."""
 
     def birth_dir(self, stream_id: int, slot: int, fd: int) -> None:
         """Where backing files of a tenant are made."""
@@ -189,7 +195,8 @@ class Kernel(Protocol):
         """Inode numbers for births to come; what is left of the last ones is forgotten."""
 
     async def nest(self, ino: int, action: NestAction, gid: int | None = None) -> bool:
-        """Changes what the channel does in a directory; False when it has no room."""
+        """Changes what the channel does in a directory; False when it has no room. OPEN returns when every name that
+        was on its way is in the catalog: from then on the channel notes names itself."""
 
     def names(self, ino: int, packed: bytes) -> None:
         """Names of a directory: a length byte and the name, each."""

@@ -24,7 +24,9 @@ from aof2.engine.kinds.kernel import Short, Touched
 from aof2.fs import attrs
 from aof2.fs import channel as fs_channel
 from aof2.fs import channel_wire as wire
-from aof2.fs.channel import Channel, MountOptions, Upcall, open_channel
+from aof2.fs.channel import Channel, open_channel
+from aof2.fs.channel_process import MountOptions
+from aof2.fs.channel_wire import Upcall
 from aof2.fs.options import Options
 
 Json = dict[str, Any]

@@ -171,7 +171,9 @@ def test_umount_ends_channel_and_daemon(daemon: Daemon) -> None:
 def test_a_mount_point_that_is_none(start, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     import trio
 
-    from aof2.fs.channel import ChannelError, MountOptions, open_channel
+    from aof2.fs.channel import open_channel
+    from aof2.fs.channel_process import MountOptions
+    from aof2.fs.channel_wire import ChannelError
 
     async def work() -> None:
         async with open_channel(tmp_path / "nowhere", MountOptions()):

@@ -15,7 +15,8 @@ import pytest
 import trio
 
 from aof2.engine.files import Mode
-from aof2.fs.channel import Channel, Written
+from aof2.engine.kinds.kernel import Written
+from aof2.fs.channel import Channel
 from aof2.fs.channel_wire import HELD, SLOTS, Kind
 
 CHANNEL = Path(__file__).resolve().parents[2] / "native" / "channel"

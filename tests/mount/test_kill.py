@@ -103,7 +103,7 @@ def test_what_was_unlinked_stays_unlinked(w: World) -> None:
 STUCK = """
 import time, trio, trio.testing
 from aof2.fs import daemon
-from aof2.fs.channel import ChannelError
+from aof2.fs.channel_wire import ChannelError
 
 daemon.END_WITHOUT_CHANNEL_MAX_S = 0.5
 
