@@ -13,7 +13,7 @@ from aof2.engine.units import parse_size
 from aof2.fs.bench.formats import run
 from aof2.fs.bench.measure import Measurement
 from aof2.fs.cli import output
-from aof2.fs.cli.errors import EXIT_FAILED, CliError, complain
+from aof2.fs.cli.errors import CliError, complain, fail_if
 from aof2.fs.cli.progress import counted
 
 MIB = 1 << 20
@@ -194,8 +194,7 @@ def _measure(work: Callable[..., list[Measurement]], *, quick: bool, check: bool
 def _report(results: list[Measurement], *, check: bool, as_json: bool) -> None:
     folding = {"what": 18, "baseline": 16}
     output.print_found(results, COLUMNS, _cells, as_json=as_json, folding=folding, style=lambda m: STYLES[m.ok])
-    if check and any(result.ok is False for result in results):
-        raise click.exceptions.Exit(EXIT_FAILED)
+    fail_if(check and any(result.ok is False for result in results))
 
 
 def _cells(m: Measurement) -> tuple[str, ...]:

@@ -26,6 +26,12 @@ class CliError(Aof2Error):
     """A verb cannot do what it was asked; the message is the whole line."""
 
 
+def fail_if(failed: object) -> None:
+    """Ends the verb with exit code 1; it has said why."""
+    if failed:
+        raise click.exceptions.Exit(EXIT_FAILED)
+
+
 def complain(message: str) -> None:
     """One line on stderr, whatever the message holds, after everything printed before it."""
     sys.stdout.flush()

@@ -7,16 +7,18 @@ from typing import Any
 import click
 import msgspec
 
+from aof2.engine.catalog.rows import JobState
 from aof2.engine.catalog.store import View
 from aof2.engine.inspect.jobs import SHORT, JobStatus, every_job, find_job, job_status
 from aof2.fs.cli import output
 from aof2.fs.cli.client import ask, ask_or_read
 from aof2.fs.cli.conf import load_conf, volume_options
-from aof2.fs.cli.errors import EXIT_FAILED, complain
+from aof2.fs.cli.errors import complain, fail_if
 from aof2.fs.cli.records import iso_time
 from aof2.fs.wording import human_size
 
 COLUMNS = ("job", "type", "state", "progress", "attempts", "updated (UTC)", "reason")
+STATES = [state.name.lower() for state in JobState]
 JOB = click.argument("job", metavar="JOB")
 WAIT = click.option("--wait", is_flag=True, help="Come back when it is over; exit code 1 when it failed.")
 
@@ -35,13 +37,7 @@ def jobs(ctx: click.Context, as_json: bool, conf: str | None) -> None:
 
 
 @jobs.command("list", epilog="Example: aof2 jobs list --state failed")
-@click.option(
-    "--state",
-    "states",
-    multiple=True,
-    type=click.Choice(["queued", "running", "done", "failed", "cancelled"]),
-    help="Only those; may be repeated.",
-)
+@click.option("--state", "states", multiple=True, type=click.Choice(STATES), help="Only those; may be repeated.")
 @volume_options("JSON: of a list, one object a line.")
 def list_(states: tuple[str, ...], as_json: bool, conf: str | None) -> None:
     """Every job: its type, state, how far it is, and why it failed. Also works while nothing is mounted."""
@@ -153,8 +149,7 @@ def _ended(answer: Any, as_json: bool, waited: bool) -> None:
     failed = [job for job in found if job.state == "failed"] if waited else []
     for job in failed if as_json else ():
         complain(f"{job.job}: {job.reason}")
-    if failed:
-        raise click.exceptions.Exit(EXIT_FAILED)
+    fail_if(failed)
 
 
 # -- gc --------------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from aof2.engine.settings.keys import TENANT_NAME
 from aof2.engine.settings.loader import CONF_VARIABLE
 from aof2.fs.cli import output
 from aof2.fs.cli.conf import load_conf, volume_options
-from aof2.fs.cli.errors import EXIT_FAILED, CliError
+from aof2.fs.cli.errors import CliError, fail_if
 from aof2.fs.cli.progress import counted
 from aof2.fs.cli.records import RecordRows, complain_of, note_of, parse_types, print_table
 
@@ -67,8 +67,7 @@ def inspect(
         for record in rows:
             *cells, payload = rows.as_object(record).values()
             output.print_tsv((*cells, msgspec.json.encode(payload).decode()))
-    if rows.damaged:
-        raise click.exceptions.Exit(EXIT_FAILED)
+    fail_if(rows.damaged)
 
 
 @manifest.command(epilog="Example: aof2 manifest verify default && echo clean")
@@ -91,8 +90,7 @@ def verify(name: str | None, deep: bool, as_json: bool, conf: str | None) -> Non
             clean = verify_volume(load_conf(conf), as_json, deep)
         else:
             clean = verify_tenant(find_stream(name, conf), as_json, deep)
-    if not clean:
-        raise click.exceptions.Exit(EXIT_FAILED)
+    fail_if(not clean)
 
 
 @manifest.command(epilog="Example: aof2 manifest disable")
@@ -125,10 +123,7 @@ def _toggle(enabled: bool, as_json: bool, conf: str | None) -> None:
 def _verify_folder(folder: Path, as_json: bool) -> bool:
     with counted("chunks") as report_progress:
         report = check(folder, on_progress=report_progress)
-    if as_json:
-        output.print_json(report)
-    else:
-        output.print_facts(facts_of(report))
+    output.print_report(report, facts_of(report), as_json=as_json)
     tell(report)
     return report.clean
 

@@ -84,22 +84,16 @@ def _compare(stream: VolumeStream, rows: OpenRows, *, glance: bool = False, deep
     if remote.directory is not None and not remote.directory.is_dir():  # opening it would make it
         raise _NotComparedError(f"the remote is away: {remote.directory}: no such directory; is its disk mounted?")
     if glance:
-        patience = {
-            "timeout_s": min(remote.timeout_s, GLANCE_TIMEOUT_S),
-            "retries": min(remote.retries, GLANCE_RETRIES),
-        }
-        remote = msgspec.structs.replace(remote, **patience)
+        timeout_s, retries = min(remote.timeout_s, GLANCE_TIMEOUT_S), min(remote.retries, GLANCE_RETRIES)
+        remote = msgspec.structs.replace(remote, timeout_s=timeout_s, retries=retries)
     catalog = cast(Catalog, rows)  # only its rows are read
     try:
-        store = open_remote(Env(), remote)
-        try:
+        with contextlib.closing(open_remote(Env(), remote)) as store:
             with contextlib.suppress(RemoteMissingError):  # deleted since it was listed
                 report = examine_stream(store, catalog, stream.folder, stream.stream_id, deep=deep)
                 if report.clean:
                     return report
             return examine_stream(store, catalog, stream.folder, stream.stream_id, deep=deep)
-        finally:
-            store.close()
     except TransientError as e:
         raise _NotComparedError(f"the remote is away: {e}") from None
     except (Aof2Error, OSError, ValueError) as e:

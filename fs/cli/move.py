@@ -9,7 +9,7 @@ import click
 from aof2.fs.cli import output
 from aof2.fs.cli.client import ask, in_mount, served
 from aof2.fs.cli.conf import load_conf, volume_options
-from aof2.fs.cli.errors import EXIT_FAILED, complain
+from aof2.fs.cli.errors import complain, fail_if
 from aof2.fs.wording import human_size
 
 PATHS = click.argument("paths", metavar="PATH…", nargs=-1, required=True)
@@ -28,8 +28,7 @@ def _finish(answer: Any, as_json: bool, said: str, *, fails: bool) -> None:
             complain(f"skipped {one['path']}: {one['why']}")
         if more := answer["skipped_files"] - len(answer["skipped"]):
             complain(f"skipped {more} more")
-    if fails and answer["skipped_files"]:
-        raise click.exceptions.Exit(EXIT_FAILED)
+    fail_if(fails and answer["skipped_files"])
 
 
 @click.command(epilog="Example: aof2 warm /aof2/default/2024 --check")
@@ -47,17 +46,12 @@ def warm(paths: tuple[str, ...], check: bool, as_json: bool, conf: str | None) -
         _finish(answer, as_json, "{files} file(s) are here, {bytes} fetched", fails=True)
         return
     answer = _do("resident", paths, conf)
-    if as_json:
-        output.print_json(answer)
-    else:
-        output.print_facts(
-            [
-                ("files", f"{answer['local_files']} of {answer['files']} wholly here"),
-                ("bytes", f"{human_size(answer['local_bytes'])} of {human_size(answer['bytes'])} here"),
-            ]
-        )
-    if answer["local_bytes"] != answer["bytes"]:
-        raise click.exceptions.Exit(EXIT_FAILED)
+    facts = [
+        ("files", f"{answer['local_files']} of {answer['files']} wholly here"),
+        ("bytes", f"{human_size(answer['local_bytes'])} of {human_size(answer['bytes'])} here"),
+    ]
+    output.print_report(answer, facts, as_json=as_json)
+    fail_if(answer["local_bytes"] != answer["bytes"])
 
 
 @click.command(epilog="Example: aof2 evict /aof2/default/2019")

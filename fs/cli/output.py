@@ -114,6 +114,14 @@ def print_done(done: object, line: str, *, as_json: bool) -> None:
         print_line(line)
 
 
+def print_report(report: object, facts: Sequence[tuple[str, str]], *, as_json: bool) -> None:
+    """What a verb found: one JSON object, or names and values."""
+    if as_json:
+        print_json(report)
+    else:
+        print_facts(facts)
+
+
 def print_facts(facts: Sequence[tuple[str, str]]) -> None:
     """Names and values: aligned on a terminal, tab-separated elsewhere."""
     if not on_terminal():

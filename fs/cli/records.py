@@ -6,6 +6,7 @@ What is wrong with the log goes to stderr as it is met, with what to do about it
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -57,36 +58,29 @@ def parse_types(names: tuple[str, ...]) -> frozenset[int]:
     return frozenset(wanted)
 
 
+@dataclass
 class RecordRows:
     """The records to show, in order. Damage and notes met on the way go to stderr as they are met."""
 
-    def __init__(
-        self,
-        directory: Path,
-        from_chunk: int,
-        types: frozenset[int],
-        limit: int | None,
-        differing: frozenset[int] = frozenset(),
-    ) -> None:
-        self.damaged = False
-        self.differing = differing
-        self._directory = directory
-        self._from_chunk = from_chunk
-        self._types = types
-        self._limit = limit
+    directory: Path
+    from_chunk: int
+    types: frozenset[int]
+    limit: int | None
+    differing: frozenset[int] = frozenset()
+    damaged: bool = False
 
     def __iter__(self) -> Iterator[Record]:
-        found = survey(self._directory)
+        found = survey(self.directory)
         for finding in found.damage:
             self.damage(finding)
         if not found.chunks:
-            complain(f"note: {self._directory}: no manifest chunks here; a stream's folder holds files such as 0.mlog")
-        left = self._limit
-        for examined in examine(found, self._from_chunk):
+            complain(f"note: {self.directory}: no manifest chunks here; a stream's folder holds files such as 0.mlog")
+        left = self.limit
+        for examined in examine(found, self.from_chunk):
             if examined.gap:
                 self.damage(examined.gap)
             for record in examined.chunk.records() if examined.chunk else ():
-                if self._types and record.type_id not in self._types:
+                if self.types and record.type_id not in self.types:
                     continue
                 yield record
                 if left is not None:
@@ -110,7 +104,7 @@ class RecordRows:
         try:
             return payload_of(record)
         except ManifestIntegrityError as e:
-            self.damage(Finding(kind=Kind.CHUNK, message=f"{self._directory}: {e}"))
+            self.damage(Finding(kind=Kind.CHUNK, message=f"{self.directory}: {e}"))
             return raw_payload(record)
 
 

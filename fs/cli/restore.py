@@ -23,7 +23,7 @@ from aof2.engine.settings.remote import RemoteSettings, parse_url
 from aof2.engine.units import format_size
 from aof2.fs.cli import output
 from aof2.fs.cli.conf import load_conf, volume_options
-from aof2.fs.cli.errors import EXIT_FAILED, CliError, complain
+from aof2.fs.cli.errors import CliError, complain, fail_if
 from aof2.fs.cli.records import iso_time
 
 WHY_TEXT = {
@@ -61,8 +61,7 @@ def restore(url: str, as_json: bool, conf: str | None) -> None:
             complain(f"not found: {line}")
     if not _same_place(settings.remote.url, url):
         complain(f"note: remote.url in the conf is {settings.remote.url}; to go on with this volume, set it to {url}")
-    if not report.whole:
-        raise click.exceptions.Exit(EXIT_FAILED)
+    fail_if(not report.whole)
 
 
 def _remote(settings: Settings, url: str) -> RemoteSettings:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -35,10 +36,12 @@ from aof2.fs.cli.conf import load_conf, volume_options
 from aof2.fs.cli.errors import complain
 from aof2.fs.cli.progress import counted
 from aof2.fs.cli.records import iso_time, style
-from aof2.fs.cli.top import damaged_logs, replication_line, summary
+from aof2.fs.cli.top import damaged_logs, jobs_line, replication_line, summary
 from aof2.fs.control.client import NotMountedError
 from aof2.fs.control.protocol import ProtocolError
 
+Facts = VolumeStatus | TreeStatus | ObjectStatus
+KINDS: dict[str, type[Facts]] = {"volume": VolumeStatus, "tree": TreeStatus, "object": ObjectStatus}
 TENANT_COLUMNS = ("tenant", "kind", "objects", "bytes", "hot", "warm", "remote", "dirty", "needs repair")
 CHUNK_COLUMNS = ("chunk", "index", "bytes", "hot", "warm", "sha256", "key")
 WHY_COLUMNS = ("time (UTC)", "event", "from", "to", "bytes", "chunk", "generation", "reason", "key")
@@ -75,20 +78,17 @@ def status(path: str | None, as_json: bool, conf: str | None) -> None:
         _print_object(facts)
 
 
-def _ask(settings: Settings, path: str | None) -> tuple[VolumeStatus | TreeStatus | ObjectStatus, dict[str, Any]]:
+def _ask(settings: Settings, path: str | None) -> tuple[Facts, dict[str, Any]]:
     """The same facts from the daemon, and what only it knows. NotMountedError when there is none."""
     settings = served(settings)
     answer = ask(settings, "status", path=in_mount(settings, [path])[0] if path else None)
-    if "volume" in answer:
-        return msgspec.convert(answer.pop("volume"), VolumeStatus), answer
-    if "tree" in answer:
-        return msgspec.convert(answer.pop("tree"), TreeStatus), answer
-    if "object" in answer:
-        return msgspec.convert(answer.pop("object"), ObjectStatus), answer
+    for name, kind in KINDS.items():
+        if name in answer:
+            return msgspec.convert(answer.pop(name), kind), answer
     raise ProtocolError("the daemon answers what this command does not know; remount")
 
 
-def _facts(settings: Settings, rows: OpenRows, path: str | None) -> VolumeStatus | TreeStatus | ObjectStatus:
+def _facts(settings: Settings, rows: OpenRows, path: str | None) -> Facts:
     with rows.view() as view:
         place = resolve(view, settings.volume.mountpoint, in_mount(settings, [path])[0]) if path else None
         if place is None:
@@ -103,7 +103,6 @@ def _warn(rows: OpenRows) -> None:
 
 
 def _print_volume(v: VolumeStatus, daemon: dict[str, Any]) -> None:
-    jobs = ", ".join(f"{count} {state}" for state, count in v.jobs.items() if count) or "none"
     age = "none yet" if v.snapshot_age_s is None else f"{v.snapshot_age_s:.0f} s old"
     output.print_facts(
         [
@@ -113,7 +112,7 @@ def _print_volume(v: VolumeStatus, daemon: dict[str, Any]) -> None:
             ("hot", f"{format_size(v.hot_bytes)} of {format_size(v.hot_limit_bytes)}"),
             ("warm", f"{format_size(v.warm_bytes)} of {format_size(v.warm_limit_bytes)}"),
             ("dirty", format_size(v.dirty_bytes)),
-            ("jobs", jobs),
+            ("jobs", jobs_line(v)),
             ("log", f"{format_size(v.log_bytes)}, oldest snapshot {age}"),
             ("replication", replication_line(v.replication)),
             ("needs repair", str(v.needs_repair)),
@@ -220,15 +219,12 @@ def _earlier_chunks(
         complain(f"note: the remote is away: {directory}: no such directory; is its disk mounted?")
         return
     try:
-        store = open_remote(Env(), settings.remote)
-        try:
+        with contextlib.closing(open_remote(Env(), settings.remote)) as store:
             log = RemoteLog(store, stream_id)
             wanted = sorted((i for i in log.inventory.chunk_indexes() if before is None or i < before), reverse=True)
             for done, index in enumerate(wanted):
                 tell(done, len(wanted))
                 yield log.chunk(index)[1]
-        finally:
-            store.close()
     except Aof2Error as e:
         complain(f"note: the log in the remote was read no further: {e}")
 

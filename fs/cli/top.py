@@ -93,7 +93,6 @@ def _rates(now: Frame, last: Frame | None) -> dict[str, float]:
 
 def _facts(now: Frame, last: Frame | None) -> list[tuple[str, str]]:
     v, m, rates = now.volume, now.mount, _rates(now, last)
-    jobs = ", ".join(f"{count} {state}" for state, count in v.jobs.items() if count) or "none"
     seen = m.page_cache_hits + m.page_cache_misses
     hit_rate = f"{100 * m.page_cache_hits / seen:.0f} % of {seen} found" if seen else "not asked yet"
     unsealed = f"{m.unsealed_files} file(s), {human_size(m.unsealed_bytes)} of it not sealed"
@@ -117,10 +116,14 @@ def _facts(now: Frame, last: Frame | None) -> list[tuple[str, str]]:
             f" down {human_size(int(rates['remote_received_bytes']))}/s",
         ),
         ("replication", replication_line(v.replication)),
-        ("jobs", jobs),
+        ("jobs", jobs_line(v)),
         ("needs repair", str(v.needs_repair)),
         *damaged_logs(v),
     ]
+
+
+def jobs_line(v: VolumeStatus) -> str:
+    return ", ".join(f"{count} {state}" for state, count in v.jobs.items() if count) or "none"
 
 
 def replication_line(streams: Sequence[StreamReplication]) -> str:

@@ -88,8 +88,7 @@ def _check(name: str) -> None:
 
 async def _ensure(volume: Volume, tenant_id: int, name: str) -> bool:
     """Registers the cursor, or notes that it is in use; whether it is new."""
-    with volume.catalog.view() as view:
-        row = view.get(tenant_id, t.CURSORS, name)
+    row = volume.catalog.get(tenant_id, t.CURSORS, name)
     idle_ms = int(volume.settings.retention.cursor_idle_s * 1000)
     if row is not None and volume.env.now_ms() - row.seen_ms < idle_ms // SEEN_AGAIN:
         return False
@@ -148,8 +147,7 @@ async def acknowledge(mounted: Mounted, args: Acknowledge, _: Tell) -> dict[str,
     for tenant, sequence in args.sequences.items():
         [tenant_id] = tenants_named(volume, tenant)
         await result_of(volume.writer.submit(tenant_id, partial(feed.acknowledge, name=args.cursor, sequence=sequence)))
-        with volume.catalog.view() as view:
-            row = view.get(tenant_id, t.CURSORS, args.cursor)
+        row = volume.catalog.get(tenant_id, t.CURSORS, args.cursor)
         stands[tenant] = row.acknowledged if row is not None else 0
     return stands
 
