@@ -14,11 +14,13 @@ from tests.mount.world import World, wait_for, world
 from tests.support.seaweed import Seaweed
 
 
-def s3_world(root: Path, server: Seaweed, prefix: str) -> contextlib.AbstractContextManager[World]:
+def s3_world(
+    root: Path, server: Seaweed, prefix: str, *, timeout: str = "2s"
+) -> contextlib.AbstractContextManager[World]:
     """Impatient with its remote: outages are short here."""
     remote = (
         f'[remote]\nurl = "s3://{server.bucket}/{prefix}"\nendpoint_url = "{server.endpoint_url}"\n'
-        f'region = "{REGION}"\ntimeout = "2s"\nretries = 1\n'
+        f'region = "{REGION}"\ntimeout = "{timeout}"\nretries = 1\n'
     )
     return world(root, remote=remote, environ=server.environ())
 

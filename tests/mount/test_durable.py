@@ -55,7 +55,7 @@ def test_rounds_on_a_directory(w: World, copier: DirectoryCopier) -> None:
 
 
 def test_rounds_on_seaweedfs(tmp_path: Path, server: Seaweed) -> None:
-    with s3_world(tmp_path / "w", server, prefix="rounds") as w:
+    with s3_world(tmp_path / "w", server, prefix="rounds", timeout="30s") as w:
         w.mount()
         DurableRounds(w, S3Copier(server, "rounds"), seed=2).run(2)
 

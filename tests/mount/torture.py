@@ -102,7 +102,7 @@ def durable(rounds: int, files: int, s3: bool, seed: int | None) -> None:
         if s3:
             (root / "weed").mkdir()
             server = stack.enter_context(running_seaweed(root / "weed"))
-            w = stack.enter_context(s3_world(root / "w", server, "torture"))
+            w = stack.enter_context(s3_world(root / "w", server, "torture", timeout="30s"))
             copier = S3Copier(server, "torture")
         else:
             w = stack.enter_context(world(root / "w"))
