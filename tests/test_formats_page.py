@@ -244,6 +244,15 @@ def test_intent_moves() -> None:
     assert intent_format.pack(**fields) == data[88:]
 
 
+def test_intent_xattrs() -> None:
+    data = example("intent-xattrs")
+    kinds, ino, time_ns = intent_format.IntentKind, 1 << 40 | 300, 1_700_000_000_123_456_789
+    was_set, removed = intent_format.parse(data, check=True)
+    assert was_set == (kinds.XATTR_SET, ino, 0, b"user.colour\0green", 0o100000, 0, 0, time_ns + 4, 0, 0, 96, 0)
+    assert was_set.names == (b"user.colour", b"green")
+    assert removed == (kinds.XATTR_REMOVED, ino, 0, b"user.colour", 0o100000, 0, 0, time_ns + 5, 0, 0, 184, 0)
+
+
 def test_recency_example() -> None:
     data = example("recency")
     found = saved.decode(data)

@@ -30,6 +30,7 @@ POSITION: Final = "intents"  # a counter of the stream: log number << 40 | offse
 POSITION_SHIFT: Final = 40
 STEP: Final = 256  # intents of one batch
 NEW: Final = (IntentKind.BORN, IntentKind.MADE, IntentKind.SYMLINKED)  # with an inode of their own
+XATTRS: Final = (IntentKind.XATTR_SET, IntentKind.XATTR_REMOVED)
 Stays = Callable[[Intent], bool]
 _INO_MASK: Final = (1 << INO_STREAM_SHIFT) - 1
 
@@ -54,11 +55,17 @@ def _begins(intent: Intent) -> bool:
 
 def groups(intents: Sequence[Intent]) -> Iterator[Sequence[Intent]]:
     """The intents of a batch each."""
-    first = 0
-    for at in range(1, len(intents) + 1):
-        if at == len(intents) or at - first == STEP or _begins(intents[at]):
+    first, marked = 0, set[int]()  # marked: with xattrs that a look at all of an inode's would miss
+    for at, intent in enumerate(intents):
+        loses = {IntentKind.UNLINKED: intent.ino, IntentKind.REPLACED: intent.other}.get(intent.kind)
+        if at > first and (at - first == STEP or _begins(intent) or loses in marked):
             yield intents[first:at]
             first = at
+            marked.clear()
+        if intent.kind in XATTRS:
+            marked.add(intent.ino)
+    if intents:
+        yield intents[first:]
 
 
 def reserve_inos(b: Batch, *, count: int) -> int:
@@ -142,6 +149,10 @@ def _changed(b: Batch, intent: Intent, stays: Stays) -> InodeRow | None:
             return namespace.link(b, intent.ino, intent.parent, intent.name)
         if intent.kind is IntentKind.SET:
             return _set(b, intent)
+        if intent.kind is IntentKind.XATTR_SET:
+            return namespace.put_xattr(b, nodes.get_inode(b, intent.ino), *intent.names)
+        if intent.kind is IntentKind.XATTR_REMOVED:
+            return namespace.remove_xattr(b, intent.ino, intent.name)
         if intent.kind in MOVES:
             return _moved(b, intent, stays)
         if not _means(b, intent.parent, intent.name, intent.ino):
@@ -180,7 +191,7 @@ def _moved(b: Batch, intent: Intent, stays: Stays) -> InodeRow | None:
 
 def _directories(intent: Intent) -> tuple[int, ...]:
     """Whose times the intent moves."""
-    if intent.kind is IntentKind.SET:
+    if intent.kind is IntentKind.SET or intent.kind in XATTRS:
         return ()
     return (intent.parent, intent.fh) if intent.kind in MOVES else (intent.parent,)
 

@@ -40,6 +40,8 @@ class IntentKind(IntEnum):
     SYMLINKED = 9
     REPLACED = 10  # renamed, over another name
     EXCHANGED = 11
+    XATTR_SET = 12
+    XATTR_REMOVED = 13
 
 
 class Intent(NamedTuple):
@@ -63,7 +65,8 @@ class Intent(NamedTuple):
 
     @property
     def names(self) -> tuple[bytes, bytes]:
-        """Of RENAMED, REPLACED and EXCHANGED: the old name and the new one; of SYMLINKED: the name and the target."""
+        """Of RENAMED, REPLACED and EXCHANGED: the old name and the new one; of SYMLINKED: the name and the
+        target; of XATTR_SET: the name and the value."""
         old, _, new = self.name.partition(b"\0")
         return old, new
 

@@ -68,7 +68,12 @@ def set_xattr(
     )
     if others + len(name) + len(value) > XATTRS_LEN_MAX:
         raise os_error(errno.ENOSPC, name)
-    b.put(t.XATTRS, (ino, name), value)
+    return put_xattr(b, row, name, value)
+
+
+def put_xattr(b: Batch, row: InodeRow, name: bytes, value: bytes) -> InodeRow:
+    """One that is known to fit."""
+    b.put(t.XATTRS, (row.ino, name), value)
     return _changed(b, row)
 
 

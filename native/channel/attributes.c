@@ -1,4 +1,4 @@
-/* chmod, chown and utimens: see changes.h. */
+/* chmod, chown and utimens; setxattr and removexattr: see changes.h. */
 #include <string.h>
 #include <sys/stat.h>
 #include <time.h>
@@ -27,8 +27,9 @@ static bool time_of(bool set, bool now, uint64_t s, uint32_t ns, uint64_t now_ns
 /* Whether a new owner would take something away from the file: what it may do. */
 static bool has_capability(const view *v, uint64_t ino) {
   static const char name[] = "security.capability";
+  uint8_t room[INTENT_NAME_MAX];
   span value;
-  return view_xattr(v, ino, (span){(const uint8_t *)name, sizeof name - 1}, &value) != VIEW_ABSENT;
+  return view_xattr(v, ino, (span){(const uint8_t *)name, sizeof name - 1}, room, &value) != VIEW_ABSENT;
 }
 
 /* A file that is being written has the times of its backing file. Only of one that the daemon does not know of they are set here: it
@@ -76,3 +77,57 @@ static view_result setattr_from(change *c) {
 }
 
 bool changes_setattr(const request *r) { return change_make(r, setattr_from); }
+
+/* -- xattrs ----------------------------------------------------------------------------------------------------- */
+/* What the other xattrs of the inode take, and whether it has this one. */
+static view_result other_xattrs(const change *c, uint64_t ino, span name, size_t *len, bool *there) {
+  over_names over; /* not thread-local: that is part of every thread's stack, and some have little */
+  over.count = 0, over.cut = false;
+  walk w = {.xattrs = true, .over = &over};
+  named one;
+  view_result result;
+  *len = 0;
+  *there = false;
+  while ((result = view_walk(&c->v, &w, ino, (span){(const uint8_t *)"", 0}, &one)) == VIEW_FOUND) {
+    bool same = one.name.len == name.len && !memcmp(one.name.at, name.at, name.len);
+    if (same) *there = true;
+    else *len += one.name.len + one.size;
+  }
+  return result == VIEW_ABSENT && !over.cut ? VIEW_FOUND : needed(result);
+}
+
+static view_result setxattr_from(change *c) {
+  uint32_t in[2]; /* size, flags */
+  inode_row row;
+  size_t others_len;
+  bool there;
+  const request *r = c->r;
+  span name = name_from(r, sizeof in);
+  /* Of another layout, which newer kernels have where they were told so, the lengths do not add up. */
+  if (r->body_len < sizeof in || !rule_xattr(name)) return VIEW_BROKEN;
+  memcpy(in, r->body, sizeof in);
+  if (r->body_len - sizeof in - name.len - 1 != in[0]) return VIEW_BROKEN;
+  span value = {r->body + sizeof in + name.len + 1, in[0]};
+  view_result result = needed(view_inode(&c->v, r->header.nodeid, &row));
+  if (result != VIEW_FOUND) return result;
+  if ((result = other_xattrs(c, row.ino, name, &others_len, &there)) != VIEW_FOUND) return result;
+  if (!rule_set_xattr(name, value.len, in[1], there, others_len)) return VIEW_BROKEN;
+  begin_record(c, INTENT_XATTR_SET, row.ino, row.mode & S_IFMT, 0);
+  return record_two(c, name, value); /* a long one is the daemon's */
+}
+
+bool changes_setxattr(const request *r) { return change_make(r, setxattr_from); }
+
+static view_result removexattr_from(change *c) {
+  inode_row row;
+  uint8_t room[INTENT_NAME_MAX];
+  span name = name_from(c->r, 0), value;
+  if (!rule_xattr(name)) return VIEW_BROKEN;
+  view_result result = needed(view_inode(&c->v, c->r->header.nodeid, &row));
+  if (result == VIEW_FOUND) result = needed(view_xattr(&c->v, row.ino, name, room, &value));
+  if (result != VIEW_FOUND) return result;
+  begin_record(c, INTENT_XATTR_REMOVED, row.ino, row.mode & S_IFMT, 0);
+  return record(c, name);
+}
+
+bool changes_removexattr(const request *r) { return change_make(r, removexattr_from); }

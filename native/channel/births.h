@@ -41,6 +41,8 @@ extern pthread_mutex_t births_lock;
 #define INTENT_SYMLINKED 9
 #define INTENT_REPLACED 10 /* renamed, over another name */
 #define INTENT_EXCHANGED 11
+#define INTENT_XATTR_SET 12
+#define INTENT_XATTR_REMOVED 13
 #define INTENT_OURS 1u /* flag of UNLINKED: the channel's, not the daemon's */
 #define INTENT_SET_MODE 1u
 #define INTENT_SET_ATIME 2u
@@ -89,7 +91,7 @@ void births_end_change(bool recorded);
 bool births_record(stream *s, uint8_t *record, const uint8_t *name, size_t len);
 /* A number for what is new; 0: there is none left. */
 uint64_t births_ino(stream *s);
-#define INTENT_NAME_MAX (255 + 1 + 4095) /* a name, a zero and a link's target; or two names */
+#define INTENT_NAME_MAX (255 + 1 + 4095) /* a name, a zero and a link's target, or what an xattr is; or two names */
 #define RECORD_ROOM (INTENT_LEN + INTENT_NAME_MAX + 8)
 
 /* nests.c, with births_lock held: whether records can be told of, and whether the node's tenant has a stream. */

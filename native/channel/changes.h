@@ -1,5 +1,5 @@
-/* Changes of names that are made here: unlink, rmdir, link, mkdir and symlink (changes.c), rename (moves.c), chmod, chown and utimens
- * (attributes.c). Each is checked against the view (view.h), recorded in the tenant's intent log, answered; the daemon folds the log into
+/* Changes of names that are made here: unlink, rmdir, link, mkdir and symlink (changes.c), rename (moves.c), chmod, chown, utimens,
+ * setxattr and removexattr (attributes.c). Each is checked against the view (view.h), recorded in the tenant's intent log, answered; the daemon folds the log into
  * catalog and manifest log, many at a time.
  *
  * Why that is right
@@ -11,7 +11,7 @@
  *
  * Invariants
  * - Only what is plainly allowed is made here, and succeeds. Whatever else (an error to give, a file whose
- *   times are its backing file's, special bits, no room) is the daemon's.
+ *   times are its backing file's, special bits and xattrs, no room) is the daemon's.
  * - A record is in the log before its change is answered; the log is bounded (births.h).
  *
  * Owner: the worker that read the request.
@@ -30,4 +30,6 @@ bool changes_link(const request *r);
 bool changes_mkdir(const request *r);
 bool changes_symlink(const request *r);
 bool changes_setattr(const request *r);
+bool changes_setxattr(const request *r);
+bool changes_removexattr(const request *r);
 #endif

@@ -4,9 +4,9 @@
 #include <errno.h>
 
 #include "nests.h"
+#include "rules.h"
 
 #define PAGE_BYTES (64u << 10) /* of a listing: more would hold a picture of the rows for long */
-#define FACTS_PREFIX "user.aof2." /* what only the daemon knows */
 
 static told_as look;
 
@@ -122,42 +122,41 @@ static view_result getxattr(const view *v, answer *a) {
   memcpy(&size, a->r->body, sizeof size);
   view_result result = view_inode(v, a->r->header.nodeid, &row);
   if (result != VIEW_FOUND) return result;
-  result = view_xattr(v, row.ino, name, &value);
+  result = view_xattr(v, row.ino, name, a->data, &value);
   if (result == VIEW_ABSENT) {
     a->error = ENODATA;
     return VIEW_FOUND;
   }
   if (result != VIEW_FOUND || value.len > REQUEST_DATA_MAX) return VIEW_BROKEN;
-  memcpy(a->data, value.at, value.len);
+  if (value.at != a->data) memcpy(a->data, value.at, value.len);
   sized(a, size, value.len);
   return VIEW_FOUND;
 }
 
 bool names_getxattr(const request *r, uint8_t *data) {
-  const uint8_t *name;
-  size_t len = name_at(r, WIRE_GETXATTR_IN_LEN, &name);
-  if (len < 5 || memcmp(name, "user.", 5) || (len >= sizeof FACTS_PREFIX - 1 && !memcmp(name, FACTS_PREFIX, sizeof FACTS_PREFIX - 1)))
-    return false;
-  return answer_by(r, data, ANSWER_XATTR, getxattr);
+  span name;
+  name.len = name_at(r, WIRE_GETXATTR_IN_LEN, &name.at);
+  return rule_xattr(name) && answer_by(r, data, ANSWER_XATTR, getxattr);
 }
 
 static view_result listxattr(const view *v, answer *a) {
+  over_names over; /* not thread-local: that is part of every thread's stack, and some have little */
+  over.count = 0, over.cut = false;
+  walk w = {.xattrs = true, .over = &over};
   inode_row row;
   uint32_t size;
-  uint8_t last[NAME_MAX_LEN];
-  span after = {last, 0}, name;
+  named one;
   size_t len = 0;
   view_result result = view_inode(v, a->r->header.nodeid, &row);
   if (result != VIEW_FOUND) return result;
   memcpy(&size, a->r->body, sizeof size);
-  while ((result = view_next_xattr(v, row.ino, after, &name)) == VIEW_FOUND) {
-    if (!name.len || len + name.len + 1 > REQUEST_DATA_MAX) return VIEW_BROKEN;
-    memcpy(a->data + len, name.at, name.len);
-    a->data[len + name.len] = 0;
-    len += name.len + 1;
-    memcpy(last, name.at, after.len = name.len);
+  while ((result = view_walk(v, &w, row.ino, (span){(const uint8_t *)"", 0}, &one)) == VIEW_FOUND) {
+    if (!one.name.len || len + one.name.len + 1 > REQUEST_DATA_MAX) return VIEW_BROKEN;
+    memcpy(a->data + len, one.name.at, one.name.len);
+    a->data[len + one.name.len] = 0;
+    len += one.name.len + 1;
   }
-  if (result != VIEW_ABSENT) return result;
+  if (result != VIEW_ABSENT || over.cut) return result == VIEW_ABSENT ? VIEW_BROKEN : result;
   sized(a, size, len);
   return VIEW_FOUND;
 }

@@ -28,6 +28,18 @@ bool rule_replace(const inode_row *row, const inode_row *other) {
 
 bool rule_link(const inode_row *row) { return !S_ISDIR(row->mode) && row->nlink > 0 && row->nlink < RULE_LINKS_MAX; }
 
+bool rule_xattr(span name) {
+  static const char ours[] = "user.aof2."; /* what only the daemon knows */
+  if (name.len <= 5 || name.len > 255 || memcmp(name.at, "user.", 5)) return false;
+  return name.len < sizeof ours - 1 || memcmp(name.at, ours, sizeof ours - 1);
+}
+
+bool rule_set_xattr(span name, size_t len, uint32_t flags, bool there, size_t others_len) {
+  const uint32_t create = 1, replace = 2;
+  if (flags & ~(create | replace) || (flags & create && there) || (flags & replace && !there)) return false;
+  return others_len + name.len + len <= RULE_XATTRS_LEN_MAX;
+}
+
 bool rule_set(const inode_row *row, uint32_t valid, uint32_t mode) {
   const uint32_t what = WIRE_SET_MODE | WIRE_SET_UID | WIRE_SET_GID | WIRE_SET_ATIME | WIRE_SET_MTIME;
   const uint32_t with = WIRE_SET_ATIME_NOW | WIRE_SET_MTIME_NOW | WIRE_SET_FH | WIRE_SET_LOCKOWNER | WIRE_SET_KILL_SUIDGID;

@@ -16,6 +16,7 @@
 #define RULE_NOREPLACE 1u             /* flags of rename */
 #define RULE_EXCHANGE 2u
 #define RULE_TARGET_MAX 4095u
+#define RULE_XATTRS_LEN_MAX (256u << 10) /* names and values of an inode */
 #define RULE_TIME_S_MAX UINT64_C(9000000000) /* in nanoseconds it fits in 63 bits */
 
 bool rule_name(span name);
@@ -28,6 +29,10 @@ bool rule_moves_dir(const inode_row *from, const inode_row *to);
 /* One takes the name of the other, which loses it; not whether a directory is empty. */
 bool rule_replace(const inode_row *row, const inode_row *other);
 bool rule_link(const inode_row *row);
+/* xattrs that are only kept: those of the daemon's own, and those that mean something to the kernel, are the daemon's. */
+bool rule_xattr(span name);
+/* `flags` are setxattr(2)'s; `others_len`: names and values of the inode's other ones. */
+bool rule_set_xattr(span name, size_t len, uint32_t flags, bool there, size_t others_len);
 /* chmod, chown and utimens; `valid` is the kernel's mask. */
 bool rule_set(const inode_row *row, uint32_t valid, uint32_t mode);
 #endif

@@ -323,7 +323,8 @@ bool serve(const request *r, uint8_t *data) {
     case WIRE_READ: return serve_read(r, data);
     case WIRE_WRITE: return serve_write(r);
     case WIRE_GETXATTR: return serve_getxattr(r) || names_getxattr(r, data);
-    case WIRE_REMOVEXATTR: return serve_removexattr(r);
+    case WIRE_SETXATTR: return changes_setxattr(r);
+    case WIRE_REMOVEXATTR: return serve_removexattr(r) || changes_removexattr(r);
     case WIRE_LSEEK: return serve_lseek(r) || upcall(r);
     case WIRE_COPY_FILE_RANGE:
     case WIRE_COPY_FILE_RANGE_64:

@@ -26,6 +26,7 @@ typedef struct {
   bool there;
   uint8_t len;
   uint32_t name_at;        /* in the arena */
+  uint32_t value_at, value_len; /* of an xattr, there, too */
   uint32_t same, next_of_dir; /* another name with this hash; another one of this directory */
 } name_entry;
 
@@ -251,6 +252,28 @@ static bool lay_symlinked(half *h, const intent *i) {
   return true;
 }
 
+/* `name` is the xattr's; of one that is set its value stands behind it, and a zero. */
+static bool lay_xattr(half *h, const intent *i) {
+  bool there = i->kind == INTENT_XATTR_SET;
+  const uint8_t *zero = there ? memchr(i->name.at, 0, i->name.len) : i->name.at + i->name.len;
+  span text = {i->name.at, zero ? (size_t)(zero - i->name.at) : 0};
+  inode_entry *e = have_inode(h, i->ino);
+  name_entry *name = text.len && text.len <= 255 ? have_name(h, XATTRS_OF(i->ino), text) : NULL;
+  if (!e || !name) return false;
+  set_field(e, OVER_CTIME, i->time_ns, i->end);
+  uint32_t len = there ? (uint32_t)(i->name.len - text.len - 1) : 0;
+  if (len > name->value_len) { /* else it goes where the last one was */
+    if (ARENA_LEN - h->arena_used < len) return false;
+    name->value_at = h->arena_used;
+    h->arena_used += len;
+  }
+  if (len) memcpy(h->arena + name->value_at, zero + 1, len);
+  name->value_len = len;
+  name->there = there;
+  name->end = i->end;
+  return true;
+}
+
 static bool lay_closed(half *h, const intent *i) {
   inode_entry *e = have_inode(h, i->ino);
   if (e) set_field(e, OVER_CLOSED, 1, i->end);
@@ -284,6 +307,8 @@ static bool lay(half *h, const intent *i) {
     case INTENT_LINKED: return lay_linked(h, i);
     case INTENT_SYMLINKED: return lay_symlinked(h, i);
     case INTENT_SET: return lay_set(h, i);
+    case INTENT_XATTR_SET:
+    case INTENT_XATTR_REMOVED: return lay_xattr(h, i);
     default: return false;
   }
 }
@@ -392,6 +417,23 @@ over_state unfolded_name(over_view v, uint64_t dir, span name, over_what *what, 
   return state;
 }
 
+over_state unfolded_xattr(over_view v, uint64_t ino, span name, over_what *what, uint8_t *out, size_t *len) {
+  over_state state;
+  uint64_t hash = hash_of(name);
+  *what = OVER_NOTHING;
+  pthread_mutex_lock(&unfolded_lock);
+  overlay *o = look(v, &state);
+  half *h = o ? o->young : NULL;
+  const name_entry *e = h ? find_name(h, XATTRS_OF(ino), name, hash) : NULL;
+  if (o && !e) e = find_name(h = o->old, XATTRS_OF(ino), name, hash);
+  if (e && e->end > v.folded && e->value_len <= INTENT_NAME_MAX) {
+    *what = e->there ? OVER_THERE : OVER_GONE;
+    memcpy(out, h->arena + e->value_at, *len = e->value_len);
+  }
+  pthread_mutex_unlock(&unfolded_lock);
+  return state;
+}
+
 static void lay_inode(half *h, uint64_t folded, uint64_t ino, over_inode *out) {
   const inode_entry *e = find_inode(h, ino);
   if (!e) return;
@@ -475,7 +517,7 @@ static void put_name(over_names *out, const name_entry *e, span name) {
   if (out->count == OVER_NAMES_MAX) out->cut = true, behind--;
   else out->count++;
   memmove(&out->names[low + 1], &out->names[low], behind * sizeof out->names[0]);
-  out->names[low] = (over_name){.ino = e->ino, .mode = e->mode, .there = e->there, .len = e->len};
+  out->names[low] = (over_name){.ino = e->ino, .mode = e->mode, .size = e->value_len, .there = e->there, .len = e->len};
   memcpy(out->names[low].name, name.at, name.len);
 }
 

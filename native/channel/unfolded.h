@@ -33,6 +33,11 @@ over_state unfolded_read(over_view v, int log_fd, uint64_t end);
 typedef enum { OVER_NOTHING, OVER_THERE, OVER_GONE } over_what;
 over_state unfolded_name(over_view v, uint64_t dir, span name, over_what *what, uint64_t *ino);
 
+/* xattrs of an inode are laid like the names of a directory with this number. */
+#define XATTRS_OF(ino) ((ino) | UINT64_C(1) << 63)
+/* The value into `out`, which has room for INTENT_NAME_MAX, where it is OVER_THERE. */
+over_state unfolded_xattr(over_view v, uint64_t ino, span name, over_what *what, uint8_t *out, size_t *len);
+
 /* What is laid over one field: the newest value, and the end of its record. */
 typedef struct {
   uint64_t end, value;
@@ -58,6 +63,7 @@ void over_apply(const over_inode *over, inode_row *row);
 typedef struct {
   uint64_t ino;
   uint32_t mode; /* the type alone */
+  uint32_t size; /* of an xattr: its value's */
   bool there;
   uint8_t len;
   uint8_t name[255];

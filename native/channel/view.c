@@ -215,7 +215,12 @@ static view_result take_row(walk *w, row_result got, span key, span value) {
   if (got == ROW_BROKEN) return VIEW_BROKEN;
   if (w->rows_end) return VIEW_ABSENT;
   w->row.name = (span){key.at + sizeof w->lead, key.len - sizeof w->lead};
-  return w->row.name.len <= 255 && dentry_row_decode(value, &w->row.ino, &w->row.mode) ? VIEW_FOUND : VIEW_BROKEN;
+  if (w->row.name.len > 255) return VIEW_BROKEN;
+  if (!w->xattrs) return dentry_row_decode(value, &w->row.ino, &w->row.mode) ? VIEW_FOUND : VIEW_BROKEN;
+  span bytes;
+  if (!bytes_row_decode(value, &bytes)) return VIEW_BROKEN;
+  w->row.size = bytes.len;
+  return VIEW_FOUND;
 }
 
 static view_result next_row(walk *w) {
@@ -231,10 +236,10 @@ static view_result begin_walk(const view *v, walk *w, uint64_t dir, span after) 
   w->over->count = 0;
   w->over->cut = false;
   if (v->laid) {
-    over_state state = unfolded_names(v->over, dir, after, w->over);
+    over_state state = unfolded_names(v->over, w->xattrs ? XATTRS_OF(dir) : dir, after, w->over);
     if (state != OVER_READY) return from_state(state);
   }
-  put_u64(w->lead + lead_of(v, 'e', w->lead), dir);
+  put_u64(w->lead + lead_of(v, w->xattrs ? 'x' : 'e', w->lead), dir);
   memcpy(key, w->lead, sizeof w->lead);
   memcpy(key + sizeof w->lead, after.at, after.len);
   row_result got = store_seek((span){key, sizeof w->lead + after.len}, &found, &value);
@@ -252,7 +257,7 @@ view_result view_walk(const view *v, walk *w, uint64_t dir, span after, named *o
     int order = !over ? -1 : w->rows_end ? 1 : compare(w->row.name, (span){over->name, over->len});
     *out = w->row;
     if (order >= 0) {
-      *out = (named){{over->name, over->len}, over->ino, over->mode};
+      *out = (named){{over->name, over->len}, over->ino, over->mode, over->size};
       w->over_at++;
     }
     if (order <= 0 && next_row(w) == VIEW_BROKEN) return VIEW_BROKEN;
@@ -261,23 +266,16 @@ view_result view_walk(const view *v, walk *w, uint64_t dir, span after, named *o
 }
 
 /* -- xattrs ----------------------------------------------------------------------------------------------------- */
-view_result view_xattr(const view *v, uint64_t ino, span name, span *value) {
+view_result view_xattr(const view *v, uint64_t ino, span name, uint8_t *room, span *value) {
+  if (v->laid) {
+    over_what what;
+    *value = (span){room, 0};
+    over_state state = unfolded_xattr(v->over, ino, name, &what, room, &value->len);
+    if (state != OVER_READY) return from_state(state);
+    if (what != OVER_NOTHING) return what == OVER_THERE ? VIEW_FOUND : VIEW_ABSENT;
+  }
   span row;
   row_result got = get(v, 'x', ino, name, &row);
   if (got == ROW_ABSENT) return VIEW_ABSENT;
   return got == ROW_FOUND && bytes_row_decode(row, value) ? VIEW_FOUND : VIEW_BROKEN;
-}
-
-view_result view_next_xattr(const view *v, uint64_t ino, span after, span *name) {
-  uint8_t key[KEY_LEN_MAX];
-  span found, value;
-  size_t lead = (size_t)(put_u64(key + lead_of(v, 'x', key), ino) - key);
-  memcpy(key + lead, after.at, after.len);
-  row_result got = store_seek((span){key, lead + after.len}, &found, &value);
-  if (got == ROW_FOUND && after.len && found.len == lead + after.len && !memcmp(found.at, key, found.len))
-    got = store_next(&found, &value);
-  if (got == ROW_BROKEN) return VIEW_BROKEN;
-  if (got == ROW_ABSENT || found.len < lead || memcmp(found.at, key, lead)) return VIEW_ABSENT;
-  *name = (span){found.at + lead, found.len - lead};
-  return name->len <= 255 ? VIEW_FOUND : VIEW_BROKEN;
 }

@@ -63,13 +63,15 @@ bool view_set_times(const view *v, const inode_row *row, const struct timespec t
 /* Whether the file is being written: size and times are those of its backing file, in *st. BROKEN: it is, and that is not here. */
 view_result view_dirty(const view *v, const inode_row *row, struct stat *st);
 
-/* The names of a directory behind one that need not be there, in order. A walk may end early: the next one goes on. */
+/* The names of a directory, or of an inode's xattrs, behind one that need not be there, in order. A walk may end early: the next one goes on. */
 typedef struct {
   span name;
   uint64_t ino;
   uint32_t mode; /* the type alone */
+  size_t size;   /* of an xattr: its value's */
 } named;
 typedef struct {
+  bool xattrs; /* those of an inode, not the names of a directory */
   bool begun, rows_end;
   uint32_t over_at;
   uint8_t lead[13]; /* of the directory's keys */
@@ -78,8 +80,7 @@ typedef struct {
 } walk;
 view_result view_walk(const view *v, walk *w, uint64_t dir, span after, named *out);
 
-view_result view_xattr(const view *v, uint64_t ino, span name, span *value);
-/* The next xattr name behind `after` ("": the first). */
-view_result view_next_xattr(const view *v, uint64_t ino, span after, span *name);
+/* `room`, for INTENT_NAME_MAX bytes, has the value where the rows do not. */
+view_result view_xattr(const view *v, uint64_t ino, span name, uint8_t *room, span *value);
 void view_reset(void); /* tests */
 #endif

@@ -11,7 +11,7 @@ from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.rows import InodeRow, stream_of
 from aof2.engine.files import Files
 from aof2.engine.files.kind import FilesKind
-from aof2.engine.intents.format import IntentKind, pack
+from aof2.engine.intents.format import BY_CHANNEL, IntentKind, pack
 from aof2.engine.kinds.kind import Asked, Caller
 from tests.engine.helpers import small_settings
 from tests.files.helpers import FakeKernel, content, make, run_files, top
@@ -169,6 +169,28 @@ def test_a_name_that_means_another_by_now_is_left(tmp_path: Path) -> None:
             answered(files, kind, record(files, kind_of_move, b"a", b"b", a + 7, b))
         await kind.fold()
         assert names(files) == [b"a", b"b"]
+
+    run_unlinks(tmp_path, body)
+
+
+def test_xattrs_go_with_their_file(tmp_path: Path) -> None:
+    """Also those that were set right before it went."""
+
+    async def body(files: Files, kind: FilesKind) -> None:
+        a, b, c = [await make(files, name, name * 5000) for name in (b"a", b"b", b"c")]
+        for ino in (a, b, c):
+            answered(files, kind, pack(IntentKind.XATTR_SET, ino, name=b"user.x\0\0value", time_ns=TIME_NS))
+        answered(files, kind, pack(IntentKind.XATTR_REMOVED, c, name=b"user.x", time_ns=TIME_NS))
+        answered(files, kind, pack(IntentKind.XATTR_SET, c, name=b"user.y\0", time_ns=TIME_NS))
+        answered(files, kind, record(files, REPLACED, b"c", b"b", c, b))
+        await kind.forget(b)
+        unlinked = pack(IntentKind.UNLINKED, a, parent=top(files.volume), name=b"a", time_ns=TIME_NS, flags=BY_CHANNEL)
+        answered(files, kind, unlinked)
+        await kind.fold()
+        with files.volume.catalog.view() as view:
+            assert list(view.scan(stream_of(a), t.XATTRS)) == [((c, b"user.y"), b"")]
+        found = row(files, c)
+        assert found is not None and found.ctime_ns == TIME_NS and names(files) == [b"b"]
 
     run_unlinks(tmp_path, body)
 

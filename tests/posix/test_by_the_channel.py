@@ -126,7 +126,7 @@ def test_a_listing_goes_on_where_it_was(each_volume: MountedVolume, each_here: P
     assert set(names) - gone <= set(seen) <= set(names) | {f"{i:05}-more" for i in range(0, 3100, 100)}
 
 
-def portrait(top: Path) -> dict[str, tuple[int, ...]]:
+def portrait(top: Path) -> dict[str, tuple[object, ...]]:
     """Every name below, with what a change may change."""
     found = {}
     for folder, dirs, files in os.walk(top):
@@ -139,8 +139,13 @@ def portrait(top: Path) -> dict[str, tuple[int, ...]]:
                 st.st_uid,
                 st.st_gid,
                 st.st_mtime_ns,
+                xattrs_of(Path(folder, name)),
             )
     return found
+
+
+def xattrs_of(path: Path) -> dict[str, bytes]:
+    return {name: os.getxattr(path, name) for name in os.listxattr(path, follow_symlinks=False)}
 
 
 def change_everything(here: Path) -> None:
@@ -168,6 +173,19 @@ def change_everything(here: Path) -> None:
     os.chown(fresh, 8, 9)
     os.chmod(fresh, 0o640)
     os.utime(fresh, ns=(10**18 + 7, 10**18 + 8))
+    mark_some(here)
+
+
+def mark_some(here: Path) -> None:
+    """xattrs: of what is new, of what is not; some were there before."""
+    for path in (here / "fresh", here / "link-1", here / "top"):
+        os.setxattr(path, "user.colour", b"red")
+        os.setxattr(path, "user.colour", b"dark green", os.XATTR_REPLACE)
+        os.setxattr(path, "user.shape", b"", os.XATTR_CREATE)
+        os.setxattr(path, "user.gone", b"soon")
+        os.removexattr(path, "user.gone")
+    os.setxattr(here / "over" / "d", "user.old", bytes(range(256)) * 16)
+    os.removexattr(here / "over" / "d", "user.older")
 
 
 def replace_some(here: Path) -> None:
@@ -193,6 +211,8 @@ def made_to_change(here: Path) -> None:
     for name in ("a", "b", "linked", "d", "e", "below/f", "g", "h"):
         (over / name).write_bytes(name.encode())
     os.link(over / "d", over / "more")
+    os.setxattr(over / "linked", "user.old", b"old")
+    os.setxattr(over / "linked", "user.older", b"older")
     (over / "points").symlink_to("anywhere")
     for i in range(10):
         (here / f"file-{i}").write_bytes(b"x" * i)
@@ -220,11 +240,14 @@ def test_changes(volume: MountedVolume, sealed: Path) -> None:
         change_everything(sealed)
         before = portrait(sealed)
         assert before.keys() == EXPECTED
-        assert stat.S_IMODE(before["top"][1]) == 0o700
+        assert stat.S_IMODE((sealed / "top").stat().st_mode) == 0o700
+        for name in ("fresh", "link-1", "top"):
+            assert before[name][-1] == {"user.colour": b"dark green", "user.shape": b""}
+        assert before["over/d"][-1] == {"user.old": bytes(range(256)) * 16}
         assert sealed.stat().st_nlink == 2 + 5
         assert [(sealed / "over" / name).stat().st_nlink for name in ("", "g", "h", "more")] == [2 + 2, 2, 3, 1]
         assert (sealed / "top").stat().st_nlink == 3
-        assert before["fresh"][1:] == (stat.S_IFREG | 0o640, 1, 8, 9, 10**18 + 8)
+        assert before["fresh"][1:-1] == (stat.S_IFREG | 0o640, 1, 8, 9, 10**18 + 8)
     assert (sealed / "top").exists()
     assert portrait(sealed) == before
     os.symlink("x", sealed / "by-the-daemon")  # before which all of it is folded
@@ -239,6 +262,33 @@ def test_changes(volume: MountedVolume, sealed: Path) -> None:
     assert os.readlink(over / "b") == "anywhere"
     volume.done("wait", sealed)
     assert portrait(sealed) == before
+
+
+def test_xattrs_that_are_refused(here: Path) -> None:
+    path = here / "file"
+    path.touch()
+    os.setxattr(path, "user.a", b"1")
+    assert code(os.setxattr, path, "user.a", b"2", os.XATTR_CREATE) == "EEXIST"
+    assert code(os.setxattr, path, "user.b", b"2", os.XATTR_REPLACE) == "ENODATA"
+    assert code(os.removexattr, path, "user.b") == "ENODATA"
+    os.setxattr(path, "user.a", b"3", os.XATTR_REPLACE)
+    for i in range(60):  # of short ones, and of long ones, which the daemon sets
+        os.setxattr(path, f"user.{i}", bytes(4000 + 10 * i))
+    left = (256 << 10) - sum(len(name) + len(value) for name, value in xattrs_of(path).items()) - len("user.more")
+    assert code(os.setxattr, path, "user.more", bytes(left + 1)) == "ENOSPC"
+    os.setxattr(path, "user.more", bytes(left))
+    assert code(os.setxattr, path, "user.x", b"") == "ENOSPC"
+    assert os.getxattr(path, "user.a") == b"3"
+    assert len(os.listxattr(path)) == 62
+
+
+def test_more_xattrs_than_one_look_has_room_for(here: Path) -> None:
+    (here / "file").touch()
+    for i in range(400):
+        os.setxattr(here / "file", f"user.{i}", b"%d" % i)
+    for i in range(0, 400, 2):
+        os.removexattr(here / "file", f"user.{i}")
+    assert xattrs_of(here / "file") == {f"user.{i}": b"%d" % i for i in range(1, 400, 2)}
 
 
 def test_a_file_that_is_open_keeps_its_bytes(volume: MountedVolume, here: Path) -> None:
