@@ -55,6 +55,7 @@ class Contestant:
 
     name = ""
     bucket = True  # whether its files are in a bucket with the name of its folder
+    object_a_file = False  # whether each is an object of its path there
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
@@ -84,6 +85,10 @@ class Contestant:
         """What came from the remote so far, by the server's count, which has no reason to flatter."""
         return self.setup.server.sent_bytes(self.folder.name)
 
+    def requests(self) -> int | None:
+        """What it has asked the server for so far, by the server's count; None where it does not ask its S3 side."""
+        return self.setup.server.requests(self.folder.name) if self.bucket else None
+
     def marked(self, environ: dict[str, str]) -> dict[str, str]:
         """The environment of its daemons: their processor time is counted as this contestant's."""
         return {**environ, OWNER_NAME: self.name}
@@ -91,6 +96,8 @@ class Contestant:
 
 class Disk(Contestant):
     """A plain directory on the disk that holds all contestants' caches: named after its filesystem."""
+
+    bucket = False
 
     def __init__(self, setup: Setup, name: str) -> None:
         self.name = name

@@ -176,9 +176,8 @@ def _cost(op: Op, text: str, outcome: Outcome) -> list[Measurement]:
 
 def _beside(busy: Outcome, idle: Outcome) -> Outcome:
     """The mount while it is busy, and the others, which never are."""
-    others = {name: rate for name, rate in idle.rates.items() if name != subject.NAME}
-    failed = {name: reason for name, reason in idle.failures.items() if name != subject.NAME}
-    return Outcome({**others, **busy.rates}, {**failed, **busy.failures})
+    others = idle.without(subject.NAME)
+    return Outcome({**others.rates, **busy.rates}, {**others.failures, **busy.failures})
 
 
 def trees(f: NamesField) -> list[Measurement]:

@@ -20,6 +20,7 @@ class Rclone(Mounted):
     """`rclone mount --vfs-cache-mode full`: files in its cache, uploaded some seconds after they are closed."""
 
     name = "rclone"
+    object_a_file = True
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
@@ -55,6 +56,7 @@ class S3fs(Mounted):
     """`s3fs -o use_cache`: uploads when a file is closed."""
 
     name = "s3fs"
+    object_a_file = True
 
     def command(self) -> list[str]:
         options = [
@@ -68,6 +70,7 @@ class Weed(Mounted):
     """`weed mount`: SeaweedFS's own client, past the S3 side of the server; uploads while writing."""
 
     name = "weed"
+    object_a_file = True
 
     def command(self) -> list[str]:
         ports = self.setup.server.ports
@@ -76,6 +79,9 @@ class Weed(Mounted):
             f"-filer=127.0.0.1:{ports['filer.port']}.{ports['filer.port.grpc']}", f"-filer.path=/buckets/{self.name}",
             f"-cacheCapacityMB={self.setup.cache_bytes // MIB}", f"-localSocket={self.folder}/mount.sock",
         ]  # fmt: skip
+
+    def requests(self) -> int | None:
+        return None
 
     def fetched_bytes(self) -> int | None:
         """What the process read from anywhere: a little more than what it fetched."""
@@ -92,6 +98,7 @@ class Geesefs(Mounted):
 
     name = "geesefs"
     programs = (name,)
+    object_a_file = True
 
     def command(self) -> list[str]:
         return [
@@ -106,6 +113,21 @@ class Geesefs(Mounted):
             os.fsync(fd)
         finally:
             os.close(fd)
+
+
+class MountS3(Mounted):
+    """`mount-s3`: uploads while a file is written, whole before its close returns."""
+
+    name = "mount-s3"
+    programs = (name,)
+    object_a_file = True
+
+    def command(self) -> list[str]:
+        return [
+            self.name, "--foreground", f"--endpoint-url={self.setup.server.endpoint_url}", "--region=us-east-1",
+            "--force-path-style", "--allow-delete", "--allow-overwrite", f"--cache={self.cache}",
+            self.name, str(self.mountpoint),
+        ]  # fmt: skip
 
 
 class PassthroughHp(Mounted):

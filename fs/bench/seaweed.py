@@ -166,12 +166,25 @@ class Seaweed:
 
     def sent_bytes(self, bucket: str) -> int:
         """What its S3 side has sent from a bucket so far, by its own count."""
+        return parse_sent(self._metrics(), bucket)
+
+    def requests(self, bucket: str) -> int:
+        """How many of a bucket its S3 side has answered so far, by its own count."""
+        return parse_requests(self._metrics(), bucket)
+
+    def _metrics(self) -> str:
         url = f"http://127.0.0.1:{self.ports['metricsPort']}/metrics"
         try:
             with urllib.request.urlopen(url, timeout=METRICS_S) as answer:
-                return parse_sent(answer.read().decode(), bucket)
+                text: str = answer.read().decode()
+                return text
         except OSError as e:
             raise StepError(f"the server's metrics: {e}") from None
+
+    def object_count(self, bucket: str, prefix: str) -> int:
+        with contextlib.closing(self.client()) as client:
+            pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
+            return sum(page["KeyCount"] for page in pages)
 
     def _wait_until_ready(self) -> None:
         """Ready means that a signed write and read of the bucket work, not that the port is open."""
@@ -204,6 +217,11 @@ def parse_sent(text: str, bucket: str) -> int:
     pattern = rf'^SeaweedFS_s3_bucket_traffic_sent_bytes_total{{bucket="{re.escape(bucket)}"}} (\S+)$'
     found = re.search(pattern, text, re.MULTILINE)
     return int(float(found[1])) if found else 0
+
+
+def parse_requests(text: str, bucket: str) -> int:
+    pattern = rf'^SeaweedFS_s3_request_total{{[^}}]*\bbucket="{re.escape(bucket)}"[^}}]*}} (\S+)$'
+    return sum(int(float(found)) for found in re.findall(pattern, text, re.MULTILINE))
 
 
 @contextlib.contextmanager

@@ -7,13 +7,14 @@ whichever was fastest in this run.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
 from aof2.fs.bench.measure import Measurement, compared
 
 BEST_PEER: Final = "best peer"
+V = TypeVar("V")
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -22,6 +23,13 @@ class Outcome(msgspec.Struct, frozen=True):
     rates: dict[str, float] = {}
     failures: dict[str, str] = {}
     costs_us: dict[str, float] = {}  # processor time of a contestant's daemons, for each unit
+
+    def without(self, name: str) -> Outcome:
+        return Outcome(_without(self.rates, name), _without(self.failures, name), _without(self.costs_us, name))
+
+
+def _without(values: dict[str, V], name: str) -> dict[str, V]:
+    return {key: value for key, value in values.items() if key != name}
 
 
 def judge(

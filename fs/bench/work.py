@@ -7,6 +7,7 @@ Time starts before open and ends after close. Imports nothing of the project: st
 from __future__ import annotations
 
 import json
+import math
 import mmap
 import os
 import random
@@ -16,7 +17,7 @@ import subprocess
 import sys
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,12 @@ def write(path: str, size: int, seed: int, fsync: int) -> dict[str, float]:
         os.fsync(fd)
     os.close(fd)
     return {"seconds": time.perf_counter() - start}
+
+
+def writes(folder: str, count: int, size: int, seed: int) -> dict[str, float]:
+    """New files, all at once."""
+    Path(folder).mkdir()
+    return by_threads(count, lambda n: write(f"{folder}/{n}", size, seed + n, 0), count, math.inf)
 
 
 def _blocks(path: str) -> Iterator[memoryview]:
@@ -107,6 +114,27 @@ def fill(folder: str, count: int, threads: int, size: int, seed: int, budget_s: 
         os.close(fd)
 
     return by_threads(threads, make, count, budget_s)
+
+
+def drain(
+    folder: str, count: int, readers: int, size: int, seed: int, made: int, shuffled: int, budget_s: float
+) -> dict[str, float]:
+    """What `fill` made, read and compared by several threads, each file once: as it is listed, or shuffled."""
+    contents = Contents(count, size, seed)
+    start = time.perf_counter()
+    names = [f"{n:06d}" for n in range(made)] if shuffled else os.listdir(folder)  # noqa: PTH208
+    if shuffled:
+        random.Random(seed).shuffle(names)  # noqa: S311
+
+    def look(n: int) -> None:
+        fd = os.open(f"{folder}/{names[n]}", os.O_RDONLY)
+        data = os.read(fd, size + 1)
+        os.close(fd)
+        if data != contents.of(int(names[n])):
+            raise RuntimeError(f"{names[n]}: wrong bytes")
+
+    answer = by_threads(readers, look, len(names), budget_s)
+    return {**answer, "seconds": time.perf_counter() - start}
 
 
 class Contents:
@@ -199,6 +227,16 @@ def upload(endpoint_url: str, bucket: str, key: str, source: str) -> dict[str, f
     return {}
 
 
+def uploads(endpoint_url: str, bucket: str, prefix: str, folder: str) -> dict[str, float]:
+    """All files of a folder, all at once."""
+    client, names = _client(endpoint_url), sorted(os.listdir(folder))  # noqa: PTH208
+
+    def one(n: int) -> None:
+        client.upload_file(f"{folder}/{names[n]}", bucket, f"{prefix}{names[n]}")
+
+    return by_threads(len(names), one, len(names), math.inf)
+
+
 def puts(endpoint_url: str, bucket: str, count: int, seed: int) -> dict[str, float]:
     """Small objects one after the other; the median time of one."""
     client, times = _client(endpoint_url), []
@@ -211,15 +249,39 @@ def puts(endpoint_url: str, bucket: str, count: int, seed: int) -> dict[str, flo
 
 def durable(directory: str, control: str, tenant: str, count: int, seed: int) -> dict[str, float]:
     """Small files one after the other, each waited for until the remote alone restores it; the median time of one."""
+    times = _waits(directory, control, tenant, _small(count, seed), f"durable{seed}-")
+    return {"seconds": statistics.median(times)}
+
+
+def beside(directory: str, control: str, tenant: str, count: int, seed: int, size: int) -> dict[str, float]:
+    """The same while a large file is written and on its way: as many as there is time for, at least one."""
+    large, begun = f"large{seed}", time.perf_counter()
+
+    def set_off() -> float:
+        write(f"{directory}/{large}", size, seed, 0)
+        ask(control, "wait", paths=[f"{tenant}/{large}"])
+        return time.perf_counter() - begun
+
+    times: list[float] = []
+    with ThreadPoolExecutor(1) as pool:
+        on_its_way = pool.submit(set_off)
+        for n, data in enumerate(_small(count, seed)):
+            times += _waits(directory, control, tenant, [data], f"beside{seed}-{n}-")
+            if on_its_way.done():
+                break
+    return {"seconds": statistics.median(times), "longest": max(times), "large": on_its_way.result()}
+
+
+def _waits(directory: str, control: str, tenant: str, contents: Sequence[bytes], prefix: str) -> list[float]:
     times = []
-    for n, data in enumerate(_small(count, seed)):
-        name = f"durable{seed}-{n}"
+    for n, data in enumerate(contents):
+        name = f"{prefix}{n}"
         start = time.perf_counter()
         with open(os.path.join(directory, name), "xb") as f:  # noqa: PTH118
             f.write(data)
         ask(control, "wait", paths=[f"{tenant}/{name}"])
         times.append(time.perf_counter() - start)
-    return {"seconds": statistics.median(times)}
+    return times
 
 
 def _small(count: int, seed: int) -> list[bytes]:
@@ -248,10 +310,9 @@ def ask(control: str, verb: str, **arguments: object) -> Any:
     raise RuntimeError("the daemon hung up")
 
 
-TASKS: dict[str, Callable[..., dict[str, float]]] = {
-    f.__name__: f
-    for f in (write, read, checksum, ranges, create, fill, stat, listing, command, download, upload, puts, durable)
-}
+_LOCAL = (write, writes, read, checksum, ranges, create, fill, drain, stat, listing, command)
+_REMOTE = (download, upload, uploads, puts, durable, beside)
+TASKS: dict[str, Callable[..., dict[str, float]]] = {f.__name__: f for f in (*_LOCAL, *_REMOTE)}
 
 
 def main(tasks: Mapping[str, Callable[..., dict[str, float]]], name: str, *arguments: str) -> None:

@@ -155,6 +155,52 @@ def names(
     _race(run, plan, check=check, as_json=as_json)
 
 
+@bench.command(epilog="Example: aof2 bench small --files 2000 --peers rclone --only eight,cold")
+@click.option("--files", metavar="N", type=click.IntRange(1), help="Of 4 KiB. Default: 10000, with --quick 500.")
+@click.option("--size", metavar="SIZE", help="Of a large file. Default: 512MiB, with --quick 64MiB.")
+@click.option("--rounds", metavar="N", type=click.IntRange(1), help="Turns of each. Default: 2, with --quick 1.")
+@click.option("--peers", metavar="NAMES", default="rclone,s3fs,weed", show_default=True, help="Or `none`.")
+@click.option("--only", metavar="ROWS", help="Of eight, one, cold, medium, large, beside, tree. Default: all.")
+@_tree_option
+@click.option("--without-aof2", is_flag=True, help="The others alone: what there is to beat.")
+@click.option("--quick", is_flag=True, help="Smaller sizes and fewer rounds, and less to rely on.")
+@_report_options
+def small(
+    files: int | None,
+    size: str | None,
+    rounds: int | None,
+    peers: str,
+    only: str | None,
+    tree: Path | None,
+    without_aof2: bool,
+    quick: bool,
+    check: bool,
+    as_json: bool,
+) -> None:
+    """Small files to S3 and back, and large ones: the mount against rclone, s3fs and weed mount.
+
+    Files of 4 KiB from the first create, by eight threads and by one, until all are durable; read cold, in order and at
+    random; 512 MiB against boto3, and a small file that is waited for beside them. One S3 server (SeaweedFS) for all,
+    which counts the requests. JuiceFS, geesefs and mount-s3 take part where their programs are on PATH. Files go to a
+    folder under $TMPDIR (some 10 GiB at full size) and are removed, whatever happens.
+    """
+    from aof2.fs.bench.small import FULL, PEERS, QUICK, run
+    from aof2.fs.bench.smallrows import ROWS
+
+    usual = QUICK if quick else FULL
+    plan = msgspec.structs.replace(
+        usual,
+        files=files or usual.files,
+        size=usual.size if size is None else _size(size),
+        rounds=rounds or usual.rounds,
+        peers=[] if peers == "none" else _names("--peers", peers, PEERS),
+        only=list(ROWS) if only is None else _names("--only", only, ROWS),
+        tree=tree.absolute() if tree else None,
+        with_aof2=not without_aof2,
+    )
+    _race(run, plan, check=check, as_json=as_json)
+
+
 def _race(run: Callable[..., list[Measurement]], plan: object, *, check: bool, as_json: bool) -> None:
     from aof2.fs.bench.process import StepError
 
