@@ -357,6 +357,7 @@ class CatalogTarget:
     def housekeep(self) -> None:
         self._seal_asked_for()
         for stream in self.streams.values():
+            stream.log.sync_name()
             if stream.logged_bytes >= SNAPSHOT_EVERY_BYTES:
                 stream.logged_bytes = 0
                 if self.events is not None:

@@ -215,7 +215,11 @@ class ActiveChunk:
             self.durable_len = self.committed_len
             self.env.failpoint("manifest.commit.synced")
         self.publish()
-        if not self._name_synced:
+        self.sync_name()
+
+    def sync_name(self) -> None:
+        """The name, if it has one, is durable when this returns. Ahead of its bytes a power loss leaves it empty."""
+        if self._named and not self._name_synced:
             self.env.files.fsync_dir(self.directory)
             self._name_synced = True
 

@@ -2,8 +2,9 @@
 
 Every attempt is in the log: UploadStarted, then UploadDone, or UploadFailed with its reason and another try. They are
 about the log itself, so they carry LOG_SEGMENT_ID and land in a later chunk than the one they speak of: history stays
-linear. Work that a crash cut short is in ManifestIndex.pending_uploads and pending_deletes. That chunks are done is
-said with the next ones that begin, or by `say_done`: a caller that waits for an upload waits for nothing of that.
+linear. Of chunks it is said after the put, or before its UploadFailed: a caller that waits for an upload waits for
+nothing of that, and a chunk tells by its name where it is. Other work that a crash cut short is in
+ManifestIndex.pending_uploads and pending_deletes.
 
 Invariants
 - A chunk is marked uploaded only after UploadDone is committed; a crash between repeats an idempotent put, and so does
@@ -119,6 +120,7 @@ class ChunkUploader:
         self._remote = remote
         self._append = append
         self._soon = soon or _at_once(append)
+        self._begun: Sequence[SealedChunk] = ()  # being put, and not in the log as such
         self._unsaid: list[tuple[SealedChunk, str]] = []  # there, and not in the log as such: with their etags
         # Commits of that, and what each speaks of.
         self._said: list[tuple[Callable[[], object], list[tuple[SealedChunk, str]]]] = []
@@ -156,8 +158,7 @@ class ChunkUploader:
         the first is left for the next call, with those after it.
         """
         bodies = self._bodies(chunks)
-        chunks = chunks[: len(bodies)]
-        self._say(chunks)
+        self._begun = chunks = chunks[: len(bodies)]
         etags: list[str] = []
         for sealed, body in zip(chunks, bodies, strict=True):
             etag = self._put(sealed, body, snapshot_id)
@@ -165,15 +166,16 @@ class ChunkUploader:
             etags.append(etag)
             self.env.failpoint("manifest.upload.put")
             on_put(sealed)
+        self._say()
         return etags
 
     @property
     def has_unsaid(self) -> bool:
-        return bool(self._unsaid)
+        return bool(self._unsaid or self._said)
 
     def say_done(self) -> None:
         """What is uploaded is in the log as such, and marked. What a failed commit was to say is said next time."""
-        self._say(())
+        self._say()
         try:
             while self._said:
                 committed, done = self._said[0]
@@ -187,11 +189,12 @@ class ChunkUploader:
             self._said = []
             raise
 
-    def _say(self, begin: Sequence[SealedChunk]) -> None:
-        """That uploads are done, and that these begin."""
-        done = self._unsaid
-        records: list[tuple[Payload, int]] = [(UploadDone(self._key(s), e), s.header.chunk_index) for s, e in done]
-        records += [(UploadStarted(self._key(s)), s.header.chunk_index) for s in begin]
+    def _say(self) -> None:
+        """That uploads began, and that some are done."""
+        begun, done = self._begun, self._unsaid
+        records: list[tuple[Payload, int]] = [(UploadStarted(self._key(s)), s.header.chunk_index) for s in begun]
+        records += [(UploadDone(self._key(s), e), s.header.chunk_index) for s, e in done]
+        self._begun = ()
         if records:
             self._said.append((self._soon(_about(records)), done))
             self._unsaid = []
@@ -260,6 +263,7 @@ class ChunkUploader:
                 return attempt()
             except TransientError as e:
                 if upload:
+                    self._say()
                     self._log([UploadFailed(key, e.reason_code)], chunk_index)
                 log.info(
                     "manifest object not reached", extra={"key": key, "reason_code": e.reason_code, "attempt": number}

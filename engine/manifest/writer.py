@@ -194,6 +194,12 @@ class ManifestLogWriter:
         with self._fatal():
             chunk.sync()
 
+    def sync_name(self) -> None:
+        """A new chunk's name is durable when this returns: who syncs next waits for its bytes alone."""
+        if self._chunk is not None and self.settings.durable and not self._failed:
+            with self._fatal():
+                self._chunk.sync_name()
+
     def needs_rotation(self) -> bool:
         """Full, or quiet for a rotation period with something in it worth uploading."""
         chunk = self._chunk

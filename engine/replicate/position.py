@@ -334,6 +334,10 @@ class Replication:
             if group:
                 self.on_wanted(stream_id)  # what was put off for this caller is done now
 
+    def expect(self, stream_id: int) -> None:
+        """A caller is about to await something small: what can be asked of the remote ahead is asked now."""
+        self.on_expected(stream_id)
+
     def is_awaited(self, stream_id: int) -> bool:
         """Whether a caller awaits what this stream is about to publish."""
         with self._lock:

@@ -37,6 +37,8 @@ ASK_EVERY_S: Final = 1.0
 # So little is uploaded within the moment for which the fence may be asked ahead.
 SOON_BYTES: Final = 1 << 20
 SOON_FILES: Final = 8
+# Uploads that began with the seal are sent by threads, which wait for the interpreter while this one looks.
+HEAD_START_S: Final = 0.001
 Tell = Callable[[Progress], Awaitable[None]]
 
 
@@ -81,12 +83,14 @@ async def upload(
     wanted = {k: n for k, n in pending(volume, tenant_ids).items() if inos is None or k[1] in inos}
     total = sum(wanted.values())
     if wanted:
-        await plan(volume, tenant_ids)
         with contextlib.ExitStack() as stack:
             soon = total <= SOON_BYTES and len(wanted) <= SOON_FILES
             for tenant_id in {key[0] for key in wanted}:
                 keys = [key[1:] for key in wanted if key[0] == tenant_id]
                 stack.enter_context(volume.replication.awaiting(tenant_id, keys, soon=soon))
+            if soon:
+                await trio.sleep(HEAD_START_S)
+            await plan(volume, tenant_ids)
             await _until_uploaded(volume, wanted, tell, hint)
     if log:
         await replicated(volume, volume.log_ends(tenant_ids), tell, hint=hint)

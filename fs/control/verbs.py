@@ -107,6 +107,9 @@ async def wait(mounted: Mounted, args: Paths, tell: Tell) -> Uploaded:
     tenants = {place.tenant_id for place in places}
     done = Uploaded(0, 0)
     inos = await walk.not_uploaded(mounted, places)
+    if 0 < len(inos) <= durable.SOON_FILES:
+        for tenant_id in tenants:
+            volume.replication.expect(tenant_id)
     while inos:
         await Closing(mounted).closed(inos)
         await mounted.kinds.seal(inos, begin=True)

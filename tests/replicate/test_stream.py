@@ -66,7 +66,7 @@ def test_an_upload_whose_commit_failed_is_said_again(tmp_path: Path, monkeypatch
     def full_once(*args: Any, **kwargs: Any) -> Future[Any]:
         nonlocal count
         count += 1
-        if count != 2:
+        if count != 1:
             return submit(*args, **kwargs)
         failed: Future[Any] = Future()
         failed.set_exception(OSError(errno.ENOSPC, "no room"))
