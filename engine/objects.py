@@ -25,7 +25,7 @@ from aof2.engine.errors import Aof2Error, TransientError
 from aof2.engine.local.sparse import on_disk as on_disk  # what counts bytes counts them here
 from aof2.engine.manifest import payloads as p
 from aof2.engine.manifest.format import ReasonCode
-from aof2.engine.remote.keys import ChunkBlobKey, DeltaBlobKey, PackKey, is_pack, parse_key
+from aof2.engine.remote.keys import ChunkBlobKey, DeltaBlobKey, PackKey, chunk_blob_key, is_pack, parse_key
 from aof2.engine.tiering.hashing import ChunkDigest, ObjectDigest
 
 HOT_BYTES: Final = "hot_bytes"
@@ -118,13 +118,15 @@ def seal(
     *,
     block_bytes: int,
     parts: Mapping[int, int] | None = None,
+    ahead: Mapping[int, int] | None = None,
 ) -> ObjectRow:
     """The bytes are hashed and synced: gives them chunks, fully resident.
 
     `parts`: chunks that were uploaded before and did not change since, by index, with their blocks that are here.
+    `ahead`: the ids of chunks that are on their way already, by index.
     """
     row = get_object(b, ino, generation)
-    kept = parts or {}
+    kept, given = parts or {}, ahead or {}
     dirty = b.get(t.DIRTY, ino)
     chunk_ids: list[int] = []
     for index, c in enumerate(digest.chunks):
@@ -137,7 +139,9 @@ def seal(
             if mask:
                 _hydrated(b, chunk_id, mask_bytes(mask, c.length, block_bytes))
         else:
-            chunk_id, dirty = _seal_chunk(b, row, index, c, dirty), None
+            chunk_id = given.get(index) or segments.taken(b, dirty, row.generation, index * row.chunk_bytes)
+            dirty = None
+            _seal_chunk(b, row, index, c, chunk_id)
         chunk_ids.append(chunk_id)
         b.put(t.RESIDENCY, chunk_id, ResidencyRow(mask))
         account(b, chunk_disk_bytes(mask, c, block_bytes))
@@ -192,13 +196,11 @@ def count_pending_anew(b: Batch) -> None:
     b.put(t.COUNTERS, PENDING_BYTES, sum(on_disk(size) for _, size in b.scan(t.UNPUBLISHED)))
 
 
-def _seal_chunk(b: Batch, row: ObjectRow, index: int, c: ChunkDigest, dirty: DirtyRow | None) -> int:
-    chunk_id = segments.taken(b, dirty, row.generation, index * row.chunk_bytes)
+def _seal_chunk(b: Batch, row: ObjectRow, index: int, c: ChunkDigest, chunk_id: int) -> None:
     chunk = ChunkRow(chunk_id, row.ino, row.generation, index, c.length, c.sha256, c.crc64, c.block_crcs, holes=c.holes)
     b.apply(o.UpsertChunk(chunk))
     _put_pieces(b, chunk_id, c.piece_crcs)
     _sealed_segment(b, chunk_id, row, c)
-    return chunk_id
 
 
 def _put_pieces(b: Batch, chunk_id: int, piece_crcs: bytes) -> None:
@@ -228,13 +230,26 @@ class PartIds(NamedTuple):
 
 def part_begun(b: Batch, ino: int, generation: int, index: int, digest: ChunkDigest) -> PartIds:
     """A chunk of a dirty object is about to be uploaded: its name. No row speaks of it before it is in the remote."""
+    row, ids = _named_ahead(b, ino, generation, index)
+    _sealed_segment(b, ids.chunk_id, row, digest)
+    return ids
+
+
+def ahead_begun(b: Batch, tenant: str, ino: int, generation: int, index: int, sha256: bytes) -> tuple[PartIds, str]:
+    """A chunk of an object that is being sealed sets off: its name, and its key. Its row comes with the seal; where
+    that does not come, the upload is one that was given up."""
+    _, ids = _named_ahead(b, ino, generation, index)
+    key = chunk_blob_key(tenant, ids.checkpoint_id, ids.chunk_id, generation, sha256)
+    upload_started(b, [(ids.chunk_id, key)])
+    return ids, key
+
+
+def _named_ahead(b: Batch, ino: int, generation: int, index: int) -> tuple[ObjectRow, PartIds]:
     row, dirty = _dirty_object(b, ino, generation)
     checkpoint_id = dirty.checkpoint_id or b.next_id("checkpoint_id")
     chunk_id = segments.taken(b, dirty, row.generation, index * row.chunk_bytes)
-    dirty = msgspec.structs.replace(dirty, checkpoint_id=checkpoint_id, segment_id=0)
-    b.put(t.DIRTY, ino, dirty)
-    _sealed_segment(b, chunk_id, row, digest)
-    return PartIds(chunk_id, dirty.checkpoint_id)
+    b.put(t.DIRTY, ino, msgspec.structs.replace(dirty, checkpoint_id=checkpoint_id, segment_id=0))
+    return row, PartIds(chunk_id, checkpoint_id)
 
 
 def part_done(b: Batch, chunk: ChunkRow, up: Uploaded, *, block_bytes: int, piece_crcs: bytes = b"") -> ChunkRow:

@@ -54,6 +54,15 @@ def _compressor(level: int) -> zstandard.ZstdCompressor:
     return kept[level]
 
 
+def shrinks(block: Buffer, level: int = LEVEL) -> bool:
+    """Whether the block would be stored as a zstd frame."""
+    return _is_worth_it(len(_compressor(level).compress(block)), memoryview(block).nbytes)
+
+
+def _is_worth_it(packed: int, size: int) -> bool:
+    return packed <= size - max(1, size >> SAVED_SHIFT)
+
+
 class BlobWriter:
     """Writes the blob of one chunk to `sink`. `sha256`, if known, is trusted; else it is computed on the way."""
 
@@ -119,7 +128,7 @@ class BlobWriter:
     def _store(self, block: Buffer, size: int) -> tuple[Buffer, Codec]:
         if self._zstd is not None:
             packed = self._zstd.compress(block)
-            if len(packed) <= size - max(1, size >> SAVED_SHIFT):
+            if _is_worth_it(len(packed), size):
                 return packed, Codec.ZSTD
         return block, Codec.RAW
 

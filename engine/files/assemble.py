@@ -23,7 +23,7 @@ from aof2.engine.local.hot import read_exactly
 from aof2.engine.objects import full_mask, mask_bytes
 from aof2.engine.runs import runs_of
 from aof2.engine.tiering.flights import NotAvailableError
-from aof2.engine.tiering.hashing import ChunkDigest, Hasher, ObjectDigest, block_crc
+from aof2.engine.tiering.hashing import ChunkDigest, Hasher, ObjectDigest, OnChunk, block_crc
 
 if TYPE_CHECKING:
     from aof2.engine.volume import Volume
@@ -120,9 +120,11 @@ class Assembler:
                     return False
         return True
 
-    def hasher(self, file: OpenFile, fd: int, size: int, go_on: Callable[[], bool]) -> Hasher:
+    def hasher(
+        self, file: OpenFile, fd: int, size: int, go_on: Callable[[], bool], on_chunk: OnChunk | None = None
+    ) -> Hasher:
         make = partial(Hasher, chunk_bytes=self._chunk_bytes, block_bytes=self._block_bytes)
-        return make(fd, size, path=file.path_text, go_on=go_on)
+        return make(fd, size, path=file.path_text, go_on=go_on, on_chunk=on_chunk)
 
     def digest(
         self, file: OpenFile, fd: int, size: int, go_on: Callable[[], bool]

@@ -36,7 +36,8 @@ class Times(NamedTuple):
 
 
 class Seal(NamedTuple):
-    """A file that was hashed and synced. `parts`: chunks that were uploaded before, and their blocks that are here."""
+    """A file that was hashed and synced. `parts`: chunks that were uploaded before, and their blocks that are here;
+    `ahead`: chunks that are on their way already, and their ids."""
 
     ino: int
     generation: int
@@ -44,6 +45,7 @@ class Seal(NamedTuple):
     backing: tuple[int, int, int]
     times: Times
     parts: Mapping[int, int]
+    ahead: Mapping[int, int]
 
 
 class Reopened(NamedTuple):
@@ -166,7 +168,9 @@ def note_present(b: Batch, ino: int, *, base_len: int, present: Sequence[int]) -
 def _seal(b: Batch, one: Seal, block_bytes: int) -> ObjectRow:
     """The bytes are hashed and synced: the object has chunks, the inode the size and times it was left with."""
     inode, digest = _timed(_inode(b, one.ino), one.times), one.digest
-    row = objects.seal(b, one.ino, one.generation, digest, one.backing, block_bytes=block_bytes, parts=one.parts)
+    row = objects.seal(
+        b, one.ino, one.generation, digest, one.backing, block_bytes=block_bytes, parts=one.parts, ahead=one.ahead
+    )
     b.put(t.INODES, one.ino, msgspec.structs.replace(inode, size=digest.size, hole_bytes=digest.hole_bytes))
     return row
 

@@ -3,7 +3,8 @@ Where a caller waits for that, the commit of the seal begins the job that takes 
 
 Files that were closed together are sealed together: hashed one after the other, written back all at once, synced, and
 recorded in one group commit; ten thousand small files do not mean ten thousand journal commits. A large file is sealed
-by itself, in a lane of its own: the small ones do not wait for it.
+by itself, in a lane of its own: the small ones do not wait for it, and its chunks are uploaded as they are hashed
+(`ahead.py`).
 
 Invariants
 - A seal speaks of bytes that no writer changes: none has the file open, and the kernel grants a read lease on it, which
@@ -38,6 +39,7 @@ from aof2.engine.catalog.rows import ObjectRow, ObjectState
 from aof2.engine.catalog.store import View
 from aof2.engine.errors import Aof2Error, CorruptError, FatalIOError, ReadOnlyError, TransientError
 from aof2.engine.files import marks
+from aof2.engine.files.ahead import Ahead
 from aof2.engine.files.state import OpenFile, Stamp
 from aof2.engine.jobs.checkpoint import Begun
 from aof2.engine.local.hot import Identity, clear_range
@@ -199,11 +201,16 @@ class Sealer:
 
     async def _seal_batch(self, batch: _Batch) -> None:
         files = batch.files
+        ahead: Ahead | None = None
         try:
             await self._fill_all(files)
             attempts = {file.ino: file.seal_attempt for file in files}
-            work = partial(self._hash_all, files, attempts)
+            if batch.large and not files[0].partial:
+                ahead = Ahead(self._files.volume, files[0], self._tasks, lambda: not self._stopping)
+            work = partial(self._hash_all, files, attempts, ahead)
             hashed, later = await trio.to_thread.run_sync(work, limiter=self._lanes[batch.large])
+            if ahead is not None:
+                await ahead.over()
             await self._record_all(hashed, begin=batch.begin)
             self._again(later)
         except (ReadOnlyError, FatalIOError) as e:
@@ -215,6 +222,8 @@ class Sealer:
             log.warning("files are sealed later", extra={"files": len(files), "error": str(e)})
             self._again(files)
         finally:
+            if ahead is not None:
+                ahead.ended()
             for file in files:
                 over = self._busy.pop(file.ino, None)
                 if over is not None:
@@ -235,7 +244,9 @@ class Sealer:
 
     # -- on a worker thread ------------------------------------------------------------------------------------
 
-    def _hash_all(self, batch: Sequence[OpenFile], attempts: dict[int, int]) -> tuple[list[Hashed], list[OpenFile]]:
+    def _hash_all(
+        self, batch: Sequence[OpenFile], attempts: dict[int, int], ahead: Ahead | None
+    ) -> tuple[list[Hashed], list[OpenFile]]:
         """Hashes and syncs; what could not be sealed now comes back second."""
         files = self._files.volume.env.files
         hashed: list[Hashed] = []
@@ -248,7 +259,7 @@ class Sealer:
                 except FileNotFoundError:
                     continue  # unlinked meanwhile
                 fds.append(fd)
-                one = self._hash(file, fd, attempts[file.ino])
+                one = self._hash(file, fd, attempts[file.ino], ahead)
                 if one is None:
                     later.append(file)
                 else:
@@ -264,7 +275,7 @@ class Sealer:
                 files.close(fd)
         return hashed, later
 
-    def _hash(self, file: OpenFile, fd: int, attempt: int) -> Hashed | None:
+    def _hash(self, file: OpenFile, fd: int, attempt: int, ahead: Ahead | None) -> Hashed | None:
         if not _no_writer(fd):
             return None
 
@@ -277,7 +288,7 @@ class Sealer:
         loose: tuple[tuple[int, int], ...] = ()
         try:
             if not file.partial:
-                hasher = assembler.hasher(file, fd, before.st_size, go_on)
+                hasher = assembler.hasher(file, fd, before.st_size, go_on, ahead.hashed if ahead is not None else None)
                 digest = hasher.digest()
                 if before.st_blocks * 512 > hasher.data.disk_bytes + LOOSE_BYTES:
                     loose = tuple(hasher.data.hole_ranges())
@@ -290,7 +301,8 @@ class Sealer:
             return None
         times = marks.Times(after.st_mtime_ns, after.st_ctime_ns, before.st_atime_ns)  # hashing is no access
         identity = Identity(after.st_ino, after.st_size, after.st_mtime_ns)
-        seal = marks.Seal(file.ino, file.key[2], digest, identity, times, parts)
+        ids = ahead.ids if ahead is not None else {}
+        seal = marks.Seal(file.ino, file.key[2], digest, identity, times, parts, ids)
         return Hashed(file, attempt, seal, Stamp.of(after), loose)
 
     def _give_back_loose(self, one: Hashed) -> None:

@@ -51,6 +51,9 @@ class ChunkDigest(NamedTuple):
     is_hole: bool = False  # all of it
 
 
+OnChunk = Callable[[int, ChunkDigest], object]
+
+
 class ObjectDigest(NamedTuple):
     size: int
     sha256: bytes
@@ -116,7 +119,8 @@ class _Sums:
 
 
 class Hasher:
-    """Hashes one file, chunk by chunk. `go_on` is asked every few MiB; when it says no, HashingCancelledError."""
+    """Hashes one file, chunk by chunk. `go_on` is asked every few MiB; when it says no, HashingCancelledError.
+    `on_chunk(index, digest)` is told of each chunk that is no hole as soon as it is hashed."""
 
     def __init__(
         self,
@@ -128,6 +132,7 @@ class Hasher:
         path: str = "",
         data: DataMap | None = None,
         go_on: Callable[[], bool] = lambda: True,
+        on_chunk: OnChunk | None = None,
     ) -> None:
         self._fd = fd
         self._size = size
@@ -136,6 +141,7 @@ class Hasher:
         self._path = path
         self._data = data or map_data(fd, size, chunk_bytes=chunk_bytes, block_bytes=block_bytes)
         self._go_on = go_on
+        self._on_chunk = on_chunk
 
     @property
     def data(self) -> DataMap:
@@ -193,7 +199,10 @@ class Hasher:
                 add_zeros(whole, size)
             for block in range(0, size, self._block_bytes):
                 sums.add_hole(min(self._block_bytes, size - block))
-        return sums.digest(sha.digest())
+        digest = sums.digest(sha.digest())
+        if self._on_chunk is not None:
+            self._on_chunk(index, digest)
+        return digest
 
 
 def add_zeros(sha: hashlib._Hash, length: int) -> None:

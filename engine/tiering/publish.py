@@ -1,9 +1,10 @@
 """Uploading sealed objects: plan, stage, validate, upload, publish, clean up.
 
 A chunk whose content the catalog already has in the remote is not uploaded again. Others become blobs: without
-compression the blob is the chunk's bytes as they lie in the backing file plus a footer made from the seal's checksums,
-so nothing is copied; with zstd it is staged in checkpoint_scratch, under a reservation. What is uploaded is checked
-against the seal on the way: a file that changed meanwhile is CorruptError here, never a wrong blob there.
+compression, or where a few blocks show that there is nothing to compress, the blob is the chunk's bytes as they lie in
+the backing file plus a footer made from the seal's checksums, so nothing is copied; with zstd it is staged in
+checkpoint_scratch, under a reservation. What is uploaded is checked against the seal on the way: a file that changed
+meanwhile is CorruptError here, never a wrong blob there.
 
 Invariants
 - The catalog names a blob only after the remote has all of it (one durable commit for the object).
@@ -11,7 +12,9 @@ Invariants
 - Scratch and reservation are gone afterwards, whatever happened. No room for staging means no compression: the upload
   that would make room never waits for room.
 - The same content is uploaded once, however many chunks want it at the same time; what an earlier attempt of the same
-  job had put is found again, not put again.
+  job had put, or the seal ahead of it (`put_ahead`), is found again, not put again.
+- Large blobs have a lane of their own, in which objects take turns: neither a small one nor a second large one waits
+  for more than a few chunks of another.
 
 Owner: the trio thread drives; hashing, staging and uploading run on worker threads. A crash leaves scratch (the
 janitor's) and blobs that no row names (garbage collection's).
@@ -35,7 +38,7 @@ from aof2 import native
 from aof2.engine import objects
 from aof2.engine.aio import open_nursery, result_of
 from aof2.engine.blob.format import Codec, Frame, encode_footer, hole_frame, make_footer
-from aof2.engine.blob.writer import BlobWriter
+from aof2.engine.blob.writer import BlobWriter, shrinks
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.batch import Batch
 from aof2.engine.catalog.rows import ChunkRow, ObjectRow
@@ -57,6 +60,8 @@ log = logging.getLogger(__name__)
 
 PIECE_BYTES: Final = 4 << 20
 WANTED_EVERY_BLOCKS: Final = 8
+CHUNKS_AT_ONCE: Final = 2  # of one object, waiting for their turn or on their way
+PROBED_BLOCKS: Final = 3
 PURGE_AFTER_MS: Final = 3_600_000
 CRASH_POINTS: Final = ("publish.started", "publish.staged", "publish.uploaded", "publish.recorded")
 REBUILD_CRASH_POINTS: Final = ("publish.rebuild_deleted",)
@@ -137,8 +142,10 @@ class Publisher:
         self._room = room
         self.purge_after_ms = purge_after_ms
         self.limiter = trio.CapacityLimiter(parallel)
+        self._large = trio.CapacityLimiter(parallel)
         self._flights: dict[tuple[int, bytes], _Flight] = {}
-        self._begun: dict[int, dict[bytes, set[str]]] = {}  # by stream: content → keys it may already be under
+        # By stream: content → keys that it may already be under, and what is there where that is known.
+        self._begun: dict[int, dict[bytes, dict[str, Uploaded | None]]] = {}
 
     async def publish(
         self, target: Target, checkpoint_id: int, job: str, tally: Tally | None = None, along: Along | None = None
@@ -174,9 +181,11 @@ class Publisher:
     ) -> list[Uploaded]:
         scratch = self.scratch / job / f"{target.row.ino}.{target.row.generation}"
         uploads: list[Uploaded | None] = [None] * len(chunks)
+        turns = trio.Semaphore(CHUNKS_AT_ONCE)
 
         async def one(i: int, chunk: ChunkRow) -> None:
-            uploads[i] = await self._upload_once(target, chunk, checkpoint_id, job, scratch, tally, mine)
+            async with turns:
+                uploads[i] = await self._upload_once(target, chunk, checkpoint_id, job, scratch, tally, mine)
             tally.blob_done(chunk.chunk_id)
 
         try:
@@ -226,6 +235,25 @@ class Publisher:
             self._begun.get(target.stream_id, {}).pop(chunk.sha256, None)
         return done
 
+    def is_begun(self, stream_id: int, sha256: bytes) -> bool:
+        """Whether this content is in the remote, or an upload of it was begun."""
+        with self.catalog.view() as view:
+            has = view.get(stream_id, t.BLOBS, sha256) is not None
+            return has or bool(self._begun_under(view, stream_id, sha256))
+
+    async def put_ahead(self, target: Target, chunk: ChunkRow, checkpoint_id: int) -> None:
+        """One chunk of an object that is being sealed: `publish` of that content finds it there. Its UploadStarted is
+        in the log; nothing is recorded here."""
+        mine: list[tuple[int, bytes]] = []
+        scratch = self.scratch / f"ahead-{chunk.chunk_id}"
+        try:
+            await self._upload_once(target, chunk, checkpoint_id, scratch.name, scratch, Tally(), mine)
+        finally:
+            for flight in mine:
+                self._flights.pop(flight, None)
+            if scratch.exists():
+                shutil.rmtree(scratch, ignore_errors=True)
+
     def _chunks(self, target: Target) -> list[ChunkRow]:
         with self.catalog.view() as view:
             rows = [view.get(target.stream_id, t.CHUNKS, chunk_id) for chunk_id in target.row.data_chunks]
@@ -271,21 +299,26 @@ class Publisher:
             begun = self._begun_under(view, target.stream_id, chunk.sha256) - target.announced
         if blob is not None:
             return objects.found(blob, chunk)
+        known = self._begun[target.stream_id].setdefault(chunk.sha256, {})
         for name in sorted(begun):
+            if (there := known.get(name)) is not None:
+                return there._replace(chunk_id=chunk.chunk_id)
             info = await trio.to_thread.run_sync(self._find, name, chunk.sha256, limiter=self.limiter)
             if info is not None:
-                return Uploaded(chunk.chunk_id, name, info.etag, info.size, _stored_as(target), True)
-        self._begun[target.stream_id].setdefault(chunk.sha256, set()).add(key)
+                raw = info.size > objects.chunk_bytes_here(self._all_of(chunk), chunk, self.block_bytes)
+                return Uploaded(chunk.chunk_id, name, info.etag, info.size, "" if raw else _stored_as(target), True)
+        known[key] = None
         if key not in target.announced:
             started = partial(objects.upload_started, keys=[(chunk.chunk_id, key)])
             await result_of(self.writer.submit(target.stream_id, started))
         self.hot.env.failpoint("publish.started")
         try:
-            return await self._staged_put(target, chunk, key, job, scratch, tally)
+            known[key] = done = await self._staged_put(target, chunk, key, job, scratch, tally)
         except TransientError as e:
             failed = partial(objects.upload_failed, chunk_id=chunk.chunk_id, key=key, reason_code=e.reason_code)
             await result_of(self.writer.submit(target.stream_id, failed))
             raise
+        return done
 
     def _begun_under(self, view: View, stream_id: int, sha256: bytes) -> set[str]:
         """Keys under which an upload of this content was begun and not recorded: by this process, or one before it."""
@@ -296,7 +329,7 @@ class Publisher:
                 key = name[len(prefix) + 8 :].decode(errors="replace")
                 parsed = keys.parse_key(key)
                 if isinstance(parsed, keys.ChunkBlobKey):
-                    begun.setdefault(parsed.sha256, set()).add(key)
+                    begun.setdefault(parsed.sha256, {})[key] = None
         candidates = self._begun[stream_id].get(sha256, ())
         return {key for key in candidates if objects.upload_pending(view, stream_id, objects.blob_segment(key), key)}
 
@@ -323,15 +356,17 @@ class Publisher:
     ) -> Uploaded:
         compression = _stored_as(target)
         reservation = None
-        if compression and chunk.length > PIECE_BYTES and target.data is None:
-            data_bytes = objects.chunk_disk_bytes(
-                objects.full_mask(chunk.length, self.block_bytes), chunk, self.block_bytes
-            )
+        is_staged = bool(compression) and chunk.length > PIECE_BYTES and target.data is None
+        if is_staged and not await trio.to_thread.run_sync(self._shrinks, target, chunk):
+            compression, is_staged = "", False
+        if is_staged:
+            data_bytes = objects.chunk_disk_bytes(self._all_of(chunk), chunk, self.block_bytes)
             reservation = await self._reserve(target.tenant, data_bytes, job)
             compression = compression if reservation is not None else ""
+        lane = self._large if chunk.length > PIECE_BYTES else self.limiter
         try:
             done = await trio.to_thread.run_sync(
-                self._put, target, chunk, key, scratch, compression, tally, limiter=self.limiter
+                self._put, target, chunk, key, scratch, compression, tally, limiter=lane
             )
         finally:
             if reservation is not None:
@@ -363,6 +398,16 @@ class Publisher:
         tally.uploaded(chunk.chunk_id, blob.size, env.monotonic_s() - staged_s)
         env.failpoint("publish.uploaded")
         return _Put(etag, blob.size, blob.compression)
+
+    def _shrinks(self, target: Target, chunk: ChunkRow) -> bool:
+        """Whether it is worth staging: a few blocks tell. Where none of them shrinks, the chunk goes as it lies."""
+        path = self.hot.path(target.tenant, target.row.ino, target.row.generation)
+        blocks = [i for i in range(len(chunk.block_crcs) // 8) if not chunk.holes >> i & 1]
+        with _open_reader(path, chunk.index * target.row.chunk_bytes, None) as read:
+            return any(
+                shrinks(read(i * self.block_bytes, self._length_of(chunk, i)))
+                for i in blocks[:: max(1, -(-len(blocks) // PROBED_BLOCKS))]
+            )
 
     def _find(self, key: str, sha256: bytes) -> BlobInfo | None:
         """The blob of this content if an earlier attempt got as far as putting it under this key."""
@@ -424,6 +469,9 @@ class Publisher:
                 stored += frame.stored_len
         crc64 = native.crc64_combine(crc64, native.crc64(footer), len(footer))
         return _Blob(ChunksSource(pieces), stored + len(footer), crc64, "")
+
+    def _all_of(self, chunk: ChunkRow) -> int:
+        return objects.full_mask(chunk.length, self.block_bytes)
 
     def _length_of(self, chunk: ChunkRow, block: int) -> int:
         return min(self.block_bytes, chunk.length - block * self.block_bytes)

@@ -321,10 +321,18 @@ def test_staging_is_counted_and_cleaned_up(tmp_path: Path) -> None:
     settings = small_settings(tmp_path, chunk_bytes=8 << 20, block_bytes=1 << 20)
 
     async def body(w: World) -> None:
-        await w.put("a", bytes(1000) + os.urandom(5 << 20))
+        await w.put("a", os.urandom(1 << 10) * (5 << 10))
         await w.jobs.checkpoint(TENANT)
         await w.until(lambda: w.all_jobs()[0].state == JobState.DONE)
-        assert metrics.checkpoint_bytes_written_local.value == w.v.publisher.uploaded_bytes > 0
+        staged = metrics.checkpoint_bytes_written_local.value
+        assert staged == w.v.publisher.uploaded_bytes > 0
+        assert staged < 5 << 20
+        assert w.quota_is_even()
+        # What does not shrink goes as it lies.
+        await w.put("b", os.urandom(5 << 20))
+        await w.jobs.checkpoint(TENANT)
+        assert w.v.publisher.uploaded_bytes > staged + (5 << 20)
+        assert metrics.checkpoint_bytes_written_local.value == staged
         assert w.quota_is_even()
         scratch = tmp_path / "state" / "checkpoint_scratch"
         assert not [p for p in scratch.rglob("*") if p.is_file()]
