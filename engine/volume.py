@@ -22,7 +22,7 @@ from functools import partial
 import msgspec
 import trio
 
-from aof2.engine import objects, segments
+from aof2.engine import objects, opening, segments
 from aof2.engine.aio import open_nursery
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.recovery import Opened, open_catalog, replay_stream
@@ -45,19 +45,6 @@ from aof2.engine.logsnapshots import LogSnapshots
 from aof2.engine.manifest.writer import SealedChunk
 from aof2.engine.observe.http import serving
 from aof2.engine.observe.metrics import StorageMetrics
-from aof2.engine.opening import (
-    VOLUME_STREAM,
-    claim_now,
-    close_unused,
-    damage_of,
-    ensure_volume_stream,
-    find_mender,
-    ignore_lease_breaks,
-    keep_reserve,
-    lock_state_dir,
-    log_settings,
-    open_reserve,
-)
 from aof2.engine.pagecache import PageCache
 from aof2.engine.quota import StorageQuota
 from aof2.engine.quota.accounts import disk_space, limit_for_data
@@ -145,7 +132,7 @@ class Volume:
             env, opened.catalog, self.manifest_dir / str(stream_id), stream_id
         )
         self.disk = Disk(state_dir, cache.min_free)
-        self.target.read_only_streams = damage_of(opened, self.manifest_dir)
+        self.target.read_only_streams = opening.damage_of(opened, self.manifest_dir)
         self.writer = CatalogWriter(self.target, commit_period_ms=settings.manifest.commit_period_ms)
         self.hot = HotCache(env, state_dir / "hot_cache")
         self.pages = PageCache(cache.page_cache_bytes)
@@ -362,7 +349,7 @@ class Volume:
 
     def log_ends(self, tenant_ids: Collection[int]) -> dict[int, int]:
         """Where the logs of these tenants, and the volume's own, end now: what is durable when the remote has that."""
-        return self.replication.ends({VOLUME_STREAM, *tenant_ids})
+        return self.replication.ends({opening.VOLUME_STREAM, *tenant_ids})
 
     def is_durable(self, view: View, inode: InodeRow) -> bool:
         """Whether the remote alone, copied now, restores the file: bytes, attributes, names and parents."""
@@ -411,7 +398,7 @@ class Volume:
         await nursery.start(self.log_snapshots.run)
         await nursery.start(self.evictor.doomed.run)
         if self.env.reserve is not None:
-            nursery.start_soon(keep_reserve, self.env.reserve)
+            nursery.start_soon(opening.keep_reserve, self.env.reserve)
         for name in PARTS:
             if name in parts:
                 await nursery.start(getattr(self, name).run)
@@ -431,17 +418,17 @@ async def open_volume(
     if not settings.manifest.enabled:
         parts = ()  # a volume without its log writes nothing
     claims = "replicator" in parts
-    ignore_lease_breaks()
+    opening.ignore_lease_breaks()
     with contextlib.ExitStack() as locked:
-        locked.callback(os.close, lock_state_dir(settings.volume.state_dir))
-        env.reserve = open_reserve(env, settings)
+        locked.callback(os.close, opening.lock_state_dir(settings.volume.state_dir))
+        env.reserve = opening.open_reserve(env, settings)
         with contextlib.ExitStack() as unused:  # what is let go of where the volume does not come up
             remote = open_remote(env, settings.remote)
             unused.callback(remote.close)
             opened = await trio.to_thread.run_sync(_open_catalog, env, settings, remote, claims)
-            unused.callback(close_unused, opened)
-            ensure_volume_stream(env, opened, settings)
-            fence = await trio.to_thread.run_sync(claim_now, env, settings, remote, opened) if claims else None
+            unused.callback(opening.close_unused, opened)
+            opening.ensure_volume_stream(env, opened, settings)
+            fence = await trio.to_thread.run_sync(opening.claim_now, env, settings, remote, opened) if claims else None
             unused.pop_all()
         volume = Volume(env, settings, opened, remote, fence)
         await trio.to_thread.run_sync(volume.find_positions)
@@ -474,8 +461,8 @@ def _open_catalog(env: Env, settings: Settings, remote: RemoteStore, mends: bool
         env,
         state_dir / "catalog",
         state_dir / "manifest",
-        log_settings(settings),
-        mender=find_mender(env, settings, remote) if mends else None,
+        opening.log_settings(settings),
+        mender=opening.find_mender(env, settings, remote) if mends else None,
     )
 
 

@@ -32,17 +32,7 @@ from itertools import islice
 
 import msgspec
 
-from aof2.engine.audit.format import (
-    ArtifactPublish,
-    ArtifactRef,
-    ArtifactUnpublish,
-    Payload,
-    SegmentSeal,
-    SnapshotAnchor,
-    Tombstone,
-    TombstoneLift,
-    encode_ref,
-)
+from aof2.engine.audit import format as fmt
 from aof2.engine.audit.reader import LogRecord
 
 _HASH_STEP = 4096
@@ -77,7 +67,7 @@ class VisibleState:
 
     def __init__(self) -> None:
         self.problems: list[Problem] = []
-        self.last_anchor: tuple[int, SnapshotAnchor] | None = None
+        self.last_anchor: tuple[int, fmt.SnapshotAnchor] | None = None
         """(logseq, payload) of the newest anchor."""
         self._rows: dict[bytes, dict[bytes, bytes]] = defaultdict(dict)
         self._count = 0
@@ -93,33 +83,33 @@ class VisibleState:
     def apply(self, record: LogRecord) -> None:
         self.apply_payload(record.logseq, record.payload)
 
-    def apply_payload(self, logseq: int, payload: Payload) -> None:
+    def apply_payload(self, logseq: int, payload: fmt.Payload) -> None:
         match payload:
-            case ArtifactPublish(ref):
-                self._put(_PUBLISHED, encode_ref(ref), b"")
-                self._show(encode_ref(ref))
-            case ArtifactUnpublish(ref):
-                self._put(_PUBLISHED, encode_ref(ref), None)
-                self._show(encode_ref(ref))
-            case Tombstone(ref):
-                self._stand(encode_ref(ref), [*self.tombstones(ref), logseq])
-            case TombstoneLift(ref, lifted):
+            case fmt.ArtifactPublish(ref):
+                self._put(_PUBLISHED, fmt.encode_ref(ref), b"")
+                self._show(fmt.encode_ref(ref))
+            case fmt.ArtifactUnpublish(ref):
+                self._put(_PUBLISHED, fmt.encode_ref(ref), None)
+                self._show(fmt.encode_ref(ref))
+            case fmt.Tombstone(ref):
+                self._stand(fmt.encode_ref(ref), [*self.tombstones(ref), logseq])
+            case fmt.TombstoneLift(ref, lifted):
                 standing = self.tombstones(ref)
                 if lifted in standing:
-                    self._stand(encode_ref(ref), [other for other in standing if other != lifted])
+                    self._stand(fmt.encode_ref(ref), [other for other in standing if other != lifted])
                 else:
                     self.problems.append(BadLift(logseq, f"no tombstone of that artifact stands at logseq {lifted}"))
-            case SegmentSeal(segment_id, digest):
+            case fmt.SegmentSeal(segment_id, digest):
                 first = self.sealed_as(segment_id)
                 if first is None:
                     self._put(_SEALS, _U64.pack(segment_id), digest)
                 elif first != digest:
                     what = f"segment {segment_id} sealed as {digest.hex()}, before as {first.hex()}"
                     self.problems.append(ResealConflict(logseq, what))
-            case SnapshotAnchor():
+            case fmt.SnapshotAnchor():
                 self._anchor(logseq, payload)
 
-    def _anchor(self, logseq: int, anchor: SnapshotAnchor) -> None:
+    def _anchor(self, logseq: int, anchor: fmt.SnapshotAnchor) -> None:
         self.last_anchor = (logseq, anchor)
         root = self.root_hash()
         if root == anchor.root_hash:
@@ -150,29 +140,29 @@ class VisibleState:
             self._root = digest.digest()
         return self._root
 
-    def anchor(self, snapshot_id: int) -> SnapshotAnchor:
+    def anchor(self, snapshot_id: int) -> fmt.SnapshotAnchor:
         """The anchor to append for the state as it is."""
-        return SnapshotAnchor(snapshot_id, self.root_hash())
+        return fmt.SnapshotAnchor(snapshot_id, self.root_hash())
 
-    def is_visible(self, ref: ArtifactRef) -> bool:
-        return self._get(_VISIBLE, encode_ref(ref)) is not None
+    def is_visible(self, ref: fmt.ArtifactRef) -> bool:
+        return self._get(_VISIBLE, fmt.encode_ref(ref)) is not None
 
-    def is_published(self, ref: ArtifactRef) -> bool:
-        return self._get(_PUBLISHED, encode_ref(ref)) is not None
+    def is_published(self, ref: fmt.ArtifactRef) -> bool:
+        return self._get(_PUBLISHED, fmt.encode_ref(ref)) is not None
 
     def sealed_as(self, segment_id: int) -> bytes | None:
         """The hash that it was sealed with first."""
         return self._get(_SEALS, _U64.pack(segment_id))
 
-    def tombstones(self, ref: ArtifactRef) -> tuple[int, ...]:
+    def tombstones(self, ref: fmt.ArtifactRef) -> tuple[int, ...]:
         """The logseqs of the tombstones that stand on `ref`, oldest first."""
-        return tuple(logseq for (logseq,) in _U64.iter_unpack(self._get(_TOMBSTONES, encode_ref(ref)) or b""))
+        return tuple(logseq for (logseq,) in _U64.iter_unpack(self._get(_TOMBSTONES, fmt.encode_ref(ref)) or b""))
 
     def __len__(self) -> int:
         """How many artifacts are visible."""
         return self._count
 
-    def __iter__(self) -> Iterator[ArtifactRef]:
+    def __iter__(self) -> Iterator[fmt.ArtifactRef]:
         """The visible artifacts, in root order."""
         return map(decode_key, self._keys(_VISIBLE))
 
@@ -199,6 +189,6 @@ class VisibleState:
         return iter(tuple(self._rows[table]))
 
 
-def decode_key(key: bytes) -> ArtifactRef:
+def decode_key(key: bytes) -> fmt.ArtifactRef:
     """The ref of an encoded one."""
-    return ArtifactRef(int.from_bytes(key[:4], "little"), key[8:])
+    return fmt.ArtifactRef(int.from_bytes(key[:4], "little"), key[8:])

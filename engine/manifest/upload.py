@@ -30,25 +30,10 @@ import msgspec
 from aof2 import native
 from aof2.engine.env import Env
 from aof2.engine.errors import Aof2Error, CorruptError, ReadOnlyError, TransientError
+from aof2.engine.manifest import format as fmt
+from aof2.engine.manifest import payloads as p
 from aof2.engine.manifest.batch import RecordBatch
 from aof2.engine.manifest.chunk import FLAGS_AT, as_uploaded, mark_uploaded
-from aof2.engine.manifest.format import (
-    CHUNK_HEADER_LEN,
-    LOG_SEGMENT_ID,
-    ChunkHeader,
-    ReasonCode,
-    bundle_key,
-    chunk_key,
-)
-from aof2.engine.manifest.payloads import (
-    Payload,
-    SnapshotMarker,
-    Tier2Deleted,
-    Tier2DeleteQueued,
-    UploadDone,
-    UploadFailed,
-    UploadStarted,
-)
 from aof2.engine.manifest.reader import parse_chunk, read_file
 from aof2.engine.manifest.writer import SealedChunk
 
@@ -192,15 +177,15 @@ class ChunkUploader:
     def _say(self) -> None:
         """That uploads began, and that some are done."""
         begun, done = self._begun, self._unsaid
-        records: list[tuple[Payload, int]] = [(UploadStarted(self._key(s)), s.header.chunk_index) for s in begun]
-        records += [(UploadDone(self._key(s), e), s.header.chunk_index) for s, e in done]
+        records: list[tuple[p.Payload, int]] = [(p.UploadStarted(self._key(s)), s.header.chunk_index) for s in begun]
+        records += [(p.UploadDone(self._key(s), e), s.header.chunk_index) for s, e in done]
         self._begun = ()
         if records:
             self._said.append((self._soon(_about(records)), done))
             self._unsaid = []
 
     def _key(self, sealed: SealedChunk) -> str:
-        return chunk_key(self.stream_id, sealed.header.chunk_index)
+        return fmt.chunk_key(self.stream_id, sealed.header.chunk_index)
 
     def _bodies(self, chunks: Sequence[SealedChunk]) -> list[bytes]:
         bodies: list[bytes] = []
@@ -231,19 +216,23 @@ class ChunkUploader:
         key = self._key(sealed)
         return self._retrying(key, sealed.header.chunk_index, lambda: self._remote.put(key, body, metadata))
 
-    def compact(self, first: int, last: int, marker: SnapshotMarker) -> str:
+    def compact(self, first: int, last: int, marker: p.SnapshotMarker) -> str:
         """Replaces the remote chunks first..last, which a snapshot covers, by one bundle."""
-        key = bundle_key(self.stream_id, first, last)
-        sources = [chunk_key(self.stream_id, index) for index in range(first, last + 1)]
-        self._log([UploadStarted(key)], first)
+        key = fmt.bundle_key(self.stream_id, first, last)
+        sources = [fmt.chunk_key(self.stream_id, index) for index in range(first, last + 1)]
+        self._log([p.UploadStarted(key)], first)
         etag = self._retrying(key, first, lambda: self._remote.compose(key, sources))
         self.env.failpoint("manifest.compact.composed")
         self.bundled(key, etag, sources, marker, first)
         return etag
 
-    def bundled(self, key: str, etag: str, sources: Sequence[str], marker: SnapshotMarker, first: int) -> None:
+    def bundled(self, key: str, etag: str, sources: Sequence[str], marker: p.SnapshotMarker, first: int) -> None:
         """The bundle is there: it stands for its chunks, whose objects go."""
-        queued: list[Payload] = [UploadDone(key, etag), marker, *(Tier2DeleteQueued(source) for source in sources)]
+        queued: list[p.Payload] = [
+            p.UploadDone(key, etag),
+            marker,
+            *(p.Tier2DeleteQueued(source) for source in sources),
+        ]
         self._log(queued, first)
         self.env.failpoint("manifest.compact.queued")
         self.finish_deletes(sources, first)
@@ -253,7 +242,7 @@ class ChunkUploader:
         for key in keys:
             self._retrying(key, chunk_index, functools.partial(self._remote.delete, [key]), upload=False)
             self.env.failpoint("manifest.compact.deleted")
-        self._log([Tier2Deleted(key) for key in keys], chunk_index)
+        self._log([p.Tier2Deleted(key) for key in keys], chunk_index)
 
     def _retrying(self, key: str, chunk_index: int, attempt: Callable[[], T], *, upload: bool = True) -> T:
         """A failed upload is in the log, with its reason; a failed delete is still queued there."""
@@ -264,26 +253,26 @@ class ChunkUploader:
             except TransientError as e:
                 if upload:
                     self._say()
-                    self._log([UploadFailed(key, e.reason_code)], chunk_index)
+                    self._log([p.UploadFailed(key, e.reason_code)], chunk_index)
                 log.info(
                     "manifest object not reached", extra={"key": key, "reason_code": e.reason_code, "attempt": number}
                 )
-                if e.reason_code == ReasonCode.AUTH or number == policy.attempts:
+                if e.reason_code == fmt.ReasonCode.AUTH or number == policy.attempts:
                     raise UploadGaveUpError(key, e.reason_code, number) from e
                 self.retries += 1
                 ceiling = min(policy.backoff_max_s, policy.backoff_s * 2 ** (number - 1))
                 self._sleep_s(self.env.rng.uniform(ceiling / 2, ceiling))
         raise AssertionError("unreachable: the last attempt returns or raises")
 
-    def _log(self, records: Sequence[Payload], chunk_index: int) -> None:
+    def _log(self, records: Sequence[p.Payload], chunk_index: int) -> None:
         if records:
             self._append(_about([(payload, chunk_index) for payload in records]))
 
 
-def _about(records: Sequence[tuple[Payload, int]]) -> RecordBatch:
+def _about(records: Sequence[tuple[p.Payload, int]]) -> RecordBatch:
     batch = RecordBatch()
     for payload, chunk_index in records:
-        batch.add(payload, segment_id=LOG_SEGMENT_ID, logical_offset=chunk_index)
+        batch.add(payload, segment_id=fmt.LOG_SEGMENT_ID, logical_offset=chunk_index)
     return batch
 
 
@@ -295,7 +284,7 @@ def _at_once(append: LogAppender) -> SoonAppender:
     return soon
 
 
-def _is_as_sealed(data: bytes, header: ChunkHeader) -> bool:
+def _is_as_sealed(data: bytes, header: fmt.ChunkHeader) -> bool:
     """Whether these are the bytes whose checksum was taken when they were sealed."""
-    with memoryview(data) as whole, whole[CHUNK_HEADER_LEN:] as records:
+    with memoryview(data) as whole, whole[fmt.CHUNK_HEADER_LEN :] as records:
         return data[:FLAGS_AT] == header.pack()[:FLAGS_AT] and native.crc64(records) == header.chunk_crc64

@@ -29,20 +29,10 @@ import msgspec
 
 from aof2.engine.env import Env
 from aof2.engine.errors import FatalIOError, LimitError, ReadOnlyError
+from aof2.engine.manifest import format as fmt
 from aof2.engine.manifest import payloads
 from aof2.engine.manifest.batch import RecordBatch
 from aof2.engine.manifest.chunk import ActiveChunk, is_bookkeeping, sealed_rw
-from aof2.engine.manifest.format import (
-    CAPACITY_MAX,
-    CAPACITY_MIN,
-    CHUNK_HEADER_LEN,
-    COMMIT_RECORD_LEN,
-    TEMP_NAME,
-    ChunkHeader,
-    LogPosition,
-    ManifestIntegrityError,
-    chunk_name,
-)
 from aof2.engine.manifest.quarantine import refuse_if_quarantined
 from aof2.engine.manifest.reader import Chunk, Stream, parse_chunk
 
@@ -63,11 +53,11 @@ class LogSettings(msgspec.Struct, frozen=True, kw_only=True):
     record_len_max: int = 4096
 
     def __post_init__(self) -> None:
-        if not CAPACITY_MIN <= self.chunk_capacity <= CAPACITY_MAX:
+        if not fmt.CAPACITY_MIN <= self.chunk_capacity <= fmt.CAPACITY_MAX:
             raise ValueError(
-                f"chunk_capacity is {self.chunk_capacity}; it may be {CAPACITY_MIN} to {CAPACITY_MAX} bytes"
+                f"chunk_capacity is {self.chunk_capacity}; it may be {fmt.CAPACITY_MIN} to {fmt.CAPACITY_MAX} bytes"
             )
-        room = self.chunk_capacity - CHUNK_HEADER_LEN - COMMIT_RECORD_LEN
+        room = self.chunk_capacity - fmt.CHUNK_HEADER_LEN - fmt.COMMIT_RECORD_LEN
         if not 0 < self.record_len_max < room:
             raise ValueError(
                 f"record_len_max is {self.record_len_max}; with this chunk_capacity it may be 1 to {room - 1}"
@@ -80,7 +70,7 @@ class SealedChunk(NamedTuple):
     """A chunk that will not change any more, ready for upload."""
 
     path: Path
-    header: ChunkHeader
+    header: fmt.ChunkHeader
     record_count: int
 
 
@@ -93,7 +83,7 @@ class ManifestLogWriter:
         directory: Path,
         settings: LogSettings,
         lock_fd: int,
-        start: LogPosition,
+        start: fmt.LogPosition,
         chunk: ActiveChunk | None,
     ) -> None:
         self.env = env
@@ -108,7 +98,7 @@ class ManifestLogWriter:
 
     @classmethod
     def open(
-        cls, env: Env, directory: Path, settings: LogSettings | None = None, *, start: LogPosition | None = None
+        cls, env: Env, directory: Path, settings: LogSettings | None = None, *, start: fmt.LogPosition | None = None
     ) -> ManifestLogWriter:
         """Opens or creates the log in `directory`. `start` is where it begins when there are no chunks at all."""
         settings = settings or LogSettings()
@@ -117,9 +107,9 @@ class ManifestLogWriter:
         try:
             refuse_if_quarantined(directory)
             for name in os.listdir(directory):  # noqa: PTH208
-                if TEMP_NAME.fullmatch(name):
+                if fmt.TEMP_NAME.fullmatch(name):
                     env.files.unlink(directory / name)
-            position, chunk = _resume(env, directory, settings, start or LogPosition(0, CHUNK_HEADER_LEN, 0))
+            position, chunk = _resume(env, directory, settings, start or fmt.LogPosition(0, fmt.CHUNK_HEADER_LEN, 0))
         except BaseException:
             os.close(lock_fd)
             raise
@@ -132,12 +122,12 @@ class ManifestLogWriter:
         self.close()
 
     @property
-    def position(self) -> LogPosition:
+    def position(self) -> fmt.LogPosition:
         """The end of what is committed: where a snapshot taken now belongs."""
         chunk = self._chunk
         if chunk is None:
             return self._next
-        return LogPosition(chunk.index, chunk.committed_len, chunk.base_record + chunk.committed_count)
+        return fmt.LogPosition(chunk.index, chunk.committed_len, chunk.base_record + chunk.committed_count)
 
     @property
     def uncommitted_bytes(self) -> int:
@@ -163,7 +153,7 @@ class ManifestLogWriter:
         chunk.append(batch)
         return ordinal
 
-    def commit(self, *, sync: bool = True) -> LogPosition:
+    def commit(self, *, sync: bool = True) -> fmt.LogPosition:
         """Everything appended so far is in the log; with `sync`, also after power loss."""
         chunk = self._chunk
         if chunk is not None:
@@ -187,7 +177,7 @@ class ManifestLogWriter:
     def sync(self) -> None:
         """What is committed is durable when this returns. One fsync however much that is; none if there is nothing."""
         chunk = self._chunk
-        if chunk is None or not self.settings.durable or chunk.committed_len == CHUNK_HEADER_LEN:
+        if chunk is None or not self.settings.durable or chunk.committed_len == fmt.CHUNK_HEADER_LEN:
             return
         self._refuse_if_failed()
         self.fsyncs += chunk.durable_len != chunk.committed_len
@@ -239,8 +229,8 @@ class ManifestLogWriter:
             header = chunk.seal(sync=self.settings.durable)
         self.fsyncs += self.settings.durable
         self._chunk = None
-        self._next = LogPosition(chunk.index + 1, CHUNK_HEADER_LEN, chunk.base_record + chunk.count)
-        sealed = SealedChunk(self.directory / chunk_name(chunk.index), header, chunk.count)
+        self._next = fmt.LogPosition(chunk.index + 1, fmt.CHUNK_HEADER_LEN, chunk.base_record + chunk.count)
+        sealed = SealedChunk(self.directory / fmt.chunk_name(chunk.index), header, chunk.count)
         on_sealed(sealed)
         with self._fatal():
             chunk.cut()
@@ -305,8 +295,8 @@ def _lock(directory: Path) -> int:
 
 
 def _resume(
-    env: Env, directory: Path, settings: LogSettings, start: LogPosition
-) -> tuple[LogPosition, ActiveChunk | None]:
+    env: Env, directory: Path, settings: LogSettings, start: fmt.LogPosition
+) -> tuple[fmt.LogPosition, ActiveChunk | None]:
     """Where the log ends, and the unsealed chunk to go on in."""
     stream = Stream(directory)
     while stream.chunks:
@@ -320,8 +310,8 @@ def _resume(
         env.files.fsync_dir(directory)
         stream.chunks.pop()
         if stream.chunks and stream.chunks[-1].index != where.index - 1:
-            raise ManifestIntegrityError("chunk is missing", path=str(directory), chunk_index=where.index - 1)
-        start = max(start, LogPosition(where.index, CHUNK_HEADER_LEN, start.ordinal))
+            raise fmt.ManifestIntegrityError("chunk is missing", path=str(directory), chunk_index=where.index - 1)
+        start = max(start, fmt.LogPosition(where.index, fmt.CHUNK_HEADER_LEN, start.ordinal))
     return start, None
 
 
@@ -338,7 +328,7 @@ def _clear_away(env: Env, path: Path) -> None:
 
 def _resume_after(
     env: Env, directory: Path, settings: LogSettings, last: Chunk
-) -> tuple[LogPosition, ActiveChunk | None]:
+) -> tuple[fmt.LogPosition, ActiveChunk | None]:
     end = last.end_position
     if last.header.sealed:
         if last.trimmed:
@@ -347,7 +337,7 @@ def _resume_after(
                 env.files.truncate(fd, last.end)
                 if settings.durable:
                     env.files.fsync(fd)
-        return LogPosition(end.chunk_index + 1, CHUNK_HEADER_LEN, end.ordinal), None
+        return fmt.LogPosition(end.chunk_index + 1, fmt.CHUNK_HEADER_LEN, end.ordinal), None
     header = last.header._replace(tail_offset=last.end)
     substantive = sum(not is_bookkeeping(r.type_id, r.segment_id, r.payload) for r in last.records())
     chunk = ActiveChunk.resume(

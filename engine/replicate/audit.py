@@ -35,17 +35,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
-from aof2.engine.audit.format import (
-    ArtifactPublish,
-    ArtifactRef,
-    ArtifactUnpublish,
-    Payload,
-    SegmentSeal,
-    SnapshotAnchor,
-    Tombstone,
-    TombstoneLift,
-    artifact_ref,
-)
+from aof2.engine.audit import format as fmt
 from aof2.engine.audit.ondisk import DiskState
 from aof2.engine.audit.ranges import LogRange, cut_points
 from aof2.engine.audit.reader import LogRecord, Position
@@ -85,7 +75,7 @@ class Derivation:
 
     def __init__(self, tenant: str, state: DiskState, known_logseq: int) -> None:
         self.state = state
-        self.fresh: list[Payload] = []
+        self.fresh: list[fmt.Payload] = []
         self.sweep_due = False
         self.rows_are_newer = True  # than the chunk that is derived: what it deletes may have been published
         self.next_logseq = 0
@@ -100,12 +90,12 @@ class Derivation:
         else:
             self._existing.append(record)
 
-    def ref_of(self, row: ObjectRow) -> ArtifactRef:
-        return artifact_ref(self._tenant, row.ino, row.generation, row.sha256)
+    def ref_of(self, row: ObjectRow) -> fmt.ArtifactRef:
+        return fmt.artifact_ref(self._tenant, row.ino, row.generation, row.sha256)
 
     def chunk(self, row: ChunkRow) -> None:
         if len(row.sha256) == 32 and self.state.sealed_as(row.chunk_id) is None:
-            self._emit(SegmentSeal(row.chunk_id, row.sha256))
+            self._emit(fmt.SegmentSeal(row.chunk_id, row.sha256))
 
     def object(self, row: ObjectRow) -> None:
         published = row.state == ObjectState.PUBLISHED
@@ -114,33 +104,33 @@ class Derivation:
         ref = self.ref_of(row)
         self.state.remember((row.ino, row.generation), ref)
         if not self.state.is_published(ref):
-            self._emit(ArtifactPublish(ref))
+            self._emit(fmt.ArtifactPublish(ref))
         standing = self.state.tombstones(ref)
         if published:
             for logseq in standing:
-                self._emit(TombstoneLift(ref, logseq))
+                self._emit(fmt.TombstoneLift(ref, logseq))
         elif not standing:
-            self._emit(Tombstone(ref))
+            self._emit(fmt.Tombstone(ref))
 
     def gone(self, key: ObjectKey) -> None:
         ref = self.state.take(key)
         if ref is not None:
             if self.state.is_published(ref):
-                self._emit(ArtifactUnpublish(ref))
+                self._emit(fmt.ArtifactUnpublish(ref))
             return
         # Deleted before this process looked at the rows: the audit log may know which one, else the sweep will. Since
         # then every publication was seen, and this one was never published.
         self._pass_anchors()
         head = self._existing[0].payload if self._existing else None
-        if isinstance(head, ArtifactUnpublish) and self.state.is_published(head.artifact):
+        if isinstance(head, fmt.ArtifactUnpublish) and self.state.is_published(head.artifact):
             self._emit(head)
         elif self.rows_are_newer:
             self.sweep_due = True
 
-    def sweep(self, live: Iterable[ArtifactRef]) -> None:
+    def sweep(self, live: Iterable[fmt.ArtifactRef]) -> None:
         """Whatever is published and has no row any more was purged."""
         for ref in self.state.without(live):
-            self._emit(ArtifactUnpublish(ref))
+            self._emit(fmt.ArtifactUnpublish(ref))
         self.sweep_due = False
 
     def accept_rest(self) -> None:
@@ -148,7 +138,7 @@ class Derivation:
         while self._existing:
             self.state.apply(self._existing.popleft())
 
-    def _emit(self, payload: Payload) -> None:
+    def _emit(self, payload: fmt.Payload) -> None:
         self._pass_anchors()
         if self._existing:
             if self._existing[0].payload != payload:
@@ -158,7 +148,7 @@ class Derivation:
             self._add(payload)
 
     def _pass_anchors(self) -> None:
-        while self._existing and isinstance(self._existing[0].payload, SnapshotAnchor):
+        while self._existing and isinstance(self._existing[0].payload, fmt.SnapshotAnchor):
             self.state.apply(self._existing.popleft())
 
     def anchor(self, snapshot_id: int) -> None:
@@ -166,7 +156,7 @@ class Derivation:
         self.accept_rest()
         self._add(payload)
 
-    def _add(self, payload: Payload) -> None:
+    def _add(self, payload: fmt.Payload) -> None:
         self.state.apply_payload(self.next_logseq, payload)
         self.next_logseq += 1
         self.fresh.append(payload)
@@ -325,7 +315,7 @@ class TenantAudit:
         self._next_chunk = self._rows_chunk
         self._remember()
 
-    def _live(self, derived: Derivation) -> Iterator[ArtifactRef]:
+    def _live(self, derived: Derivation) -> Iterator[fmt.ArtifactRef]:
         with self._catalog.view() as view:
             for _, row in view.scan(self.tenant_id, t.OBJECTS):
                 if row.published_ms:

@@ -39,24 +39,10 @@ from aof2.engine.catalog.store import Catalog, View
 from aof2.engine.catalog.writer import CatalogWriter
 from aof2.engine.env import Env
 from aof2.engine.errors import CorruptError, TransientError
+from aof2.engine.manifest import format as fmt
+from aof2.engine.manifest import payloads as p
 from aof2.engine.manifest.batch import RecordBatch
 from aof2.engine.manifest.chunk import is_bookkeeping, mark_uploaded
-from aof2.engine.manifest.format import (
-    CHUNK_HEADER_LEN,
-    CHUNK_NAME,
-    LOG_SEGMENT_ID,
-    ManifestIntegrityError,
-    chunk_key,
-    chunk_name,
-)
-from aof2.engine.manifest.payloads import (
-    Payload,
-    SnapshotMarker,
-    Tier2DeleteQueued,
-    UploadDone,
-    UploadFailed,
-    UploadStarted,
-)
 from aof2.engine.manifest.reader import ChunkFile, Stream, chunk_headers, parse_chunk
 from aof2.engine.manifest.snapshot import SnapshotAt, check_snapshot, local_snapshots, snapshot_name
 from aof2.engine.manifest.upload import ChunkUploader, RetryPolicy
@@ -96,7 +82,7 @@ class LogState(NamedTuple):
         """Whether a chunk is on the remote, by itself or in a bundle; asked for one after the other."""
         bundles = self.of(keys.ManifestBundleKey)
         return lambda index: (
-            chunk_key(stream_id, index) in self.objects or any(b.first <= index <= b.last for b in bundles)
+            fmt.chunk_key(stream_id, index) in self.objects or any(b.first <= index <= b.last for b in bundles)
         )
 
     def of(self, kind: type[K]) -> list[K]:
@@ -111,14 +97,14 @@ def log_state(catalog: Catalog, stream_id: int) -> LogState:
 
 def state_of(view: View, stream_id: int) -> LogState:
     fold = load_pending(view, stream_id)
-    uploads = [key for segment_id, key in fold.pending_uploads if segment_id == LOG_SEGMENT_ID]
-    deletes = [key for segment_id, key in fold.pending_deletes if segment_id == LOG_SEGMENT_ID]
+    uploads = [key for segment_id, key in fold.pending_uploads if segment_id == fmt.LOG_SEGMENT_ID]
+    deletes = [key for segment_id, key in fold.pending_deletes if segment_id == fmt.LOG_SEGMENT_ID]
     return LogState(dict(fold.log_objects), sorted(uploads), sorted(deletes))
 
 
 def chunk_indexes(directory: Path) -> list[int]:
     """Of the chunk files of the folder, in order, whole or not."""
-    return sorted(int(m[1]) for name in os.listdir(directory) if (m := CHUNK_NAME.fullmatch(name)))  # noqa: PTH208
+    return sorted(int(m[1]) for name in os.listdir(directory) if (m := fmt.CHUNK_NAME.fullmatch(name)))  # noqa: PTH208
 
 
 def chunk_bytes(directory: Path) -> int:
@@ -126,7 +112,7 @@ def chunk_bytes(directory: Path) -> int:
     total = 0
     for index in chunk_indexes(directory):
         with contextlib.suppress(FileNotFoundError):  # retention was here
-            total += (directory / chunk_name(index)).stat().st_size
+            total += (directory / fmt.chunk_name(index)).stat().st_size
     return total
 
 
@@ -144,7 +130,7 @@ def worth_a_snapshot(directory: Path) -> bool:
     try:
         records = Stream(directory).records(taken[-1].position if taken else None)
         return any(not is_bookkeeping(r.type_id, r.segment_id, r.payload) for r in records)
-    except ManifestIntegrityError:
+    except fmt.ManifestIntegrityError:
         return True  # of a damaged log more than of any other
 
 
@@ -330,7 +316,7 @@ class StreamUploads:
 
     def reput_chunk(self, index: int) -> None:
         """Puts a chunk that is here once more: its object is gone from the remote."""
-        sealed = sealed_chunk(ChunkFile(index, self.directory / chunk_name(index)))
+        sealed = sealed_chunk(ChunkFile(index, self.directory / fmt.chunk_name(index)))
         self._uploader.upload(sealed, snapshot_id=self._marker_id())
 
     # -- what follows ------------------------------------------------------------------------------------------
@@ -355,7 +341,7 @@ class StreamUploads:
         state = log_state(self._catalog, self.stream_id)
         key, at = keys.manifest_snapshot_key(self.stream_id, newest.snapshot_id), newest.position
         # A replay from it must find its chunk on the remote; at the start of one, it needs none.
-        is_reachable = at.chunk_offset == CHUNK_HEADER_LEN or state.is_uploaded(self.stream_id)(at.chunk_index)
+        is_reachable = at.chunk_offset == fmt.CHUNK_HEADER_LEN or state.is_uploaded(self.stream_id)(at.chunk_index)
         if is_reachable and key not in state.objects and newest.snapshot_id not in self._taken_ids:
             self.upload_snapshot(newest.snapshot_id)
 
@@ -379,15 +365,15 @@ class StreamUploads:
             "ordinal": str(at.ordinal),
             "created_ms": str(snapshot.created_ms),
         }
-        self._log([UploadStarted(key)], at.chunk_index)
+        self._log([p.UploadStarted(key)], at.chunk_index)
         self.env.failpoint("replicate.snapshot.started")
         try:
             etag = self._fence.put(key, data, metadata)
         except TransientError as e:
-            self._log([UploadFailed(key, e.reason_code)], at.chunk_index)
+            self._log([p.UploadFailed(key, e.reason_code)], at.chunk_index)
             raise
         self.env.failpoint("replicate.snapshot.put")
-        self._log([UploadDone(key, etag)], at.chunk_index)
+        self._log([p.UploadDone(key, etag)], at.chunk_index)
         self.env.failpoint("replicate.snapshot.logged")
         return etag
 
@@ -397,7 +383,7 @@ class StreamUploads:
         ids = sorted(key.snapshot_id for key in state.of(keys.ManifestSnapshotKey))
         old = [keys.manifest_snapshot_key(self.stream_id, i) for i in ids[:-SNAPSHOTS_REMOTE]]
         if old:
-            self._log([Tier2DeleteQueued(key) for key in old], 0)
+            self._log([p.Tier2DeleteQueued(key) for key in old], 0)
             self.env.failpoint("replicate.prune.queued")
             self._uploader.finish_deletes(old)
 
@@ -417,7 +403,7 @@ class StreamUploads:
 
     def _bundle(self, first: int, last: int, newest: SnapshotAt) -> None:
         at = newest.position
-        self._uploader.compact(first, last, SnapshotMarker(at.chunk_index, at.chunk_offset, newest.snapshot_id))
+        self._uploader.compact(first, last, p.SnapshotMarker(at.chunk_index, at.chunk_offset, newest.snapshot_id))
 
     # -- after a crash -----------------------------------------------------------------------------------------
 
@@ -440,24 +426,24 @@ class StreamUploads:
         state = log_state(self._catalog, self.stream_id)
         taken = local_snapshots(self.directory)
         for (first, last), info in sorted(remote.inventory.bundles.items()):
-            named = [chunk_key(self.stream_id, index) for index in range(first, last + 1)]
+            named = [fmt.chunk_key(self.stream_id, index) for index in range(first, last + 1)]
             sources = [key for key in named if key in state.objects]
             if not taken or not sources or info.key in state.objects or not remote.is_bundle_whole(first, last):
                 continue
             found = self._store.head_blob(info.key)
             at = taken[-1].position
-            marker = SnapshotMarker(at.chunk_index, at.chunk_offset, taken[-1].snapshot_id)
+            marker = p.SnapshotMarker(at.chunk_index, at.chunk_offset, taken[-1].snapshot_id)
             self._uploader.bundled(info.key, found.etag if found is not None else info.etag, sources, marker, first)
 
     def _all_there(self, state: LogState, first: int, last: int) -> bool:
-        return all(chunk_key(self.stream_id, i) in state.objects for i in range(first, last + 1))
+        return all(fmt.chunk_key(self.stream_id, i) in state.objects for i in range(first, last + 1))
 
     # -- the log -----------------------------------------------------------------------------------------------
 
-    def _log(self, records: Sequence[Payload], chunk_index: int) -> None:
+    def _log(self, records: Sequence[p.Payload], chunk_index: int) -> None:
         batch = RecordBatch()
         for payload in records:
-            batch.add(payload, segment_id=LOG_SEGMENT_ID, logical_offset=chunk_index)
+            batch.add(payload, segment_id=fmt.LOG_SEGMENT_ID, logical_offset=chunk_index)
         self._append(batch)
 
     def _append_soon(self, batch: RecordBatch) -> Callable[[], object]:

@@ -29,30 +29,9 @@ from typing import Final, NamedTuple
 
 from aof2.engine.env import Env
 from aof2.engine.errors import CorruptError, UnsupportedError
-from aof2.engine.segment.format import (
-    FOOTER_BYTES,
-    FOOTER_FLAGS_KNOWN,
-    HEADER_BYTES,
-    HEADER_BYTES_MAX,
-    RECORD_BYTES,
-    SegmentFooter,
-    Version,
-    decode_footer,
-    decode_header,
-    footer_claim,
-    footer_v2,
-)
+from aof2.engine.segment import format as fmt
+from aof2.engine.segment import scan
 from aof2.engine.segment.model import Position, SealedSegment
-from aof2.engine.segment.scan import (
-    Tail,
-    check_footer,
-    damage,
-    records_beyond,
-    scan_unsealed,
-    scanner_of,
-    tail_of,
-    verify_sealed,
-)
 from aof2.native import Outcome, SegmentRows, SegmentScanner
 
 ROWS_PER_BATCH: Final = 4096
@@ -99,48 +78,48 @@ class SegmentReader:
         self.path = path
         self._name = str(path)
         self._durable = durable
-        self._tail: Tail | None = None
+        self._tail: scan.Tail | None = None
         self.footer_error: CorruptError | None = None
         with env.files.closing(env.files.open_ro(path)) as fd:
             self._map = _map(fd, end, self._name)
         self._view = memoryview(self._map)
         try:
-            self.header = decode_header(bytes(self._view[:HEADER_BYTES_MAX]), path=self._name)
-            self._version = Version(self.header.version)
+            self.header = fmt.decode_header(bytes(self._view[: fmt.HEADER_BYTES_MAX]), path=self._name)
+            self._version = fmt.Version(self.header.version)
             self.footer = None if end is not None else self._load_footer()
         except BaseException:
             self.close()
             raise
         # Places a scan may start at, each found by a scan: a sparse index that grows with use.
-        self._marks = [Position(0, HEADER_BYTES[self._version], self.header.base_offset)]
+        self._marks = [Position(0, fmt.HEADER_BYTES[self._version], self.header.base_offset)]
 
     @property
     def sealed(self) -> bool:
         return self.footer is not None
 
     @property
-    def tail(self) -> Tail:
+    def tail(self) -> scan.Tail:
         """Where the records end. Of a sealed file: verified in full, or an error."""
         if self._tail is None:
             self._tail = self._scan()
         return self._tail
 
-    def verify(self) -> Tail:
+    def verify(self) -> scan.Tail:
         """Reads everything again: records against their checksums, and the footer against the records."""
         if self.footer_error:
             raise self.footer_error
         self._tail = self._scan()
         return self._tail
 
-    def _scan(self) -> Tail:
+    def _scan(self) -> scan.Tail:
         if self.footer:
-            return verify_sealed(self._view, self.header, self.footer, path=self._name)
-        return scan_unsealed(self._view, self.header, path=self._name, durable=self._durable)
+            return scan.verify_sealed(self._view, self.header, self.footer, path=self._name)
+        return scan.scan_unsealed(self._view, self.header, path=self._name, durable=self._durable)
 
     def torn_records(self) -> bytes:
         """The bytes behind an unsealed file's tail if a whole record lies among them, else none."""
         tail = self.tail
-        if not tail.torn or not records_beyond(
+        if not tail.torn or not scan.records_beyond(
             self._view[: tail.torn_end], self._version, tail.end_offset, tail.next_logical_offset
         ):
             return b""
@@ -176,7 +155,7 @@ class SegmentReader:
         if not self._marks[0].offset <= start.offset <= self._end():
             raise CorruptError("no record starts there", path=self._name, offset=start.offset)
         durable = self._end() if self.footer else self._durable
-        scanner = scanner_of(
+        scanner = scan.scanner_of(
             *(self._view, self.header, None if whole else start),
             end=self._end(),
             durable=durable,
@@ -184,7 +163,7 @@ class SegmentReader:
         )
         index = start.record_index
         for rows in scanner:
-            yield Batch(index, rows, self._view, RECORD_BYTES[self._version])
+            yield Batch(index, rows, self._view, fmt.RECORD_BYTES[self._version])
             index += len(rows.offset)
             self._remember(index, rows)
         self._check_end(scanner, index, whole=whole)
@@ -194,7 +173,7 @@ class SegmentReader:
 
     def _remember(self, index: int, rows: SegmentRows) -> None:
         if index > self._marks[-1].record_index:
-            end = rows.offset[-1] + RECORD_BYTES[self._version] + rows.length[-1]
+            end = rows.offset[-1] + fmt.RECORD_BYTES[self._version] + rows.length[-1]
             self._marks.append(Position(index, end, rows.logical_offset[-1] + rows.length[-1]))
 
     def _mark_before(self, index: int) -> Position:
@@ -203,34 +182,34 @@ class SegmentReader:
     def _check_end(self, scanner: SegmentScanner, index: int, *, whole: bool) -> None:
         """The scan got to the end it had to: the footer's, or the tear of an unsealed file."""
         if not self.footer:
-            tail = tail_of(self._view, self.header, scanner, path=self._name, durable=self._durable)
+            tail = scan.tail_of(self._view, self.header, scanner, path=self._name, durable=self._durable)
             self._tail = tail if whole else self._tail
         elif whole:
-            check_footer(self.header, self.footer, scanner, self._name)
+            scan.check_footer(self.header, self.footer, scanner, self._name)
         elif scanner.outcome != Outcome.CLEAN:
-            raise damage(self.header.version, scanner, self._name)
+            raise scan.damage(self.header.version, scanner, self._name)
         elif index != self.footer.record_count:
             raise CorruptError(f"{index} records, the footer tells {self.footer.record_count}", path=self._name)
 
     # -- the footer
 
-    def _load_footer(self) -> SegmentFooter | None:
-        at = len(self._view) - FOOTER_BYTES[self._version]
-        if at < HEADER_BYTES[self._version] or not footer_claim(self._version, bytes(self._view[at:]), at):
+    def _load_footer(self) -> fmt.SegmentFooter | None:
+        at = len(self._view) - fmt.FOOTER_BYTES[self._version]
+        if at < fmt.HEADER_BYTES[self._version] or not fmt.footer_claim(self._version, bytes(self._view[at:]), at):
             return None
         try:
-            footer = self._footer_v2(at) if self._version == Version.V2 else self._footer_v3(at)
+            footer = self._footer_v2(at) if self._version == fmt.Version.V2 else self._footer_v3(at)
         except _TornFooterError as e:
             self.footer_error = e
             self._durable = max(self._durable, at)
             return None
-        if footer.record_count > (at - HEADER_BYTES[self._version]) // RECORD_BYTES[self._version]:
+        if footer.record_count > (at - fmt.HEADER_BYTES[self._version]) // fmt.RECORD_BYTES[self._version]:
             raise CorruptError(f"a record_count of {footer.record_count} does not fit", path=self._name, offset=at)
         return footer
 
-    def _footer_v3(self, at: int) -> SegmentFooter:
+    def _footer_v3(self, at: int) -> fmt.SegmentFooter:
         try:
-            footer = decode_footer(self._version, bytes(self._view[at:]), path=self._name, offset=at)
+            footer = fmt.decode_footer(self._version, bytes(self._view[at:]), path=self._name, offset=at)
         except CorruptError as e:
             raise _TornFooterError(e.what, path=self._name, offset=at) from e
         if footer.durable_bytes != at or footer.segment_id != self.header.segment_id:
@@ -239,16 +218,16 @@ class SegmentReader:
             raise CorruptError("header and footer disagree", path=self._name, offset=at)
         return footer
 
-    def _footer_v2(self, at: int) -> SegmentFooter:
-        footer = footer_v2(bytes(self._view[at:]))
-        scanner = scanner_of(self._view, self.header, end=at, durable=at).run()
+    def _footer_v2(self, at: int) -> fmt.SegmentFooter:
+        footer = fmt.footer_v2(bytes(self._view[at:]))
+        scanner = scan.scanner_of(self._view, self.header, end=at, durable=at).run()
         if scanner.outcome != Outcome.CLEAN:
-            raise damage(self._version, scanner, self._name)
+            raise scan.damage(self._version, scanner, self._name)
         if scanner.crc64 != footer.segment_crc64:
             raise CorruptError("segment_crc64 does not match header and records", path=self._name, offset=at)
         if scanner.total != footer.record_count:  # the page before the crc's was lost, the records are whole
             raise _TornFooterError("record_count of the v2 footer", path=self._name, offset=at)
-        if footer.flags & ~FOOTER_FLAGS_KNOWN:
+        if footer.flags & ~fmt.FOOTER_FLAGS_KNOWN:
             raise UnsupportedError(f"reserved flags {footer.flags:#x} of the segment footer are set", path=self._name)
         return footer
 
@@ -257,7 +236,7 @@ class SegmentReader:
         if not self.footer:
             raise CorruptError("not sealed", path=self._name)
         base_offset = self.header.base_offset
-        if self._version == Version.V2:
+        if self._version == fmt.Version.V2:
             base_offset = next((r.logical_offset for r in self.records(count=1)), 0)
         next_logical = self._tail.next_logical_offset if self._tail else None
         return SealedSegment(self.path, self.header, self.footer, base_offset, next_logical)
@@ -285,6 +264,6 @@ class _TornFooterError(CorruptError):
 def _map(fd: int, end: int | None, name: str) -> mmap.mmap:
     size = os.fstat(fd).st_size
     length = size if end is None else min(size, end)
-    if length < min(HEADER_BYTES.values()):  # mmap refuses 0 with a ValueError
+    if length < min(fmt.HEADER_BYTES.values()):  # mmap refuses 0 with a ValueError
         raise CorruptError(f"{length} bytes are too few for a segment header", path=name, offset=0)
     return mmap.mmap(fd, length, access=mmap.ACCESS_READ)

@@ -28,22 +28,8 @@ from typing import Final
 
 from aof2.engine.env import Env
 from aof2.engine.errors import CorruptError, LimitError, ReadOnlyError
+from aof2.engine.segment import format as fmt
 from aof2.engine.segment.file import RESERVE_STEP_BYTES, SegmentFile
-from aof2.engine.segment.format import (
-    FOOTER_BYTES,
-    HEADER_BYTES,
-    RECORD_BYTES,
-    Buffer,
-    FooterFlag,
-    SegmentFooter,
-    SegmentHeader,
-    Version,
-    decode_header,
-    encode_footer,
-    encode_header,
-    encode_record,
-    known_version,
-)
 from aof2.engine.segment.limits import check_footer_flags, check_header, check_order, check_record, check_u64
 from aof2.engine.segment.model import ActiveSegment, Position, SealedSegment, segment_path
 from aof2.native import crc64, segment_encode
@@ -66,10 +52,10 @@ CAPACITY_BYTES: Final = 64 << 20
 class SegmentWriter:
     """One unsealed segment file. Made by `create` or `reopen`; use as a context manager or `close` it."""
 
-    def __init__(self, env: Env, file: SegmentFile, header: SegmentHeader) -> None:
+    def __init__(self, env: Env, file: SegmentFile, header: fmt.SegmentHeader) -> None:
         self._env = env
         self._file = file
-        self._version = Version(header.version)
+        self._version = fmt.Version(header.version)
         self.header = header
         self.path = file.path
         self.crc64 = 0  # of [0, end_offset)
@@ -89,7 +75,7 @@ class SegmentWriter:
         base_offset: int = 0,
         base_record_count: int = 0,
         ext_id: int = 0,
-        version: int = Version.V3,
+        version: int = fmt.Version.V3,
         capacity: int = CAPACITY_BYTES,
         reserve_step_bytes: int = RESERVE_STEP_BYTES,
         path: Path | None = None,
@@ -98,8 +84,8 @@ class SegmentWriter:
 
         `capacity` becomes the header's max_size: what the sealed file may take, header and footer included.
         """
-        number = int(known_version(version))
-        header = SegmentHeader(number, stream_id, segment_id, 0, base_offset, base_record_count, capacity, ext_id)
+        number = int(fmt.known_version(version))
+        header = fmt.SegmentHeader(number, stream_id, segment_id, 0, base_offset, base_record_count, capacity, ext_id)
         check_header(header)
         path = path or segment_path(directory, segment_id)
         fd = env.files.create(path)
@@ -116,7 +102,7 @@ class SegmentWriter:
         reserve_step_bytes: int = RESERVE_STEP_BYTES,
     ) -> SegmentWriter:
         """Goes on where recovery found the end. `capacity` matters for v2 alone, whose header does not keep it."""
-        header = active.header if active.header.version != Version.V2 else replace(active.header, max_size=capacity)
+        header = active.header if active.header.version != fmt.Version.V2 else replace(active.header, max_size=capacity)
         check_header(header)
         active.path.chmod(0o600)  # a seal that a crash undid may have made it read-only
         fd = env.files.open_rw(active.path)
@@ -142,19 +128,19 @@ class SegmentWriter:
     def set_ext_id(self, ext_id: int) -> None:
         """The segment's external id. The first record fixes it with the header; v2 keeps it in the footer alone."""
         self._file.check_writable()
-        if self.record_count and self._version != Version.V2:
+        if self.record_count and self._version != fmt.Version.V2:
             raise ReadOnlyError(f"{self.path}: the header is written, its ext_id stays {self.header.ext_id}")
         self.header = replace(self.header, ext_id=check_u64("ext_id", ext_id))
 
     def room_for(self, payload_bytes: int, records: int = 1) -> bool:
         """Whether that many records, with that much payload in all, still fit before the footer."""
-        start = self.end_offset or HEADER_BYTES[self._version]
-        end = start + records * RECORD_BYTES[self._version] + payload_bytes
-        return end + FOOTER_BYTES[self._version] <= self.header.max_size
+        start = self.end_offset or fmt.HEADER_BYTES[self._version]
+        end = start + records * fmt.RECORD_BYTES[self._version] + payload_bytes
+        return end + fmt.FOOTER_BYTES[self._version] <= self.header.max_size
 
     def append(
         self,
-        payload: Buffer,
+        payload: fmt.Buffer,
         *,
         timestamp_ms: int | None = None,
         ext_id: int = 0,
@@ -169,12 +155,12 @@ class SegmentWriter:
         check_record(self._version, length, logical, ts_ms, ext_id, flags)
         check_order(logical, self.next_logical_offset)
         self._check_room(length, 1)
-        data = encode_record(self._version, payload, logical, ts_ms, ext_id, flags)
+        data = fmt.encode_record(self._version, payload, logical, ts_ms, ext_id, flags)
         return self._put(data, 1, (logical, logical + length), (ts_ms, ts_ms))
 
     def append_many(
         self,
-        payloads: Sequence[Buffer],
+        payloads: Sequence[fmt.Buffer],
         *,
         timestamps_ms: Sequence[int] | None = None,
         ext_ids: Sequence[int] | None = None,
@@ -209,7 +195,7 @@ class SegmentWriter:
         position = Position(self.record_count, self.end_offset, logical[0])
         if not self.record_count:
             header = replace(header, creation_ts_ms=ts_ms[0], base_offset=logical[0])
-            head = encode_header(header)
+            head = fmt.encode_header(header)
             data, position = head + data, position._replace(offset=len(head))
         self._file.append(data)
         self.header = header
@@ -249,7 +235,7 @@ class SegmentWriter:
         check_footer_flags(flags)
         footer = self._footer(check_u64("coordinator_watermark", coordinator_watermark), flush_failure, flags)
         self.flush()
-        self._file.put_tail(encode_footer(footer))
+        self._file.put_tail(fmt.encode_footer(footer))
         self._env.failpoint("segment.seal.footer_written")
         self._file.cut_to_size()
         self._env.failpoint("segment.seal.cut")
@@ -257,15 +243,17 @@ class SegmentWriter:
         self._file.protect()
         self._env.failpoint("segment.seal.synced")
         self._file.close("it is sealed")
-        header = decode_header(encode_header(self.header))  # as it is read back: v2 drops what it does not store
+        header = fmt.decode_header(
+            fmt.encode_header(self.header)
+        )  # as it is read back: v2 drops what it does not store
         return SealedSegment(self.path, header, footer, self.header.base_offset, self.next_logical_offset)
 
-    def _footer(self, coordinator_watermark: int, flush_failure: bool, flags: int) -> SegmentFooter:
-        footer = SegmentFooter(
+    def _footer(self, coordinator_watermark: int, flush_failure: bool, flags: int) -> fmt.SegmentFooter:
+        footer = fmt.SegmentFooter(
             *(int(self._version), self.record_count, self.end_offset, self.crc64, self.header.ext_id),
-            flags=int(FooterFlag.SEALED) | flags,
+            flags=int(fmt.FooterFlag.SEALED) | flags,
         )
-        if self._version == Version.V2:
+        if self._version == fmt.Version.V2:
             return footer
         return replace(
             footer,
@@ -296,9 +284,9 @@ class SegmentWriter:
 
 
 def _segment_file(
-    env: Env, path: Path, fd: int, header: SegmentHeader, end: int, reserve_step_bytes: int
+    env: Env, path: Path, fd: int, header: fmt.SegmentHeader, end: int, reserve_step_bytes: int
 ) -> SegmentFile:
-    tail_bytes = FOOTER_BYTES[Version(header.version)]
+    tail_bytes = fmt.FOOTER_BYTES[fmt.Version(header.version)]
     return SegmentFile(
         env, path, fd, end=end, size_max=header.max_size, tail_bytes=tail_bytes, step_bytes=reserve_step_bytes
     )
@@ -309,6 +297,6 @@ def _check_reopened(fd: int, active: ActiveSegment) -> None:
     path = str(active.path)
     if os.fstat(fd).st_size < active.end_offset:
         raise CorruptError("shorter than recovery found it", path=path, offset=active.end_offset)
-    head = os.pread(fd, HEADER_BYTES[Version(active.header.version)], 0)
-    if decode_header(head, path=path) != active.header:
+    head = os.pread(fd, fmt.HEADER_BYTES[fmt.Version(active.header.version)], 0)
+    if fmt.decode_header(head, path=path) != active.header:
         raise CorruptError("the header changed since recovery", path=path, offset=0)
