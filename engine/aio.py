@@ -20,14 +20,15 @@ async def result_of(future: Future[T]) -> T:
     thread gave the loop to do before is done before this returns, also where the future is done already."""
     token = trio.lowlevel.current_trio_token()
     done = trio.Event()
-    future.add_done_callback(lambda _: _wake(token, done))
+    future.add_done_callback(lambda _: soon(token, done.set))
     await done.wait()
     return future.result()
 
 
-def _wake(token: trio.lowlevel.TrioToken, done: trio.Event) -> None:
-    with contextlib.suppress(trio.RunFinishedError):  # the loop ended, and the waiter with it
-        token.run_sync_soon(done.set)
+def soon(token: trio.lowlevel.TrioToken, call: Callable[[], object]) -> None:
+    """From any thread: the loop does it, unless it has ended, and who waits there with it."""
+    with contextlib.suppress(trio.RunFinishedError):
+        token.run_sync_soon(call)
 
 
 @contextlib.asynccontextmanager

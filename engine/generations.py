@@ -59,11 +59,6 @@ def generations(view: View, stream_id: int, inode: InodeRow, block_bytes: int) -
 
 
 def _generation(view: View, stream_id: int, inode: InodeRow, row: ObjectRow, block_bytes: int) -> Generation:
-    local = 0
-    for chunk_id in row.data_chunks:
-        chunk, here = view.get(stream_id, t.CHUNKS, chunk_id), view.get(stream_id, t.RESIDENCY, chunk_id)
-        if chunk is not None and here is not None:
-            local += objects.chunk_bytes_here(here.mask, chunk, block_bytes)
     return Generation(
         generation=row.generation,
         current=row.generation == inode.generation,
@@ -74,7 +69,7 @@ def _generation(view: View, stream_id: int, inode: InodeRow, row: ObjectRow, blo
         chunks=len(row.chunks),
         sealed_ms=row.sealed_ms,
         published_ms=row.published_ms,
-        local_bytes=local,
+        local_bytes=objects.bytes_here(view, stream_id, row, block_bytes)[0],
     )
 
 

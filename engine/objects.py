@@ -94,6 +94,18 @@ def chunk_bytes_here(mask: int, chunk: ChunkRow, block_bytes: int) -> int:
     return mask_bytes(mask & ~chunk.holes, chunk.length, block_bytes)
 
 
+def bytes_here(view: View, stream_id: int, row: ObjectRow, block_bytes: int) -> tuple[int, int]:
+    """How many bytes of an object are in hot_cache, of how many: holes are nowhere, and needed nowhere."""
+    local = total = 0
+    for chunk_id in row.data_chunks:
+        chunk = view.get(stream_id, t.CHUNKS, chunk_id)
+        here = view.get(stream_id, t.RESIDENCY, chunk_id) or ResidencyRow()
+        if chunk is not None:
+            local += chunk_bytes_here(here.mask, chunk, block_bytes)
+            total += chunk_bytes_here(full_mask(chunk.length, block_bytes), chunk, block_bytes)
+    return local, total
+
+
 def get_object(b: Batch, ino: int, generation: int) -> ObjectRow:
     row = b.get(t.OBJECTS, (ino, generation))
     if row is None:

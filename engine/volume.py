@@ -23,7 +23,7 @@ import msgspec
 import trio
 
 from aof2.engine import objects, opening, segments
-from aof2.engine.aio import open_nursery
+from aof2.engine.aio import open_nursery, soon
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.recovery import Opened, open_catalog, replay_stream
 from aof2.engine.catalog.rows import INO_STREAM_SHIFT, InodeRow, ObjectState
@@ -85,7 +85,7 @@ class _Events:
 
     def __init__(self, volume: Volume) -> None:
         self._volume = volume
-        self._token = trio.lowlevel.current_trio_token()
+        self._soon = partial(soon, trio.lowlevel.current_trio_token())
 
     def sealed(self, stream_id: int, chunk: SealedChunk) -> None:
         self._soon(partial(self._volume.replicator.sealed, stream_id, chunk))
@@ -95,10 +95,6 @@ class _Events:
 
     def changed(self, stream_id: int) -> None:
         self._soon(self._volume.feed_changed.fire)
-
-    def _soon(self, call: Callable[[], object]) -> None:
-        with contextlib.suppress(trio.RunFinishedError):
-            self._token.run_sync_soon(call)
 
 
 class Volume:

@@ -18,12 +18,13 @@ import contextlib
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Protocol
 
 import trio
 
-from aof2.engine.aio import open_nursery, result_of
+from aof2.engine.aio import open_nursery, result_of, soon
 from aof2.engine.catalog.batch import Batch
 from aof2.engine.catalog.rows import JobRow, JobState, JobType
 from aof2.engine.catalog.store import Catalog
@@ -142,30 +143,22 @@ class RefuseTruncation:
         )
 
 
+@dataclass(eq=False)
 class JobRunner:
     """Runs the jobs of every tenant of a volume."""
 
-    def __init__(
-        self,
-        env: Env,
-        catalog: Catalog,
-        writer: CatalogWriter,
-        quota: StorageQuota,
-        tenants: Callable[[], dict[int, str]],
-        executors: Mapping[JobType, Executor],
-        *,
-        lease_s: float,
-        on_over: Callable[[JobContext], object],
-    ) -> None:
-        self.env = env
-        self.catalog = catalog
-        self.writer = writer
-        self.quota = quota
-        self.executors = dict(executors)
+    env: Env
+    catalog: Catalog
+    writer: CatalogWriter
+    quota: StorageQuota
+    tenants: Callable[[], dict[int, str]]
+    executors: Mapping[JobType, Executor]
+    lease_s: float
+    on_over: Callable[[JobContext], object]
+
+    def __post_init__(self) -> None:
+        self.executors = dict(self.executors)
         self.changes = Changes()
-        self._tenants = tenants
-        self._lease_s = lease_s
-        self._on_over = on_over
         self._running: dict[JobKey, JobContext] = {}
         self.unfinished = queue.Unfinished()
         self._kept = 0  # places for jobs whose claim is on its way to the log
@@ -202,7 +195,7 @@ class JobRunner:
     async def kick(self) -> list[JobKey]:
         """An operator acted: every failed job and every one in its backoff is tried again now; which."""
         kicked = []
-        for tenant in sorted(self._tenants()):
+        for tenant in sorted(self.tenants()):
             for row in self.live(tenant):
                 waits = row.state == JobState.QUEUED and row.not_before_ms > 0
                 if (row.state == JobState.FAILED or waits) and await self.retry(tenant, row.job_id):
@@ -229,8 +222,7 @@ class JobRunner:
     def wake(self) -> None:
         """Jobs may be due. From any thread."""
         if self._token is not None:
-            with contextlib.suppress(trio.RunFinishedError):
-                self._token.run_sync_soon(self._wake)
+            soon(self._token, self._wake)
 
     def _wake(self) -> None:
         self._woken.set()
@@ -259,7 +251,7 @@ class JobRunner:
 
     async def recover(self) -> None:
         """Puts back what an earlier process was running. Before anything is claimed."""
-        for tenant_id in self._tenants():
+        for tenant_id in self.tenants():
             with contextlib.suppress(*REFUSALS):
                 if any(row.state not in (JobState.DONE, JobState.CANCELLED) for row in self.jobs(tenant_id)):
                     await result_of(self.writer.submit(tenant_id, queue.recover))
@@ -271,14 +263,14 @@ class JobRunner:
         free = self._nursery is not None and JobType.CREATE_CHECKPOINT in self._free_types()
         self._kept += free
         try:
-            yield int(self._lease_s * 1000) if free else 0
+            yield int(self.lease_s * 1000) if free else 0
         finally:
             self._kept -= free
 
     def start(self, row: JobRow, announced: frozenset[str] = frozenset()) -> None:
         """Runs a job that was claimed. Without a nursery its lease runs out, and it is claimed again."""
         if self._nursery is not None:
-            job = JobContext(self, row, self._tenants()[row.tenant_id], announced)
+            job = JobContext(self, row, self.tenants()[row.tenant_id], announced)
             self._running[row.tenant_id, row.job_id] = job
             self._nursery.start_soon(self._run_one, job)
 
@@ -294,7 +286,7 @@ class JobRunner:
         claimed = True
         while claimed:
             claimed = False
-            for tenant_id in sorted(self._tenants()):
+            for tenant_id in sorted(self.tenants()):
                 row = await self._claim(tenant_id)
                 if row is not None:
                     claimed = True
@@ -309,7 +301,7 @@ class JobRunner:
             row.type in types and row.job_id not in mine and queue.is_due(row, now_ms) for row in self.live(tenant_id)
         ):
             return None
-        work = partial(queue.claim, lease_ms=int(self._lease_s * 1000), types=types, skip=mine)
+        work = partial(queue.claim, lease_ms=int(self.lease_s * 1000), types=types, skip=mine)
         try:
             row = await result_of(self.writer.submit(tenant_id, work))
         except REFUSALS:  # said already, and not by us
@@ -324,7 +316,7 @@ class JobRunner:
         types, now_ms = self._free_types(), self.env.now_ms()
         waits = [
             wait_ms
-            for tenant_id in (self._tenants() if types else ())
+            for tenant_id in (self.tenants() if types else ())
             for row in self.live(tenant_id)
             if row.type in types and (tenant_id, row.job_id) not in self._running
             if (wait_ms := queue.due_in_ms(row, now_ms)) is not None
@@ -355,7 +347,7 @@ class JobRunner:
             with self.catalog.view() as view:
                 self.unfinished.learn(view, job.tenant_id)
             self.quota.release_job(job.name)
-            self._on_over(job)
+            self.on_over(job)
             self._wake()
 
     async def _execute(self, job: JobContext) -> None:
@@ -371,9 +363,9 @@ class JobRunner:
         """Of all that run: a task a job would cost a short one as much as its work. An executor whose job is not its
         own any more is stopped."""
         while True:
-            await trio.sleep(self._lease_s / 3)
+            await trio.sleep(self.lease_s / 3)
             for job in list(self._running.values()):
-                work = partial(queue.renew, job_id=job.row.job_id, lease_ms=int(self._lease_s * 1000))
+                work = partial(queue.renew, job_id=job.row.job_id, lease_ms=int(self.lease_s * 1000))
                 try:
                     if not job.finished:
                         await job.commit(work)

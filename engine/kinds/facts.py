@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.rows import HashKind, InodeRow, ObjectState, stream_of
 from aof2.engine.catalog.store import View
-from aof2.engine.objects import chunk_bytes_here, full_mask
+from aof2.engine.objects import bytes_here
 
 if TYPE_CHECKING:
     from aof2.engine.volume import Volume
@@ -40,15 +40,5 @@ def fact(volume: Volume, view: View, row: InodeRow, name: bytes, *, dirty_whole:
         return obj.sha256.hex().encode() if obj.sha256 and obj.hashed is HashKind.BYTES else None
     if obj.state == ObjectState.DIRTY:
         return b"1.000" if dirty_whole else b"0.000"
-    return _residency(view, stream_id, obj.data_chunks, volume.settings.engine.block_bytes)
-
-
-def _residency(view: View, stream_id: int, chunks: tuple[int, ...], block_bytes: int) -> bytes:
-    """The share of the file that is in hot_cache; its holes are everywhere."""
-    here = total = 0
-    for chunk_id in chunks:
-        chunk, resident = view.get(stream_id, t.CHUNKS, chunk_id), view.get(stream_id, t.RESIDENCY, chunk_id)
-        if chunk is not None:
-            total += chunk_bytes_here(full_mask(chunk.length, block_bytes), chunk, block_bytes)
-            here += chunk_bytes_here(resident.mask, chunk, block_bytes) if resident is not None else 0
+    here, total = bytes_here(view, stream_id, obj, volume.settings.engine.block_bytes)
     return f"{here / total if total else 1.0:.3f}".encode()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Collection, Mapping
-from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING
 
 from aof2.engine.catalog.rows import stream_of
@@ -71,9 +70,6 @@ class Kinds:
     def is_open(self, ino: int) -> bool:
         return self.of(ino).is_open(ino)
 
-    def is_unsealed(self, ino: int) -> bool:
-        return self.of(ino).is_unsealed(ino)
-
     def open_inos(self) -> set[int]:
         return set().union(*(kind.open_inos() for kind in self.all))
 
@@ -91,12 +87,6 @@ class Kinds:
     async def seal(self, inos: Collection[int] | None = None, *, begin: bool = False) -> int:
         """Seals what is closed and dirty now, of these or all; how many files. `begin`: their upload begins with it."""
         return sum([await kind.seal(inos, begin=begin) for kind in self.all])
-
-    def holding(self, ino: int) -> AbstractAsyncContextManager[None]:
-        return self.of(ino).holding(ino)
-
-    async def drop_kernel_pages(self, ino: int) -> None:
-        await self.of(ino).drop_kernel_pages(ino)
 
     def stop_ahead(self) -> None:
         for kind in self.all:

@@ -10,11 +10,11 @@ Owner: stateless but for the path; any thread may ask.
 from __future__ import annotations
 
 import errno
-import os
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from aof2.engine.errors import os_error
+from aof2.engine.local.reserve import space_of
 from aof2.engine.units import MinFree
 
 METADATA_BYTES: Final = 4 << 20
@@ -44,11 +44,8 @@ class Disk:
 
     def inodes(self) -> Inodes | None:
         """None: this filesystem does not count them, or does not answer."""
-        try:
-            space = os.statvfs(self._folder)
-        except OSError:
-            return None
-        if not space.f_files:
+        space = space_of(self._folder)
+        if space is None or not space.f_files:
             return None
         return Inodes(space.f_files, space.f_favail, self._kept(space.f_files))
 
@@ -59,11 +56,8 @@ class Disk:
 
     def has_room_for_names(self) -> bool:
         """Whether something new may be recorded: a name, an attribute."""
-        try:
-            space = os.statvfs(self._folder)
-        except OSError:
-            return False
-        return space.f_bavail * space.f_frsize >= METADATA_BYTES
+        space = space_of(self._folder)
+        return space is not None and space.f_bavail * space.f_frsize >= METADATA_BYTES
 
     def lacks_inodes(self) -> bool:
         inodes = self.inodes()

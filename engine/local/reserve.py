@@ -69,7 +69,7 @@ class Reserve:
         """Finds what an earlier process kept. Makes nothing: the disk may be full."""
         with contextlib.suppress(FileNotFoundError, OSError):
             self._folder.mkdir(mode=0o700, parents=True)
-        space = _space(self._folder.parent)
+        space = space_of(self._folder.parent)
         if space is not None:
             by_bytes = space.f_blocks * space.f_frsize // SHARE // self._unit_bytes
             by_inodes = space.f_files // SHARE if space.f_files else UNITS_MAX
@@ -89,7 +89,7 @@ class Reserve:
     def fill(self, *, keep_bytes: int, keep_inodes: int) -> bool:
         """Takes what is missing while that much stays free; whether it is whole. Blocks."""
         while not self.is_whole:
-            space = _space(self._folder.parent)
+            space = space_of(self._folder.parent)
             if space is None or space.f_bavail * space.f_frsize < keep_bytes + self._unit_bytes:
                 return False
             if space.f_files and space.f_favail <= keep_inodes:
@@ -137,7 +137,7 @@ class Reserve:
 
     def loosen(self, *, inodes: int, size_bytes: int) -> None:
         """Gives until so much is free, half of it at most: a start makes small files that cannot ask one by one."""
-        while (space := _space(self._folder.parent)) is not None:
+        while (space := space_of(self._folder.parent)) is not None:
             enough = not space.f_files or space.f_favail >= inodes
             if enough and space.f_bavail * space.f_frsize >= size_bytes:
                 return
@@ -151,7 +151,8 @@ class Reserve:
             log.info("the disk is full: its reserve is drawn on", extra={"folder": str(self._folder), "left": left})
 
 
-def _space(path: Path) -> os.statvfs_result | None:
+def space_of(path: Path) -> os.statvfs_result | None:
+    """None: the filesystem does not answer."""
     try:
         return os.statvfs(path)
     except OSError:

@@ -12,8 +12,6 @@ Reading (`read.py`) is over a view, from any thread. Changing is the catalog's w
 batch; a crash leaves the tree before or after it, and nameless inodes that no process has open any more.
 """
 
-from __future__ import annotations
-
 from aof2.engine.namespace.attributes import put_xattr, remove_xattr, set_attributes, set_xattr
 from aof2.engine.namespace.make import create, create_unnamed, link, make_node, make_root, mkdir, symlink
 from aof2.engine.namespace.move import Renamed, rename
@@ -30,40 +28,3 @@ from aof2.engine.namespace.read import (
     resolve,
 )
 from aof2.engine.namespace.remove import IsOpen, drop_nameless, never, rmdir, undelete, unlink
-
-__all__ = [
-    "NAME_LEN_MAX",
-    "IsOpen",
-    "Renamed",
-    "check_name",
-    "create",
-    "create_unnamed",
-    "deleted",
-    "drop_nameless",
-    "entry",
-    "erase",
-    "get_inode",
-    "get_xattr",
-    "inode",
-    "link",
-    "list_dir",
-    "list_xattrs",
-    "lookup",
-    "make_node",
-    "make_root",
-    "mkdir",
-    "nameless",
-    "never",
-    "path_of",
-    "put_xattr",
-    "remove_xattr",
-    "rename",
-    "resolve",
-    "rmdir",
-    "root_ino",
-    "set_attributes",
-    "set_xattr",
-    "symlink",
-    "undelete",
-    "unlink",
-]

@@ -24,6 +24,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
@@ -134,40 +135,27 @@ def worth_a_snapshot(directory: Path) -> bool:
         return True  # of a damaged log more than of any other
 
 
+@dataclass(eq=False)
 class StreamUploads:
-    """See the module's text."""
+    """See the module's text. `is_wanted`: whether a waiter wants more of the log to be there; upkeep waits for that."""
 
-    def __init__(
-        self,
-        env: Env,
-        catalog: Catalog,
-        writer: CatalogWriter,
-        store: RemoteStore,
-        fence: Fence,
-        directory: Path,
-        stream_id: int,
-        *,
-        bundle_chunks: int = BUNDLE_CHUNKS,
-        before_retention: Callable[[], None] | None = None,
-        on_put: Callable[[SealedChunk], object] = lambda _: None,
-        is_wanted: Callable[[], bool] = lambda: False,
-    ) -> None:
-        """`is_wanted`: whether a waiter wants more of the log to be there; upkeep waits for that."""
-        self.env = env
-        self.stream_id = stream_id
-        self.directory = directory
+    env: Env
+    catalog: Catalog
+    writer: CatalogWriter
+    store: RemoteStore
+    fence: Fence
+    directory: Path
+    stream_id: int
+    bundle_chunks: int = BUNDLE_CHUNKS
+    before_retention: Callable[[], None] | None = None
+    on_put: Callable[[SealedChunk], object] = lambda _: None
+    is_wanted: Callable[[], bool] = lambda: False
+
+    def __post_init__(self) -> None:
         self.uploads = 0
         self.local_bytes = 0  # of chunks in the folder, as last measured or told
         self.moved_at_s = float("-inf")  # when a step last succeeded
-        self._catalog = catalog
-        self._writer = writer
-        self._store = store
-        self._fence = fence
         self._expected = False
-        self._bundle_chunks = bundle_chunks
-        self._before_retention = before_retention
-        self._on_put = on_put
-        self._is_wanted = is_wanted
         self._backlog: deque[SealedChunk] = deque()
         self._told: deque[SealedChunk] = deque()  # sealed, and not in the backlog yet
         self._told_last = -1
@@ -177,10 +165,10 @@ class StreamUploads:
         self._resume = True
         self._upkeep_due = True
         self._taken_ids: set[int] = set()
-        self._append = partial(append_records, writer, stream_id)
+        self._append = partial(append_records, self.writer, self.stream_id)
         # One attempt a call: waiting is the component's, and a remote that is away must not fill the log.
         self._uploader = ChunkUploader(
-            env, stream_id, fence, self._append, policy=RetryPolicy(attempts=1), soon=self._append_soon
+            self.env, self.stream_id, self.fence, self._append, policy=RetryPolicy(attempts=1), soon=self._append_soon
         )
 
     def note_sealed(self, chunk: SealedChunk | None = None) -> None:
@@ -207,7 +195,7 @@ class StreamUploads:
         """Whether a step has anything to do: most are asked for by an event about what the last one did."""
         work = self._resume or self._rescan or self._expected or bool(self._told) or bool(self._backlog)
         later = self._upkeep_due or self._uploader.has_unsaid
-        return work or (later and not self._is_wanted())
+        return work or (later and not self.is_wanted())
 
     def step(self) -> bool:
         """Some uploads, or the upkeep after them; False when there is nothing left to do."""
@@ -233,7 +221,7 @@ class StreamUploads:
         if self._expected:
             self._expected = False
             if not self._backlog:
-                self._fence.check_ahead()
+                self.fence.check_ahead()
                 self._came.wait(COMING_S)
                 return self._step() if self._told else True
         if self._backlog:
@@ -243,7 +231,7 @@ class StreamUploads:
                 self._uploader.say_done()
                 self._upkeep()
             return True
-        if self._is_wanted():
+        if self.is_wanted():
             return False
         self._uploader.say_done()
         if self._upkeep_due:
@@ -273,7 +261,7 @@ class StreamUploads:
 
     def _refill(self) -> None:
         """The next sealed chunks that are not on the remote; those that are get their flag if a crash withheld it."""
-        is_uploaded = log_state(self._catalog, self.stream_id).is_uploaded(self.stream_id)
+        is_uploaded = log_state(self.catalog, self.stream_id).is_uploaded(self.stream_id)
         self.local_bytes = chunk_bytes(self.directory)
         found = chunk_headers(self.directory)
         for chunk, header in found:
@@ -305,14 +293,14 @@ class StreamUploads:
 
     def _marker_id(self) -> int:
         """The newest snapshot that the log speaks of."""
-        with self._catalog.view() as view:
+        with self.catalog.view() as view:
             last = view.raw("segments", t.STREAM.pack(self.stream_id) + t.SEGMENT_LAST_SNAPSHOT)
         return 0 if last is None else msgspec.msgpack.decode(last, type=tuple[int, int, int])[0]
 
     def _is_there(self, chunk: SealedChunk) -> None:
         self._backlog.popleft()
         self.uploads += 1
-        self._on_put(chunk)
+        self.on_put(chunk)
 
     def reput_chunk(self, index: int) -> None:
         """Puts a chunk that is here once more: its object is gone from the remote."""
@@ -323,22 +311,22 @@ class StreamUploads:
 
     def _upkeep(self) -> bool:
         """Snapshot, old snapshots, retention, bundles. True when a bundle was made: there may be another."""
-        if self._before_retention is not None:
-            self._before_retention()
+        if self.before_retention is not None:
+            self.before_retention()
         taken = local_snapshots(self.directory)
         if not taken:
             return False
         newest = taken[-1]
         self._upload_snapshot_if_due(newest)
         self._prune_snapshots()
-        self._writer.flush()  # that what is deleted here was uploaded is in the log for good
+        self.writer.flush()  # that what is deleted here was uploaded is in the log for good
         with contextlib.suppress(FileNotFoundError):  # a file it listed is gone by now: the next retention goes on
-            snapshots.retain(self.env, self._catalog, self.directory, self.stream_id, newest.position)
+            snapshots.retain(self.env, self.catalog, self.directory, self.stream_id, newest.position)
         self.local_bytes = chunk_bytes(self.directory)
         return self._compact(newest)
 
     def _upload_snapshot_if_due(self, newest: SnapshotAt) -> None:
-        state = log_state(self._catalog, self.stream_id)
+        state = log_state(self.catalog, self.stream_id)
         key, at = keys.manifest_snapshot_key(self.stream_id, newest.snapshot_id), newest.position
         # A replay from it must find its chunk on the remote; at the start of one, it needs none.
         is_reachable = at.chunk_offset == fmt.CHUNK_HEADER_LEN or state.is_uploaded(self.stream_id)(at.chunk_index)
@@ -351,7 +339,7 @@ class StreamUploads:
         data = path.read_bytes()
         snapshot = check_snapshot(data, path=str(path))
         key = keys.manifest_snapshot_key(self.stream_id, snapshot_id)
-        found = self._store.head_blob(key)
+        found = self.store.head_blob(key)
         if found is not None and (found.size, found.crc64) != (len(data), native.crc64(data)):
             # Left by a writer before a restore. Nothing refers to it; the next snapshot has another number.
             log.warning("snapshot's name is taken on the remote", extra={"key": key})
@@ -368,7 +356,7 @@ class StreamUploads:
         self._log([p.UploadStarted(key)], at.chunk_index)
         self.env.failpoint("replicate.snapshot.started")
         try:
-            etag = self._fence.put(key, data, metadata)
+            etag = self.fence.put(key, data, metadata)
         except TransientError as e:
             self._log([p.UploadFailed(key, e.reason_code)], at.chunk_index)
             raise
@@ -379,7 +367,7 @@ class StreamUploads:
 
     def _prune_snapshots(self) -> None:
         """The remote keeps as many snapshots as the folder does."""
-        state = log_state(self._catalog, self.stream_id)
+        state = log_state(self.catalog, self.stream_id)
         ids = sorted(key.snapshot_id for key in state.of(keys.ManifestSnapshotKey))
         old = [keys.manifest_snapshot_key(self.stream_id, i) for i in ids[:-SNAPSHOTS_REMOTE]]
         if old:
@@ -388,14 +376,14 @@ class StreamUploads:
             self._uploader.finish_deletes(old)
 
     def _compact(self, newest: SnapshotAt) -> bool:
-        state = log_state(self._catalog, self.stream_id)
+        state = log_state(self.catalog, self.stream_id)
         if keys.manifest_snapshot_key(self.stream_id, newest.snapshot_id) not in state.objects:
             return False
         here = chunk_headers(self.directory)
         oldest_here = here[0][0].index if here else newest.position.chunk_index
         indexes = sorted(key.chunk_index for key in state.of(keys.ManifestChunkKey))
         covered = [i for i in indexes if i < min(oldest_here, newest.position.chunk_index)]
-        run = first_run(covered, self._bundle_chunks)
+        run = first_run(covered, self.bundle_chunks)
         if run is None:
             return False
         self._bundle(*run, newest)
@@ -409,7 +397,7 @@ class StreamUploads:
 
     def _resume_pending(self) -> None:
         """Deletions that were queued, bundles and snapshots that were under way. Chunks are found in the folder."""
-        state = log_state(self._catalog, self.stream_id)
+        state = log_state(self.catalog, self.stream_id)
         if state.pending_deletes:
             self._uploader.finish_deletes(state.pending_deletes)
         here = {s.snapshot_id: s for s in local_snapshots(self.directory)}
@@ -423,14 +411,14 @@ class StreamUploads:
     def finish_bundles(self, remote: RemoteLog) -> None:
         """Bundles whose end the log does not know, though their chunks may be deleted already: of a machine that was
         lost before it could upload that part of its log. What is in such a bundle is not asked for by itself again."""
-        state = log_state(self._catalog, self.stream_id)
+        state = log_state(self.catalog, self.stream_id)
         taken = local_snapshots(self.directory)
         for (first, last), info in sorted(remote.inventory.bundles.items()):
             named = [fmt.chunk_key(self.stream_id, index) for index in range(first, last + 1)]
             sources = [key for key in named if key in state.objects]
             if not taken or not sources or info.key in state.objects or not remote.is_bundle_whole(first, last):
                 continue
-            found = self._store.head_blob(info.key)
+            found = self.store.head_blob(info.key)
             at = taken[-1].position
             marker = p.SnapshotMarker(at.chunk_index, at.chunk_offset, taken[-1].snapshot_id)
             self._uploader.bundled(info.key, found.etag if found is not None else info.etag, sources, marker, first)
@@ -447,7 +435,7 @@ class StreamUploads:
         self._append(batch)
 
     def _append_soon(self, batch: RecordBatch) -> Callable[[], object]:
-        return self._writer.submit(self.stream_id, partial(_extend, batch=batch)).result
+        return self.writer.submit(self.stream_id, partial(_extend, batch=batch)).result
 
 
 def append_records(writer: CatalogWriter, stream_id: int, batch: RecordBatch) -> None:

@@ -15,12 +15,12 @@ import trio
 from aof2.engine import pins
 from aof2.engine.aio import open_nursery, result_of
 from aof2.engine.catalog import tables as t
-from aof2.engine.catalog.rows import ObjectRow, ObjectState, ResidencyRow
+from aof2.engine.catalog.rows import ObjectRow, ObjectState
 from aof2.engine.catalog.store import View
 from aof2.engine.errors import Aof2Error
 from aof2.engine.inspect.paths import Place
 from aof2.engine.local.handles import Key, ObjectHandle
-from aof2.engine.objects import ObjectGoneError, chunk_bytes_here, full_mask
+from aof2.engine.objects import ObjectGoneError, bytes_here
 from aof2.fs.control import durable, walk
 from aof2.fs.control.closing import Closing
 from aof2.fs.control.durable import Tell
@@ -60,18 +60,9 @@ class Resident(msgspec.Struct, kw_only=True):
 
 
 def _local_bytes(mounted: Mounted, view: View, tenant_id: int, row: ObjectRow) -> tuple[int, int]:
-    """How many bytes of it are here, of how many: holes are nowhere, and needed nowhere."""
     if row.state == ObjectState.DIRTY:
         return row.size, row.size
-    block_bytes = mounted.volume.settings.engine.block_bytes
-    local = total = 0
-    for chunk_id in row.data_chunks:
-        chunk = view.get(tenant_id, t.CHUNKS, chunk_id)
-        here = view.get(tenant_id, t.RESIDENCY, chunk_id) or ResidencyRow()
-        if chunk is not None:
-            local += chunk_bytes_here(here.mask, chunk, block_bytes)
-            total += chunk_bytes_here(full_mask(chunk.length, block_bytes), chunk, block_bytes)
-    return local, total
+    return bytes_here(view, tenant_id, row, mounted.volume.settings.engine.block_bytes)
 
 
 async def resident(mounted: Mounted, args: Paths, _: Tell) -> Resident:
@@ -212,7 +203,7 @@ async def _evict_page(mounted: Mounted, page: Sequence[Place], closing: Closing,
         moved.files -= 1
         moved.skip(walk.shown(mounted, place), "in use")
     for ino in {place.inode.ino for place in by_key.values()}:
-        await mounted.kinds.drop_kernel_pages(ino)
+        await mounted.kinds.of(ino).drop_kernel_pages(ino)
 
 
 def _kept(mounted: Mounted, view: View, place: Place, row: ObjectRow | None) -> str:

@@ -88,12 +88,13 @@ async def _uploaded_as_is(mounted: Mounted, place: Place, tell: Tell) -> None:
 async def _in_place(mounted: Mounted, place: Place, generation: int) -> ObjectRow:
     volume, ino = mounted.volume, place.inode.ino
     purge_after_ms = int(volume.settings.retention.purge_after_s * 1000)
-    async with mounted.kinds.holding(ino):  # who opens it meanwhile waits, and finds it reverted
-        if mounted.kinds.is_unsealed(ino):
+    kind = mounted.kinds.of(ino)
+    async with kind.holding(ino):  # who opens it meanwhile waits, and finds it reverted
+        if kind.is_unsealed(ino):
             raise ControlError(f"{walk.shown(mounted, place)}: it is open; close it, or use --to")
         work = partial(past.revert, ino=ino, generation=generation, purge_after_ms=purge_after_ms)
         row = await result_of(volume.writer.submit(place.tenant_id, work, sync=True))
-    await mounted.kinds.drop_kernel_pages(ino)
+    await kind.drop_kernel_pages(ino)
     return row
 
 

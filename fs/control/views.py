@@ -104,8 +104,7 @@ def _count(volume: Volume, *, light: bool) -> VolumeStatus:
 
 def mount_status(mounted: Mounted) -> MountStatus:
     volume, kinds = mounted.volume, mounted.kinds
-    way, unsealed = kinds.way(), kinds.unsealed()
-    metrics, pages, remote = volume.metrics, volume.pages, volume.remote.stats()
+    unsealed, pages, remote = kinds.unsealed(), volume.pages, volume.remote.stats()
     with volume.catalog.view() as view:
         held = [size for tenant_id in volume.tenant_names() for _, size in pins.pinned(view, tenant_id)]
     return MountStatus(
@@ -115,10 +114,7 @@ def mount_status(mounted: Mounted) -> MountStatus:
         read_only=mounted.options.ro or not volume.target.enabled or bool(volume.read_only_reason),
         read_only_why=volume.read_only_reason,
         fenced=bool(volume.fenced),
-        passthrough=way.passthrough,
-        passthrough_why=way.passthrough_why,
-        brake=way.brake,
-        brake_why=way.brake_why,
+        **kinds.way()._asdict(),
         transport=mounted.channel.transport,
         open_files=kinds.open_count(),
         handed_over=mounted.channel.handed_over,
@@ -133,7 +129,7 @@ def mount_status(mounted: Mounted) -> MountStatus:
         hydrated_bytes=volume.hydrator.fetched_bytes,
         evictions=volume.evictor.evictions,
         evicted_bytes=volume.evictor.evicted_bytes,
-        thrash=int(metrics.thrash_total.value),
+        thrash=int(volume.metrics.thrash_total.value),
         remote_state=remote.breaker,
         remote_sent_bytes=remote.bytes_sent,
         remote_received_bytes=remote.bytes_received,
