@@ -21,27 +21,19 @@ from typing import NamedTuple, cast
 
 import msgspec
 
+from aof2.engine.audit import format as fmt
 from aof2.engine.audit.damage import Checked, Tail, check_at, classify
-from aof2.engine.audit.format import (
-    HEADER,
-    RECORD_BYTES_MIN,
-    ZERO_HASH,
-    Payload,
-    RecordType,
-    decode_header,
-    decode_payload,
-)
 from aof2.engine.audit.source import Source, open_source
 from aof2.engine.errors import CorruptError
 
-KNOWN_TYPES = frozenset(int(t) for t in RecordType)
+KNOWN_TYPES = frozenset(int(t) for t in fmt.RecordType)
 
 
 class LogRecord(NamedTuple):
     """One verified record; it fills [offset, end) of its source."""
 
     logseq: int
-    payload: Payload
+    payload: fmt.Payload
     record_hash: bytes
     offset: int
     end: int
@@ -127,20 +119,20 @@ class Replay:
 
 def first_position(source: Source) -> Position:
     """Behind the header. A longer header than ours is believed only when no first record hides in it."""
-    size = decode_header(source.read(0, HEADER.size), source.size, path=source.path)
-    if size != HEADER.size:
-        hidden = check_at(source, HEADER.size, 1, ZERO_HASH)
+    size = fmt.decode_header(source.read(0, fmt.HEADER.size), source.size, path=source.path)
+    if size != fmt.HEADER.size:
+        hidden = check_at(source, fmt.HEADER.size, 1, fmt.ZERO_HASH)
         if hidden is not None and hidden.computed == hidden.stored:
             raise CorruptError(f"header_size {size} covers the first record", path=source.path, offset=12)
-    return Position(1, ZERO_HASH, size)
+    return Position(1, fmt.ZERO_HASH, size)
 
 
-def _decode(source: Source, offset: int, logseq: int, this: Checked) -> Payload:
+def _decode(source: Source, offset: int, logseq: int, this: Checked) -> fmt.Payload:
     try:
         if this.payload is None:
-            length = this.end - offset - RECORD_BYTES_MIN
+            length = this.end - offset - fmt.RECORD_BYTES_MIN
             raise CorruptError(f"type {this.record_type:#x} has a payload of {length} bytes")
-        value = decode_payload(this.record_type, this.payload)
+        value = fmt.decode_payload(this.record_type, this.payload)
     except CorruptError as e:
         raise CorruptError(f"record {logseq}: {e.what}", path=source.path, offset=offset) from None
-    return cast(Payload, value)  # None is for unknown types, and those do not come here
+    return cast(fmt.Payload, value)  # None is for unknown types, and those do not come here

@@ -24,16 +24,9 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from aof2.engine.audit import format as fmt
 from aof2.engine.audit.commit import BATCH_BYTES_MAX, LOGSEQ_BYTES, commit_slice
 from aof2.engine.audit.damage import Tail
-from aof2.engine.audit.format import (
-    HASH_BYTES,
-    ChainBrokenError,
-    Payload,
-    encode_header,
-    encode_payload,
-    encode_record,
-)
 from aof2.engine.audit.reader import LogRecord, Outcome, Position, Replay
 from aof2.engine.audit.source import Source
 from aof2.engine.env import Env
@@ -98,7 +91,7 @@ class AuditWriter:
         with opened(self.path.parent, os.O_RDONLY | os.O_DIRECTORY) as folder:
             fcntl.flock(folder, fcntl.LOCK_EX)
             if not self.path.exists():
-                self._env.replace_file(self.path, encode_header(), point="audit.create")
+                self._env.replace_file(self.path, fmt.encode_header(), point="audit.create")
                 self._env.failpoint("audit.create.done")
             return files.open_rw(self.path)
 
@@ -117,7 +110,7 @@ class AuditWriter:
         found = replay.outcome
         at = found.position
         if at.logseq <= acknowledged:
-            raise ChainBrokenError(
+            raise fmt.ChainBrokenError(
                 f"the log ends here, {acknowledged} was acknowledged",
                 logseq=at.logseq,
                 offset=at.offset,
@@ -149,7 +142,7 @@ class AuditWriter:
             if field[part]:
                 self._env.files.pwrite(self._fd, field[part], at.offset + part.start)
 
-    def append(self, payloads: Sequence[Payload]) -> list[int]:
+    def append(self, payloads: Sequence[fmt.Payload]) -> list[int]:
         """Appends `payloads` as one batch, all or none; returns their logseqs once they are durable.
 
         LimitError over BATCH_BYTES_MAX. OSError (ENOSPC): nothing was appended. FatalIOError: it is not known.
@@ -173,12 +166,12 @@ class AuditWriter:
         self.end += len(batch)
         return list(range(first, self.next_logseq))
 
-    def _encode(self, payloads: Sequence[Payload]) -> tuple[bytearray, bytes]:
+    def _encode(self, payloads: Sequence[fmt.Payload]) -> tuple[bytearray, bytes]:
         batch = bytearray()
         prev = self.last_hash
         for logseq, payload in enumerate(payloads, self.next_logseq):
-            record = encode_record(prev, logseq, *encode_payload(payload))
-            prev = record[-HASH_BYTES:]
+            record = fmt.encode_record(prev, logseq, *fmt.encode_payload(payload))
+            prev = record[-fmt.HASH_BYTES :]
             batch += record
             if len(batch) > BATCH_BYTES_MAX:
                 raise LimitError(

@@ -35,15 +35,9 @@ from aof2.engine.catalog.touched import touched_files
 from aof2.engine.catalog.writer import StreamState, apply_mutations, put_positions
 from aof2.engine.env import Env
 from aof2.engine.errors import Aof2Error, CorruptError
+from aof2.engine.manifest import format as fmt
 from aof2.engine.manifest.batch import Event
 from aof2.engine.manifest.examine import committed_part, survey
-from aof2.engine.manifest.format import (
-    CHUNK_HEADER_LEN,
-    LogPosition,
-    ManifestGapError,
-    ManifestIntegrityError,
-    unpack_chunk_header,
-)
 from aof2.engine.manifest.gone import find_gone, set_aside
 from aof2.engine.manifest.quarantine import lift, quarantine, read_quarantine
 from aof2.engine.manifest.reader import Chunk, ChunkFile, Stream, parse_chunk, read_file
@@ -72,7 +66,7 @@ class Opened:
     rebuilt: bool = False
     replayed_records: int = 0
     replay_s: float = 0.0
-    quarantined: dict[int, ManifestIntegrityError] = field(default_factory=dict)
+    quarantined: dict[int, fmt.ManifestIntegrityError] = field(default_factory=dict)
     mended: dict[int, list[object]] = field(default_factory=dict)
     unknown_events: int = 0
     _clean: bool = False
@@ -161,7 +155,7 @@ def _catch_up(env: Env, opened: Opened, manifest_dir: Path, mender: Mender | Non
 
 def _replay_mending(
     env: Env, opened: Opened, directory: Path, stream_id: int, mender: Mender | None
-) -> ManifestIntegrityError | None:
+) -> fmt.ManifestIntegrityError | None:
     """Replays the stream, after mending it if it takes that; what is still wrong then."""
     error = _replay(env, opened, directory, stream_id)
     if mender is None or (error is None and not _ends_empty(directory)):
@@ -177,10 +171,10 @@ def _replay_mending(
     return _replay(env, opened, directory, stream_id)
 
 
-def _replay(env: Env, opened: Opened, directory: Path, stream_id: int) -> ManifestIntegrityError | None:
+def _replay(env: Env, opened: Opened, directory: Path, stream_id: int) -> fmt.ManifestIntegrityError | None:
     try:
         opened.replayed_records += replay_stream(env, opened.catalog, directory, stream_id, counts=opened)
-    except ManifestIntegrityError as e:
+    except fmt.ManifestIntegrityError as e:
         return e
     return None
 
@@ -188,7 +182,7 @@ def _replay(env: Env, opened: Opened, directory: Path, stream_id: int) -> Manife
 def _ends_empty(directory: Path) -> bool:
     """Whether the last chunk has its name and holds no commit: no crash of the process leaves that."""
     chunks = Stream(directory).chunks
-    return bool(chunks) and not any(read_file(chunks[-1].path, length=CHUNK_HEADER_LEN))
+    return bool(chunks) and not any(read_file(chunks[-1].path, length=fmt.CHUNK_HEADER_LEN))
 
 
 def _go_on_behind(env: Env, opened: Opened, directory: Path, stream_id: int) -> bool:
@@ -224,7 +218,7 @@ def _go_on_behind(env: Env, opened: Opened, directory: Path, stream_id: int) -> 
     return True
 
 
-def _has_less(where: ChunkFile, position: LogPosition, clean: bool) -> bool:
+def _has_less(where: ChunkFile, position: fmt.LogPosition, clean: bool) -> bool:
     """Whether the log's last chunk is damaged, and nothing was committed to it that the rows do not have.
 
     After a clean stop they have everything. After the end of the process they may lack the last group, but for what
@@ -238,13 +232,13 @@ def _has_less(where: ChunkFile, position: LogPosition, clean: bool) -> bool:
     if clean:
         return True
     try:
-        head = unpack_chunk_header(read_file(where.path, length=CHUNK_HEADER_LEN), path=str(where.path))
+        head = fmt.unpack_chunk_header(read_file(where.path, length=fmt.CHUNK_HEADER_LEN), path=str(where.path))
     except (Aof2Error, OSError):
         return False
     return head.chunk_index == where.index and head.committed_len <= position.chunk_offset
 
 
-def _set_apart(env: Env, opened: Opened, directory: Path, stream_id: int, error: ManifestIntegrityError) -> None:
+def _set_apart(env: Env, opened: Opened, directory: Path, stream_id: int, error: fmt.ManifestIntegrityError) -> None:
     """The stream stays as far as it replays, without a writer; what is gone is written down with its mark."""
     with opened.catalog.view() as view:
         position = view.position(stream_id)
@@ -261,7 +255,7 @@ def _set_apart(env: Env, opened: Opened, directory: Path, stream_id: int, error:
     opened.quarantined[stream_id] = error
 
 
-def _apply_committed_part(opened: Opened, directory: Path, stream_id: int, position: LogPosition | None) -> None:
+def _apply_committed_part(opened: Opened, directory: Path, stream_id: int, position: fmt.LogPosition | None) -> None:
     """The whole commits of the damaged chunk that are before the damage."""
     first, ordinal = (position.chunk_index, position.ordinal) if position else (0, 0)
     for where in survey(directory).chunks:
@@ -271,7 +265,7 @@ def _apply_committed_part(opened: Opened, directory: Path, stream_id: int, posit
         at_start = position is not None and part.index == first
         if not at_start and part.header.base_record != ordinal:
             continue
-        with contextlib.suppress(ManifestIntegrityError):
+        with contextlib.suppress(fmt.ManifestIntegrityError):
             _apply_chunk(opened.catalog, stream_id, part, position)
             return
 
@@ -282,7 +276,7 @@ def _is_sound(directory: Path) -> bool:
     try:
         for _ in _chunks(directory, snapshot.position if snapshot else None):
             pass
-    except ManifestIntegrityError:
+    except fmt.ManifestIntegrityError:
         return False
     return True
 
@@ -293,7 +287,7 @@ def replay_stream(
     directory: Path,
     stream_id: int,
     *,
-    upto: LogPosition | None = None,
+    upto: fmt.LogPosition | None = None,
     counts: Opened | None = None,
     quiet: bool = False,
 ) -> int:
@@ -311,7 +305,7 @@ def replay_stream(
     began = at = position.ordinal if position else 0
     if upto is not None and at >= upto.ordinal:
         return 0
-    reached = position is None or position.chunk_offset == CHUNK_HEADER_LEN
+    reached = position is None or position.chunk_offset == fmt.CHUNK_HEADER_LEN
     for chunk in _chunks(directory, position):
         reached = True
         part = _cut(chunk, upto)
@@ -322,16 +316,16 @@ def replay_stream(
             break
     if upto is not None and at < upto.ordinal:
         what = f"the log ends at record {at}, {upto.ordinal} were written"
-        raise ManifestGapError(what, path=str(directory), chunk_index=upto.chunk_index)
+        raise fmt.ManifestGapError(what, path=str(directory), chunk_index=upto.chunk_index)
     if not reached and position is not None:
         what = f"it holds no commit, though the catalog knows {position.ordinal} records"
-        raise ManifestGapError(what, path=str(directory), chunk_index=position.chunk_index)
+        raise fmt.ManifestGapError(what, path=str(directory), chunk_index=position.chunk_index)
     return at - began
 
 
 def _load_snapshot(
-    catalog: Catalog, directory: Path, stream_id: int, upto: LogPosition | None, level: int
-) -> LogPosition | None:
+    catalog: Catalog, directory: Path, stream_id: int, upto: fmt.LogPosition | None, level: int
+) -> fmt.LogPosition | None:
     """The newest snapshot that is whole and not past `upto`, into the rows."""
     for snapshot in usable_snapshots(directory, level=level):
         if upto is None or snapshot.position.ordinal <= upto.ordinal:
@@ -341,31 +335,31 @@ def _load_snapshot(
     return None
 
 
-def _cut(chunk: Chunk, upto: LogPosition | None) -> Chunk:
+def _cut(chunk: Chunk, upto: fmt.LogPosition | None) -> Chunk:
     """The chunk up to a position, which must be where one of its records starts, or its end."""
     if upto is None or chunk.end_position.ordinal <= upto.ordinal:
         return chunk
     count = upto.ordinal - chunk.header.base_record
-    at = chunk.rows.offset[count] if count > 0 else CHUNK_HEADER_LEN
+    at = chunk.rows.offset[count] if count > 0 else fmt.CHUNK_HEADER_LEN
     if count < 0 or (upto.chunk_index == chunk.index and at != upto.chunk_offset):
         what = f"no record starts at byte {upto.chunk_offset}, where record {upto.ordinal} should"
-        raise ManifestIntegrityError(what, path=chunk.path, chunk_index=chunk.index, offset=upto.chunk_offset)
+        raise fmt.ManifestIntegrityError(what, path=chunk.path, chunk_index=chunk.index, offset=upto.chunk_offset)
     rows = native.ManifestRows(*(column[:count] for column in chunk.rows))
     return replace(chunk, rows=rows, count=count, end=at)
 
 
-def _chunks(directory: Path, position: LogPosition | None) -> Iterator[Chunk]:
+def _chunks(directory: Path, position: fmt.LogPosition | None) -> Iterator[Chunk]:
     first = True
     for chunk in Stream(directory).read(position):
         if first and position is None and chunk.header.base_record != 0:
             what = f"the log starts at record {chunk.header.base_record} and no snapshot covers what came before"
-            raise ManifestGapError(what, path=str(directory), chunk_index=chunk.index - 1)
+            raise fmt.ManifestGapError(what, path=str(directory), chunk_index=chunk.index - 1)
         first = False
         yield chunk
 
 
 def _apply_chunk(
-    catalog: Catalog, stream_id: int, chunk: Chunk, position: LogPosition | None, counts: Opened | None = None
+    catalog: Catalog, stream_id: int, chunk: Chunk, position: fmt.LogPosition | None, counts: Opened | None = None
 ) -> None:
     """One chunk's records and row changes in one transaction, with the position after them."""
     with catalog.writing() as txn:

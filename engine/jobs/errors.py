@@ -7,16 +7,8 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from aof2.engine import errors
 from aof2.engine.catalog.rows import JobType
-from aof2.engine.errors import (
-    Aof2Error,
-    CorruptError,
-    FatalIOError,
-    LimitError,
-    ReadOnlyError,
-    TransientError,
-    UnsupportedError,
-)
 from aof2.engine.manifest.format import ReasonCode
 from aof2.engine.objects import ObjectGoneError
 from aof2.engine.quota.accounts import QuotaExceededError, ReservationExpiredError
@@ -27,27 +19,27 @@ ATTEMPTS_MAX: Final = 8
 PATIENT: Final = frozenset((JobType.CREATE_CHECKPOINT, JobType.PRUNE_CHECKPOINT))
 
 
-class JobCancelledError(Aof2Error):
+class JobCancelledError(errors.Aof2Error):
     """The operator cancelled the job, and it stopped between two steps. Nothing is to be done."""
 
 
-class JobGoneError(Aof2Error):
+class JobGoneError(errors.Aof2Error):
     """The job is not running any more (cancelled, requeued, trimmed), or there is none of that number. Let go of it."""
 
 
-class JobFailedError(Aof2Error):
+class JobFailedError(errors.Aof2Error):
     """The job that was waited for failed; the message is its reason. See what it says, then retry the job."""
 
 
-class JobRefusedError(Aof2Error):
+class JobRefusedError(errors.Aof2Error):
     """The job cannot be done here, now or later. Its reason says why; cancel it."""
 
 
-class NeedsRepairError(CorruptError):
+class NeedsRepairError(errors.CorruptError):
     """Objects have no good copy left that the job could find. Their names are in the message and in the report."""
 
 
-class PostponedError(TransientError):
+class PostponedError(errors.TransientError):
     """A cold scan reads what the job wants to delete. The job comes again later."""
 
 
@@ -62,21 +54,21 @@ class Verdict(NamedTuple):
 
 
 _NEVER: Final = (
-    CorruptError,
-    FatalIOError,
+    errors.CorruptError,
+    errors.FatalIOError,
     JobRefusedError,
-    LimitError,
-    ReadOnlyError,
+    errors.LimitError,
+    errors.ReadOnlyError,
     RemoteMissingError,
     RemoteRefusedError,
-    UnsupportedError,
+    errors.UnsupportedError,
 )
 
 
 def judge(error: Exception, job_type: JobType) -> Verdict:
     """Whether the job is tried again, and what its row says about it."""
     reason = str(error) or type(error).__name__
-    if isinstance(error, TransientError):
+    if isinstance(error, errors.TransientError):
         # Keys are rotated, rights are given: what is refused is asked again by itself, whatever it is.
         patient = job_type in PATIENT or error.reason_code == ReasonCode.AUTH
         return Verdict(True, int(error.reason_code), reason, None if patient else ATTEMPTS_MAX)
@@ -84,7 +76,7 @@ def judge(error: Exception, job_type: JobType) -> Verdict:
         return Verdict(not error.never, int(ReasonCode.TRANSIENT), reason)
     if isinstance(error, NeedsRepairError | RemoteMissingError):
         return Verdict(False, int(ReasonCode.OBJECT_MISSING), reason)
-    if isinstance(error, CorruptError):
+    if isinstance(error, errors.CorruptError):
         return Verdict(False, int(ReasonCode.CODEC), reason)
     if isinstance(error, _NEVER):
         return Verdict(False, int(getattr(error, "reason_code", ReasonCode.UNAVAILABLE)), reason)

@@ -22,17 +22,9 @@ from typing import Final
 import msgspec
 
 from aof2.engine.errors import Aof2Error
+from aof2.engine.manifest import format as fmt
 from aof2.engine.manifest import retention
 from aof2.engine.manifest.examine import Examined, Finding, Kind, examine, finding_of, survey
-from aof2.engine.manifest.format import (
-    CHUNK_HEADER_LEN,
-    TYPE_COUNT,
-    ChunkFlag,
-    ChunkHeader,
-    LogPosition,
-    ManifestIntegrityError,
-    RecordType,
-)
 from aof2.engine.manifest.index import ManifestIndex
 from aof2.engine.manifest.quarantine import Quarantine, read_quarantine
 from aof2.engine.manifest.reader import Chunk, parse_chunk
@@ -93,7 +85,7 @@ def check(directory: Path, *, on_progress: Progress | None = None) -> CheckRepor
 class _Fold:
     """One replay under way, from the log's start or from a snapshot; over at the first thing that stops a replay."""
 
-    def __init__(self, index: ManifestIndex, start: LogPosition, snapshot_id: int | None) -> None:
+    def __init__(self, index: ManifestIndex, start: fmt.LogPosition, snapshot_id: int | None) -> None:
         self.index = index
         self.snapshot_id = snapshot_id
         self.ok = True
@@ -107,9 +99,9 @@ class _Fold:
         if chunk.index != self.next_chunk:
             return False
         self.index.apply_chunk(chunk, self._offset)
-        whole = self._offset == CHUNK_HEADER_LEN
+        whole = self._offset == fmt.CHUNK_HEADER_LEN
         self.ok = True
-        self.next_chunk, self._offset = chunk.index + 1, CHUNK_HEADER_LEN
+        self.next_chunk, self._offset = chunk.index + 1, fmt.CHUNK_HEADER_LEN
         return whole
 
 
@@ -122,11 +114,11 @@ class _Checker:
         self.report = CheckReport(directory=str(directory))
         self._on_progress = on_progress
         self._types: Counter[int] = Counter()
-        self._headers: list[ChunkHeader] = []
-        self._marks: list[tuple[int, LogPosition]] = []  # snapshots that can be read, the newest first
+        self._headers: list[fmt.ChunkHeader] = []
+        self._marks: list[tuple[int, fmt.LogPosition]] = []  # snapshots that can be read, the newest first
         self._folds: list[_Fold] = []
         self._full: _Fold | None = None
-        self._end: LogPosition | None = None
+        self._end: fmt.LogPosition | None = None
         self._unplaced: set[int] = set()
 
     def run(self) -> CheckReport:
@@ -164,7 +156,7 @@ class _Checker:
     def _take(self, examined: Examined) -> None:
         index = examined.where.index
         # An unreadable header is damage already; for retention's rules the chunk is there.
-        self._headers.append(examined.header or ChunkHeader(index, 0, flags=int(ChunkFlag.SEALED)))
+        self._headers.append(examined.header or fmt.ChunkHeader(index, 0, flags=int(fmt.ChunkFlag.SEALED)))
         for finding in (examined.gap, examined.damage):
             if finding:
                 self._damage(finding)
@@ -182,7 +174,7 @@ class _Checker:
         self.report.torn_bytes += examined.torn_bytes
         self._types.update(chunk.rows.type.tolist())
         if self._full is None and not self.report.records and chunk.header.base_record == 0:
-            self._full = _Fold(ManifestIndex(), LogPosition(index, CHUNK_HEADER_LEN, 0), None)
+            self._full = _Fold(ManifestIndex(), fmt.LogPosition(index, fmt.CHUNK_HEADER_LEN, 0), None)
         self.report.records += chunk.count
         self._replay(chunk)
         self._place_snapshots(chunk)
@@ -194,7 +186,7 @@ class _Checker:
         for fold in [*self._folds, *([self._full] if self._full else [])]:
             try:
                 decoded |= fold.feed(chunk)
-            except ManifestIntegrityError as e:
+            except fmt.ManifestIntegrityError as e:
                 decoded = True
                 self._damage(finding_of(e, Kind.REPLAY, path))
         if decoded:
@@ -203,8 +195,8 @@ class _Checker:
             for record in chunk.records():
                 if record.known:
                     record.decoded()
-        except ManifestIntegrityError as e:
-            error = ManifestIntegrityError(e.what, path=chunk.path, offset=e.offset)
+        except fmt.ManifestIntegrityError as e:
+            error = fmt.ManifestIntegrityError(e.what, path=chunk.path, offset=e.offset)
             self._damage(finding_of(error, Kind.CHUNK, path))
 
     def _place_snapshots(self, chunk: Chunk) -> None:
@@ -220,7 +212,7 @@ class _Checker:
                 what = f"and says record {position.ordinal}, which is {ordinal} there"
                 self._misplaced(snapshot_id, position, what)
 
-    def _misplaced(self, snapshot_id: int, position: LogPosition, how: str) -> None:
+    def _misplaced(self, snapshot_id: int, position: fmt.LogPosition, how: str) -> None:
         index, offset, _ = position
         message = f"{self.directory / snapshot_name(snapshot_id)}: points at chunk {index} byte {offset}, {how}"
         self._damage(Finding(kind=Kind.SNAPSHOT, message=message, chunk_index=index, offset=offset))
@@ -254,8 +246,8 @@ class _Checker:
         last = self._headers[-1].chunk_index if self._headers else -1
         for i, (snapshot_id, position) in enumerate(self._marks):
             next_chunk = self._end is not None and position == (self._end.chunk_index + 1, 64, self._end.ordinal)
-            starts_there = not self._headers and position.chunk_offset == CHUNK_HEADER_LEN  # as behind a hole
-            if next_chunk or starts_there or position == (0, CHUNK_HEADER_LEN, 0):
+            starts_there = not self._headers and position.chunk_offset == fmt.CHUNK_HEADER_LEN  # as behind a hole
+            if next_chunk or starts_there or position == (0, fmt.CHUNK_HEADER_LEN, 0):
                 continue
             # The last chunk may be there without a whole commit in it.
             end = last if self._end is None else min(last, self._end.chunk_index)
@@ -284,8 +276,8 @@ class _Checker:
             report.first_chunk, report.last_chunk = self._headers[0].chunk_index, self._headers[-1].chunk_index
         report.next_ordinal = self._end.ordinal if self._end else 0
         for kind, count in sorted(self._types.items()):
-            known = kind < TYPE_COUNT
-            report.types[RecordType(kind).label if known else f"Unknown{kind}"] = count
+            known = kind < fmt.TYPE_COUNT
+            report.types[fmt.RecordType(kind).label if known else f"Unknown{kind}"] = count
             if not known:
                 report.unknown_types[kind] = count
         report.quarantine = read_quarantine(self.directory)

@@ -17,16 +17,9 @@ from typing import Final
 
 import msgspec
 
+from aof2.engine.manifest import format as fmt
 from aof2.engine.manifest import payloads as p
 from aof2.engine.manifest.batch import EVENT_SCHEMA_MIN, KNOWN_SCHEMAS, Event, EventAssembler
-from aof2.engine.manifest.format import (
-    CHUNK_HEADER_LEN,
-    LOG_SEGMENT_ID,
-    TYPE_COUNT,
-    ManifestIntegrityError,
-    ReasonCode,
-    RecordType,
-)
 from aof2.engine.manifest.reader import Chunk
 from aof2.engine.manifest.tier_events import SEGMENT_RETIRED, WARM_DROPPED, reclaimed_bytes
 
@@ -104,7 +97,7 @@ class ManifestIndex:
     def incomplete_events(self) -> int:
         return self._events.incomplete + self._foreign.incomplete
 
-    def apply_chunk(self, chunk: Chunk, from_offset: int = CHUNK_HEADER_LEN) -> None:
+    def apply_chunk(self, chunk: Chunk, from_offset: int = fmt.CHUNK_HEADER_LEN) -> None:
         """Folds a verified chunk in, from a record boundary on."""
         first = chunk.row_at(from_offset)
         data = bytes(chunk.data)
@@ -114,18 +107,18 @@ class ManifestIndex:
             for offset, kind, _, length, segment_id, _, stamp in zip(
                 *(column[first:].tolist() for column in chunk.rows), strict=True
             ):
-                if kind >= TYPE_COUNT:
+                if kind >= fmt.TYPE_COUNT:
                     continue
                 payload = unpackers[kind](data[offset + 40 : offset + 40 + length])
                 handlers[kind](self, segment_id, payload, stamp)
-        except ManifestIntegrityError as e:
-            raise ManifestIntegrityError(
+        except fmt.ManifestIntegrityError as e:
+            raise fmt.ManifestIntegrityError(
                 e.what, path=chunk.path, chunk_index=chunk.index, segment_id=segment_id, offset=offset
             ) from None
 
     def apply(self, kind: int, segment_id: int, timestamp_ms: int, payload: bytes) -> None:
         """Folds one record that was just written."""
-        if kind >= TYPE_COUNT:
+        if kind >= fmt.TYPE_COUNT:
             return
         _HANDLERS[kind](self, segment_id, p.decode(kind, payload), timestamp_ms)
 
@@ -182,12 +175,12 @@ class ManifestIndex:
 
     def _upload_started(self, segment_id: int, r: p.UploadStarted, stamp: int) -> None:
         self.pending_uploads[segment_id, r.key] = -1
-        if segment_id != LOG_SEGMENT_ID:
+        if segment_id != fmt.LOG_SEGMENT_ID:
             self._entry(segment_id, stamp).upload = Progress.STARTED
 
     def _upload_done(self, segment_id: int, r: p.UploadDone, stamp: int) -> None:
         self.pending_uploads.pop((segment_id, r.key), None)
-        if segment_id == LOG_SEGMENT_ID:
+        if segment_id == fmt.LOG_SEGMENT_ID:
             self.log_objects[r.key] = r.etag
             return
         entry = self._entry(segment_id, stamp)
@@ -200,7 +193,7 @@ class ManifestIndex:
     def _upload_failed(self, segment_id: int, r: p.UploadFailed, stamp: int) -> None:
         # Still pending: a failed upload is work to resume, with the reason it stopped for.
         self.pending_uploads[segment_id, r.key] = r.reason_code
-        if segment_id != LOG_SEGMENT_ID:
+        if segment_id != fmt.LOG_SEGMENT_ID:
             entry = self._entry(segment_id, stamp)
             entry.upload = Progress.FAILED
             entry.reason_code = r.reason_code
@@ -216,7 +209,7 @@ class ManifestIndex:
 
     def _tier2_deleted(self, segment_id: int, r: p.Tier2Deleted, stamp: int) -> None:
         self.pending_deletes.discard((segment_id, r.key))
-        if segment_id == LOG_SEGMENT_ID:
+        if segment_id == fmt.LOG_SEGMENT_ID:
             self.log_objects.pop(r.key, None)
             return
         entry = self.entries.get(segment_id)
@@ -243,7 +236,7 @@ class ManifestIndex:
         entry = self._entry(segment_id, stamp)
         entry.hydration = Progress.FAILED
         entry.reason_code = r.reason_code
-        if r.reason_code == ReasonCode.OBJECT_MISSING:
+        if r.reason_code == fmt.ReasonCode.OBJECT_MISSING:
             entry.needs_repair = True
 
     def _local_evicted(self, segment_id: int, r: p.LocalEvicted, stamp: int) -> None:
@@ -282,7 +275,7 @@ class ManifestIndex:
             self.unknown_schemas[r.schema_id] = self.unknown_schemas.get(r.schema_id, 0) + 1
         try:
             event = (self._events if known else self._foreign).feed(r.schema_id, r.blob)
-        except ManifestIntegrityError:
+        except fmt.ManifestIntegrityError:
             if known:
                 raise
             return  # nothing depends on it being understood
@@ -292,5 +285,5 @@ class ManifestIndex:
 
 # A method a record type, by its name.
 _HANDLERS: Final[tuple[Callable[..., None], ...]] = tuple(
-    getattr(ManifestIndex, f"_{kind.name.lower()}") for kind in RecordType
+    getattr(ManifestIndex, f"_{kind.name.lower()}") for kind in fmt.RecordType
 )

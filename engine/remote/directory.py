@@ -31,18 +31,7 @@ from typing import Final, TypeVar
 from aof2.engine.env import Env
 from aof2.engine.errors import CorruptError
 from aof2.engine.fds import opened
-from aof2.engine.remote.directory_files import (
-    TEMP_PREFIX,
-    Note,
-    create_temp,
-    note_path,
-    open_object,
-    prune_folders,
-    read_note,
-    translate,
-    walk,
-    write_note,
-)
+from aof2.engine.remote import directory_files as tree
 from aof2.engine.remote.errors import FencedError, RemoteCorruptError, RemoteMissingError, RemoteUnavailableError
 from aof2.engine.remote.keys import RESERVED_PREFIX, check_key, check_prefix
 from aof2.engine.remote.resilience import Deadline, RemoteStats, Resilience
@@ -90,7 +79,7 @@ class DirectoryStore:
             self._root.mkdir(parents=True, exist_ok=True)
             self._identity = self._root_identity()
         except OSError as e:
-            raise translate(e, f"opening {self._root}") from None
+            raise tree.translate(e, f"opening {self._root}") from None
 
     # Puts
 
@@ -159,7 +148,7 @@ class DirectoryStore:
     def _temp(self, path: Path, source: Source, size: int, crc64: int, deadline: Deadline) -> Iterator[Path]:
         """A synced file of these bytes in the folder of `path`; gone afterwards unless it was renamed."""
         env = self._env
-        temp, fd = create_temp(env, self._root, path.parent)
+        temp, fd = tree.create_temp(env, self._root, path.parent)
         try:
             try:
                 at = crc = 0
@@ -199,9 +188,9 @@ class DirectoryStore:
         """Leaves the note unless there is one; the etag. An object found there was perhaps not durable yet: synced."""
         self._env.files.fsync_dir(path.parent)
         found = path.stat()
-        if read_note(self._root, key, found) is None:
-            note = Note(size=found.st_size, mtime_ns=found.st_mtime_ns, crc64=crc64, metadata=meta)
-            write_note(self._env, self._root, key, note)
+        if tree.read_note(self._root, key, found) is None:
+            note = tree.Note(size=found.st_size, mtime_ns=found.st_mtime_ns, crc64=crc64, metadata=meta)
+            tree.write_note(self._env, self._root, key, note)
         return _etag(found.st_size, crc64)
 
     # Gets
@@ -213,11 +202,11 @@ class DirectoryStore:
         def attempt() -> tuple[BlobInfo, bytes]:
             for _ in range(2):
                 with self._opened(key) as (fd, found):
-                    note = read_note(self._root, key, found)
+                    note = tree.read_note(self._root, key, found)
                     data = self._whole(fd, found.st_size, f"get of {key}", given or self._deadline(found.st_size))
                 crc = crc64_of_bytes(data)
                 if note is None or note.crc64 == crc:
-                    return self._info_of(key, found, note or Note.bare(found, crc)), data
+                    return self._info_of(key, found, note or tree.Note.bare(found, crc)), data
             raise RemoteCorruptError("the object's bytes fail their checksum, read twice", path=key)
 
         return self._run(f"get of {key}", attempt, given or self._deadline(0))
@@ -267,12 +256,12 @@ class DirectoryStore:
         check_prefix(prefix)
         self._run(f"list of {prefix}", lambda: None, self._deadline(0))
         try:
-            for key, found in walk(self._root, prefix):
-                note = read_note(self._root, key, found)
+            for key, found in tree.walk(self._root, prefix):
+                note = tree.read_note(self._root, key, found)
                 etag = _etag(found.st_size, note.crc64) if note else ""
                 yield BlobInfo(key=key, size=found.st_size, etag=etag, modified_ms=found.st_mtime_ns // 1_000_000)
         except OSError as e:
-            raise translate(e, f"list of {prefix}") from None
+            raise tree.translate(e, f"list of {prefix}") from None
 
     def delete(self, keys: Iterable[str]) -> None:
         for key in [check_key(key) for key in keys]:
@@ -283,11 +272,11 @@ class DirectoryStore:
         with suppress(RemoteMissingError, FileNotFoundError), self._opened(key):
             self._env.files.unlink(path)
             self._env.files.fsync_dir(path.parent)
-        note = note_path(self._root, key)
+        note = tree.note_path(self._root, key)
         with suppress(FileNotFoundError, NotADirectoryError):
             self._env.files.unlink(note)
         for folder in (path.parent, note.parent):
-            prune_folders(self._root, folder)
+            tree.prune_folders(self._root, folder)
 
     # Composing
 
@@ -317,7 +306,7 @@ class DirectoryStore:
                 for name in files:
                     path = Path(folder) / name
                     with suppress(FileNotFoundError):
-                        if name.startswith(TEMP_PREFIX) and path.lstat().st_mtime_ns <= before_ns:
+                        if name.startswith(tree.TEMP_PREFIX) and path.lstat().st_mtime_ns <= before_ns:
                             self._env.files.unlink(path)
                             removed += 1
             return removed
@@ -341,7 +330,7 @@ class DirectoryStore:
                     )
                 return attempt()
             except OSError as e:
-                raise translate(e, what) from None
+                raise tree.translate(e, what) from None
 
         return self._weather.run(what, checked, deadline)
 
@@ -351,7 +340,7 @@ class DirectoryStore:
 
     @contextmanager
     def _opened(self, key: str) -> Iterator[tuple[int, os.stat_result]]:
-        fd = open_object(self._root, key)
+        fd = tree.open_object(self._root, key)
         if fd is None:
             raise RemoteMissingError(f"{key}: no such object")
         try:
@@ -366,16 +355,16 @@ class DirectoryStore:
 
     def _info(self, key: str) -> BlobInfo | None:
         with suppress(RemoteMissingError), self._opened(key) as (fd, found):
-            note = read_note(self._root, key, found)
+            note = tree.read_note(self._root, key, found)
             if note is None:
                 crc = 0
                 for at in range(0, found.st_size, PIECE_BYTES):
                     crc = crc64_of_bytes(os.pread(fd, PIECE_BYTES, at), crc)
-                note = Note.bare(found, crc)
+                note = tree.Note.bare(found, crc)
             return self._info_of(key, found, note)
         return None
 
-    def _info_of(self, key: str, found: os.stat_result, note: Note) -> BlobInfo:
+    def _info_of(self, key: str, found: os.stat_result, note: tree.Note) -> BlobInfo:
         metadata, _, sha = split_checksums(note.metadata)
         return BlobInfo(
             key=key,

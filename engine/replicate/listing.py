@@ -18,14 +18,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from aof2.engine.errors import CorruptError, UnsupportedError
-from aof2.engine.manifest.format import (
-    CHUNK_HEADER_LEN,
-    LogPosition,
-    ManifestGapError,
-    ManifestIntegrityError,
-    bundle_key,
-    chunk_key,
-)
+from aof2.engine.manifest import format as fmt
 from aof2.engine.manifest.reader import Chunk, parse_chunk, split_bundle
 from aof2.engine.manifest.snapshot import Snapshot, decode_snapshot
 from aof2.engine.remote import keys
@@ -105,12 +98,12 @@ class RemoteLog:
                 return self._read_chunk(index)
             except RemoteMissingError:
                 continue  # bundled or deleted since it was listed
-        raise ManifestGapError("chunk is not on the remote", path=stream_prefix(self.stream_id), chunk_index=index)
+        raise fmt.ManifestGapError("chunk is not on the remote", path=stream_prefix(self.stream_id), chunk_index=index)
 
     def _read_chunk(self, index: int) -> tuple[bytes, Chunk]:
         damage: CorruptError | None = None
         if index in self.inventory.chunks:
-            key = chunk_key(self.stream_id, index)
+            key = fmt.chunk_key(self.stream_id, index)
             try:
                 return _parsed(self.store.get_blob(key)[1], key, index)
             except CorruptError as e:
@@ -126,7 +119,7 @@ class RemoteLog:
         """The chunk out of this bundle, whether or not it also has an object of its own."""
         if self._span != span:
             self._bundle, self._span = dict(self._split(span)), span
-        return _parsed(self._bundle[index], bundle_key(self.stream_id, *span), index)
+        return _parsed(self._bundle[index], fmt.bundle_key(self.stream_id, *span), index)
 
     def is_bundle_whole(self, first: int, last: int) -> bool:
         """Whether every chunk that its name promises is in the bundle, undamaged."""
@@ -138,9 +131,9 @@ class RemoteLog:
         return True
 
     def _split(self, span: tuple[int, int]) -> Iterator[tuple[int, bytes]]:
-        key = bundle_key(self.stream_id, *span)
+        key = fmt.bundle_key(self.stream_id, *span)
         _, data = self.store.get_blob(key)
-        at = split_bundle(len(data), lambda pos: data[pos : pos + CHUNK_HEADER_LEN], *span, path=key)
+        at = split_bundle(len(data), lambda pos: data[pos : pos + fmt.CHUNK_HEADER_LEN], *span, path=key)
         return ((index, data[start : start + length]) for index, start, length in at)
 
     def snapshot(self, snapshot_id: int) -> tuple[bytes, Snapshot]:
@@ -152,16 +145,16 @@ class RemoteLog:
             raise CorruptError(f"snapshot: its header says {snapshot.snapshot_id}", path=key, offset=48)
         return data, snapshot
 
-    def follows(self, position: LogPosition) -> bool:
+    def follows(self, position: fmt.LogPosition) -> bool:
         """Whether replay can go on at `position`: its chunk can be had, or it is the very end of the log."""
         if self.inventory.has_chunk(position.chunk_index):
             return True
         at_end = not any(index >= position.chunk_index for index in self.inventory.chunk_indexes())
-        return at_end and position.chunk_offset == CHUNK_HEADER_LEN
+        return at_end and position.chunk_offset == fmt.CHUNK_HEADER_LEN
 
 
 def _parsed(data: bytes, key: str, index: int) -> tuple[bytes, Chunk]:
     chunk = parse_chunk(data, path=key, last=False, expect_index=index)
     if chunk is None or not chunk.header.sealed or chunk.end != len(data):
-        raise ManifestIntegrityError("not a whole sealed chunk", path=key, chunk_index=index)
+        raise fmt.ManifestIntegrityError("not a whole sealed chunk", path=key, chunk_index=index)
     return data, chunk

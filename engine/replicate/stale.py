@@ -26,15 +26,8 @@ from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.store import Catalog
 from aof2.engine.env import Env
 from aof2.engine.errors import Aof2Error, CorruptError, UnsupportedError
+from aof2.engine.manifest import format as fmt
 from aof2.engine.manifest.chunk import as_uploaded
-from aof2.engine.manifest.format import (
-    CHUNK_HEADER_LEN,
-    LogPosition,
-    ManifestGapError,
-    chunk_key,
-    chunk_name,
-    unpack_chunk_header,
-)
 from aof2.engine.manifest.reader import ChunkFile, read_file
 from aof2.engine.remote import keys
 from aof2.engine.remote.errors import RemoteMissingError
@@ -120,9 +113,9 @@ def _compare(
     store: RemoteStore, catalog: Catalog, directory: Path, stream_id: int, inventory: Inventory
 ) -> Difference | None:
     with catalog.view() as view:
-        position = view.position(stream_id) or LogPosition(0, CHUNK_HEADER_LEN, 0)
+        position = view.position(stream_id) or fmt.LogPosition(0, fmt.CHUNK_HEADER_LEN, 0)
     indexes = chunk_indexes(directory) if directory.is_dir() else ()
-    here = {index: ChunkFile(index, directory / chunk_name(index)) for index in indexes}
+    here = {index: ChunkFile(index, directory / fmt.chunk_name(index)) for index in indexes}
     there = sorted(inventory.chunk_indexes(), reverse=True)
     next_here = _next_index(here, position)
     remote = RemoteLog(store, stream_id, inventory)
@@ -138,19 +131,19 @@ def _compare(
     return None
 
 
-def _next_index(here: dict[int, ChunkFile], position: LogPosition) -> int:
+def _next_index(here: dict[int, ChunkFile], position: fmt.LogPosition) -> int:
     """The first chunk that is not complete here, by the files and by what the rows know of them."""
     last = max(here, default=-1)
     by_files = last + _is_sealed(here[last]) if here else 0
     # Rows that are inside a chunk whose file is gone: the log was here, and is damaged.
-    lost = position.chunk_offset > CHUNK_HEADER_LEN and position.chunk_index not in here
+    lost = position.chunk_offset > fmt.CHUNK_HEADER_LEN and position.chunk_index not in here
     return max(by_files, position.chunk_index + lost)
 
 
 def _is_sealed(chunk: ChunkFile) -> bool:
     try:
-        head = read_file(chunk.path, length=CHUNK_HEADER_LEN)
-        return any(head) and unpack_chunk_header(head, path=str(chunk.path)).sealed
+        head = read_file(chunk.path, length=fmt.CHUNK_HEADER_LEN)
+        return any(head) and fmt.unpack_chunk_header(head, path=str(chunk.path)).sealed
     except Aof2Error:
         return True  # damaged: it may have been complete
 
@@ -159,7 +152,7 @@ def _is_chunk(remote: RemoteLog, index: int) -> bool:
     """Whether what has the chunk's name there is one; what is not says nothing of a writer."""
     try:
         remote.chunk(index)
-    except (CorruptError, ManifestGapError):
+    except (CorruptError, fmt.ManifestGapError):
         return False
     except UnsupportedError:
         pass  # a newer AOF2 wrote it
@@ -168,7 +161,7 @@ def _is_chunk(remote: RemoteLog, index: int) -> bool:
 
 def _parted(remote: RemoteLog, state: LogState, chunk: ChunkFile) -> str:
     """Whether a chunk that is on both sides holds other records there; "" also where either is damaged."""
-    key = chunk_key(remote.stream_id, chunk.index)
+    key = fmt.chunk_key(remote.stream_id, chunk.index)
     info = remote.inventory.chunks.get(chunk.index)
     if info is not None and info.etag and state.objects.get(key) == info.etag:
         return ""
@@ -179,14 +172,14 @@ def _parted(remote: RemoteLog, state: LogState, chunk: ChunkFile) -> str:
         if head is not None and head.crc64 == native.crc64(ours) and head.size == len(ours):
             return ""
         theirs, _ = remote.chunk(chunk.index)
-    except (CorruptError, UnsupportedError, ManifestGapError, RemoteMissingError, FileNotFoundError):
+    except (CorruptError, UnsupportedError, fmt.ManifestGapError, RemoteMissingError, FileNotFoundError):
         return ""
-    if theirs[CHUNK_HEADER_LEN : len(ours)] == ours[CHUNK_HEADER_LEN:]:
+    if theirs[fmt.CHUNK_HEADER_LEN : len(ours)] == ours[fmt.CHUNK_HEADER_LEN :]:
         return ""  # where it is not sealed here, it is the beginning of the one there: behind, not parted
     return f"chunk {chunk.index} of stream {remote.stream_id} holds other records there than here"
 
 
-def _snapshot_ahead(remote: RemoteLog, state: LogState, position: LogPosition) -> str:
+def _snapshot_ahead(remote: RemoteLog, state: LogState, position: fmt.LogPosition) -> str:
     """A snapshot of a place that the log here has not come to."""
     newest = max(remote.inventory.snapshots, default=None)
     key = keys.manifest_snapshot_key(remote.stream_id, newest) if newest is not None else ""

@@ -38,27 +38,12 @@ from typing import Final
 
 from aof2.engine.env import Env
 from aof2.engine.errors import Aof2Error, CorruptError, UnsupportedError
+from aof2.engine.segment import model, repair, state
 from aof2.engine.segment import pointer as pointers
-from aof2.engine.segment import repair
 from aof2.engine.segment.format import HEADER_BYTES_MAX, Pointer, Version
-from aof2.engine.segment.model import (
-    ActiveSegment,
-    DamagedSegment,
-    SealedSegment,
-    parse_segment_name,
-    segment_path,
-)
 from aof2.engine.segment.pointer import NoPointer, load_pointer, store_pointer
 from aof2.engine.segment.reader import SegmentReader
 from aof2.engine.segment.scan import Tail
-from aof2.engine.segment.state import (
-    AnySegment,
-    RecoveryWarning,
-    StreamState,
-    WarningKind,
-    count_records,
-    next_logical_offset,
-)
 
 CRASH_POINTS: Final = (*repair.CRASH_POINTS, *pointers.CRASH_POINTS)
 
@@ -73,7 +58,7 @@ def recover_stream(
     durable_hints: Mapping[int, int] | None = None,
     locate: Callable[[int], Path | None] | None = None,
     full: bool = False,
-) -> StreamState:
+) -> state.StreamState:
     """Recovers the stream in `directory`.
 
     `stream_id`: files of another stream are damage. `durable_hints`: segment id → file offset up to which its records
@@ -96,16 +81,16 @@ class _Recovery:
     pointer: Pointer | NoPointer = NoPointer.MISSING
     agrees: bool = False  # the pointer's segment is there and tells the same
     older_ids: tuple[int, ...] = ()
-    sealed: dict[int, SealedSegment] = field(default_factory=dict)
-    footers: dict[int, SealedSegment] = field(default_factory=dict)  # the sealed, and those with damaged records
-    unsealed: dict[int, ActiveSegment] = field(default_factory=dict)
+    sealed: dict[int, model.SealedSegment] = field(default_factory=dict)
+    footers: dict[int, model.SealedSegment] = field(default_factory=dict)  # the sealed, and those with damaged records
+    unsealed: dict[int, model.ActiveSegment] = field(default_factory=dict)
     tails: dict[int, tuple[Tail, bytes]] = field(default_factory=dict)  # of the unsealed: and the records beyond a tear
-    damaged: dict[int, DamagedSegment] = field(default_factory=dict)
-    active: ActiveSegment | None = None
+    damaged: dict[int, model.DamagedSegment] = field(default_factory=dict)
+    active: model.ActiveSegment | None = None
     recordless: dict[int, str] = field(default_factory=dict)  # files without a whole record: what is wrong with them
-    warnings: list[RecoveryWarning] = field(default_factory=list)
+    warnings: list[state.RecoveryWarning] = field(default_factory=list)
 
-    def run(self) -> StreamState:
+    def run(self) -> state.StreamState:
         repair.sweep_temps(self.env, self.directory)
         ids = self._list()
         self.pointer = load_pointer(self.directory)
@@ -123,17 +108,17 @@ class _Recovery:
     def _list(self) -> list[int]:
         ids = []
         for path in sorted(self.directory.iterdir()):
-            segment_id = parse_segment_name(path.name)
+            segment_id = model.parse_segment_name(path.name)
             if segment_id is not None:
                 ids.append(segment_id)
             elif path.suffix == ".seg":
-                self._warn(WarningKind.UNKNOWN_FILE, f"{path.name} is not the name of a segment; left alone")
+                self._warn(state.WarningKind.UNKNOWN_FILE, f"{path.name} is not the name of a segment; left alone")
         return sorted(ids)
 
     def _start(self, ids: list[int]) -> list[int]:
         """The segments to open: from the pointer's on if it can be trusted, else all."""
         if self.pointer in (NoPointer.DAMAGED, NoPointer.UNSUPPORTED):
-            self._warn(WarningKind.POINTER_DAMAGED, f"current.sealed is {self.pointer}; every segment is opened")
+            self._warn(state.WarningKind.POINTER_DAMAGED, f"current.sealed is {self.pointer}; every segment is opened")
         if not isinstance(self.pointer, Pointer):
             return ids
         named = self.pointer.segment_id
@@ -157,13 +142,13 @@ class _Recovery:
         else:
             return True
         message = f"current.sealed names segment {pointer.segment_id}, which {reason}; every segment is opened"
-        self._warn(WarningKind.POINTER_STALE, message, pointer.segment_id)
+        self._warn(state.WarningKind.POINTER_STALE, message, pointer.segment_id)
         return False
 
     # -- 2. one file
 
     def _path(self, segment_id: int) -> Path | None:
-        path = segment_path(self.directory, segment_id)
+        path = model.segment_path(self.directory, segment_id)
         if path.exists() or self.locate is None:
             return path if path.exists() else None
         return self.locate(segment_id)
@@ -199,7 +184,7 @@ class _Recovery:
         because a segment is sealed, durably, before the next one is flushed into."""
         newest_sealed = max(self.footers, default=-1)
         for segment_id, why in self.recordless.items():
-            path = segment_path(self.directory, segment_id)
+            path = model.segment_path(self.directory, segment_id)
             if segment_id < newest_sealed:
                 self._damage(path, segment_id, CorruptError(f"{why}, though newer segments are sealed", path=str(path)))
             elif any(path.read_bytes()):
@@ -210,7 +195,7 @@ class _Recovery:
     def _put_aside(self, path: Path, segment_id: int, why: str, size_bytes: int) -> None:
         kept = repair.put_aside(self.env, path)
         message = f"segment {segment_id}: {why}; {size_bytes} bytes are kept as {kept.name}"
-        self._warn(WarningKind.TORN_HEADER, message, segment_id, size_bytes)
+        self._warn(state.WarningKind.TORN_HEADER, message, segment_id, size_bytes)
 
     def _open(self, path: Path, segment_id: int) -> None:
         hint = self.durable_hints.get(segment_id, 0)
@@ -227,7 +212,7 @@ class _Recovery:
             torn = reader.torn_records()
         if tail.record_count:
             self.tails[segment_id] = tail, torn
-            self.unsealed[segment_id] = ActiveSegment(
+            self.unsealed[segment_id] = model.ActiveSegment(
                 *(path, reader.header, tail.end_offset, tail.crc64, tail.record_count),
                 *(tail.next_logical_offset, tail.last_record_ts_ms),
             )
@@ -244,7 +229,7 @@ class _Recovery:
     def _check_hints(self, ids: list[int]) -> None:
         for segment_id, hint in self.durable_hints.items():
             if hint and segment_id not in ids and segment_id not in self.sealed:
-                path = segment_path(self.directory, segment_id)
+                path = model.segment_path(self.directory, segment_id)
                 self._damage(path, segment_id, CorruptError("was durable and is missing", path=str(path)))
 
     # -- 3. the newest
@@ -255,7 +240,7 @@ class _Recovery:
         self.active = self.unsealed.pop(newest, None)
         for segment_id, older in self.unsealed.items():
             message = f"segment {segment_id} is not sealed and not the newest; {older.record_count} records, untouched"
-            self._warn(WarningKind.UNSEALED_OLDER, message, segment_id)
+            self._warn(state.WarningKind.UNSEALED_OLDER, message, segment_id)
         if self.active is None:
             return
         tail, torn = self.tails[newest]
@@ -266,7 +251,7 @@ class _Recovery:
         repair.trim(self.env, self.active)
         cut_bytes = tail.torn_end - tail.end_offset
         message = f"segment {newest} trimmed at {tail.end_offset}: {cut_bytes} bytes of torn tail{kept}"
-        self._warn(WarningKind.TORN_TAIL, message, newest, cut_bytes)
+        self._warn(state.WarningKind.TORN_TAIL, message, newest, cut_bytes)
 
     def _check_newest_sealed(self) -> None:
         """Verifies the newest sealed segment where its end is needed or the pointer does not name it yet."""
@@ -294,17 +279,17 @@ class _Recovery:
             return
         newest = self.sealed[max(self.sealed)]
         if self.pointer is NoPointer.MISSING:
-            self._warn(WarningKind.POINTER_MISSING, "current.sealed is missing; every segment was opened")
+            self._warn(state.WarningKind.POINTER_MISSING, "current.sealed is missing; every segment was opened")
         if isinstance(self.pointer, Pointer):
             if self.pointer.segment_id > newest.segment_id or (self.agrees and self._named_sealed(newest.segment_id)):
                 return
             if self.pointer.segment_id < newest.segment_id:
                 message = f"current.sealed named {self.pointer.segment_id}, segment {newest.segment_id} is sealed too"
-                self._warn(WarningKind.POINTER_STALE, message, newest.segment_id)
+                self._warn(state.WarningKind.POINTER_STALE, message, newest.segment_id)
         try:
             store_pointer(self.env, self.directory, Pointer(newest.segment_id, self._watermark(), newest.durable_bytes))
         except IsADirectoryError:
-            self._warn(WarningKind.POINTER_DAMAGED, "a folder stands where current.sealed belongs; remove it")
+            self._warn(state.WarningKind.POINTER_DAMAGED, "a folder stands where current.sealed belongs; remove it")
 
     def _watermark(self) -> int:
         """Of the newest sealed segment that keeps one; a v2 segment's is known to the pointer alone."""
@@ -316,23 +301,23 @@ class _Recovery:
                 return self.pointer.coordinator_watermark
         return 0
 
-    def _state(self, ids: list[int]) -> StreamState:
+    def _state(self, ids: list[int]) -> state.StreamState:
         sealed = tuple(self.sealed[i] for i in sorted(self.sealed))
         unsealed = tuple(self.unsealed[i] for i in sorted(self.unsealed))
-        counted: list[AnySegment] = [*self.footers.values(), *unsealed]
+        counted: list[state.AnySegment] = [*self.footers.values(), *unsealed]
         if self.active:
             counted.append(self.active)
         counted.sort(key=lambda s: s.segment_id)
         named = self.pointer.segment_id if isinstance(self.pointer, Pointer) else -1
-        return StreamState(
+        return state.StreamState(
             sealed=sealed,
             older_ids=self.older_ids,
             active=self.active,
             unsealed=unsealed,
             damaged=tuple(self.damaged[i] for i in sorted(self.damaged)),
             next_segment_id=max((*ids, *self.damaged, named), default=-1) + 1,
-            next_logical_offset=next_logical_offset(counted),
-            total_record_count=count_records(counted),
+            next_logical_offset=state.next_logical_offset(counted),
+            total_record_count=state.count_records(counted),
             coordinator_watermark=self._watermark(),
             flush_failure=bool(sealed) and sealed[-1].footer.flush_failure,
             warnings=tuple(self.warnings),
@@ -341,10 +326,10 @@ class _Recovery:
     # -- telling
 
     def _damage(self, path: Path, segment_id: int, error: Aof2Error) -> None:
-        self.damaged[segment_id] = DamagedSegment(path, segment_id, error)
-        self._warn(WarningKind.DAMAGED_SEGMENT, f"segment {segment_id} is left alone: {error}", segment_id)
+        self.damaged[segment_id] = model.DamagedSegment(path, segment_id, error)
+        self._warn(state.WarningKind.DAMAGED_SEGMENT, f"segment {segment_id} is left alone: {error}", segment_id)
 
-    def _warn(self, kind: WarningKind, message: str, segment_id: int | None = None, size_bytes: int = 0) -> None:
-        self.warnings.append(RecoveryWarning(kind, message, segment_id, size_bytes))
+    def _warn(self, kind: state.WarningKind, message: str, segment_id: int | None = None, size_bytes: int = 0) -> None:
+        self.warnings.append(state.RecoveryWarning(kind, message, segment_id, size_bytes))
         where = {"event": str(kind), "stream_dir": str(self.directory), "segment_id": segment_id}
         log.warning("%s: %s", self.directory.name, message, extra={**where, "size_bytes": size_bytes})

@@ -51,24 +51,8 @@ from aof2.engine.remote.source import FileSource
 from aof2.engine.remote.store import RemoteStore
 from aof2.engine.settings import Settings
 from aof2.engine.tiering.hashing import block_crc
+from aof2.engine.verify import findings as fixes
 from aof2.engine.verify import logcopies
-from aof2.engine.verify.findings import (
-    Clear,
-    Cool,
-    DropLog,
-    Finding,
-    PutAudit,
-    PutLog,
-    RebuildAudit,
-    RebuildCatalog,
-    Refold,
-    Remove,
-    SetCounter,
-    SetPack,
-    SetRefs,
-    Severity,
-    Upload,
-)
 from aof2.engine.verify.openvolume import OpenVolume
 from aof2.engine.verify.rows import counted, packs_counted
 
@@ -78,10 +62,10 @@ SCRATCH_NAME = "verify"
 
 
 def repair_findings(
-    env: Env, settings: Settings, remote: RemoteStore | None, findings: Sequence[Finding]
-) -> list[Finding]:
+    env: Env, settings: Settings, remote: RemoteStore | None, findings: Sequence[fixes.Finding]
+) -> list[fixes.Finding]:
     """The findings again, those that were mended marked. The caller holds the lock."""
-    left = [f for f in findings if f.fix is not None and f.severity is not Severity.NOTE]
+    left = [f for f in findings if f.fix is not None and f.severity is not fixes.Severity.NOTE]
     mended: set[int] = set()
     with contextlib.closing(OpenVolume(env, settings, remote)) as volume:
         for kind, mend in _MENDERS.items():
@@ -104,7 +88,7 @@ def _is_mended(volume: OpenVolume, mend: Callable[[OpenVolume, Any], None], fix:
 # -- local -------------------------------------------------------------------------------------------------------
 
 
-def _remove(v: OpenVolume, fix: Remove) -> None:
+def _remove(v: OpenVolume, fix: fixes.Remove) -> None:
     path = Path(fix.path)
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
@@ -122,7 +106,7 @@ def _unlink_unused(v: OpenVolume, path: Path) -> None:
     v.hot.unlink(path)
 
 
-def _clear(v: OpenVolume, fix: Clear) -> None:
+def _clear(v: OpenVolume, fix: fixes.Clear) -> None:
     """The blocks are not here any more; with the last one the file goes, too."""
     for chunk_id, bad in fix.masks.items():
         v.commit(fix.stream_id, partial(objects.lost, chunk_id=chunk_id, bad=bad, block_bytes=v.block_bytes))
@@ -139,7 +123,7 @@ def _is_resident(v: OpenVolume, stream_id: int, chunk_id: int) -> bool:
     return any(r is not None and r.mask for r in rows)
 
 
-def _cool(v: OpenVolume, fix: Cool) -> None:
+def _cool(v: OpenVolume, fix: fixes.Cool) -> None:
     v.commit(fix.stream_id, partial(segments.cooled, chunk_ids=[fix.chunk_id]))
     v.hot.unlink(Path(fix.path))
 
@@ -147,7 +131,7 @@ def _cool(v: OpenVolume, fix: Cool) -> None:
 # -- remote ------------------------------------------------------------------------------------------------------
 
 
-def _upload(v: OpenVolume, fix: Upload) -> None:
+def _upload(v: OpenVolume, fix: fixes.Upload) -> None:
     remote = v.reached
     with v.catalog.view() as view:
         chunk = view.get(fix.stream_id, t.CHUNKS, fix.chunk_id)
@@ -202,13 +186,13 @@ def stage_blob(path: Path, offset: int, chunk: ChunkRow, staged: Path, block_byt
 # -- rows --------------------------------------------------------------------------------------------------------
 
 
-def _rebuild_catalog(v: OpenVolume, _: RebuildCatalog) -> None:
+def _rebuild_catalog(v: OpenVolume, _: fixes.RebuildCatalog) -> None:
     if not v.is_open:
         discard(v.state_dir / CATALOG_DIR)
         v.open()
 
 
-def _set_refs(v: OpenVolume, fix: SetRefs) -> None:
+def _set_refs(v: OpenVolume, fix: fixes.SetRefs) -> None:
     sha256 = bytes.fromhex(fix.sha256)
 
     def work(b: Batch) -> None:
@@ -220,7 +204,7 @@ def _set_refs(v: OpenVolume, fix: SetRefs) -> None:
     v.commit(fix.stream_id, work)
 
 
-def _set_pack(v: OpenVolume, fix: SetPack) -> None:
+def _set_pack(v: OpenVolume, fix: fixes.SetPack) -> None:
     def work(b: Batch) -> None:
         members, member_bytes = packs_counted(b.view, b.stream_id).get(fix.key, (0, 0))
         old = b.get(t.PACKS, fix.key)
@@ -234,14 +218,14 @@ def _set_pack(v: OpenVolume, fix: SetPack) -> None:
     v.commit(fix.stream_id, work)
 
 
-def _set_counter(v: OpenVolume, fix: SetCounter) -> None:
+def _set_counter(v: OpenVolume, fix: fixes.SetCounter) -> None:
     def work(b: Batch) -> None:
         b.put(t.COUNTERS, fix.counter, counted(b.view, b.stream_id, v.block_bytes)[fix.counter])
 
     v.commit(fix.stream_id, work)
 
 
-def _refold(v: OpenVolume, fix: Refold) -> None:
+def _refold(v: OpenVolume, fix: fixes.Refold) -> None:
     def work(b: Batch) -> None:
         chunk, here = b.get(t.CHUNKS, fix.chunk_id), b.get(t.RESIDENCY, fix.chunk_id)
         entry = entry_of(b.view, b.stream_id, fix.chunk_id) or ManifestEntry()
@@ -254,17 +238,17 @@ def _refold(v: OpenVolume, fix: Refold) -> None:
 
 # Bytes first, accounts last: what is given up changes what the accounts must say.
 _MENDERS: Final[dict[type[msgspec.Struct], Callable[[OpenVolume, Any], None]]] = {
-    RebuildCatalog: _rebuild_catalog,
-    RebuildAudit: logcopies.rebuild_audit,
-    PutAudit: logcopies.put_audit,
-    PutLog: logcopies.put_log,
-    DropLog: logcopies.drop_log,
-    Upload: _upload,
-    Clear: _clear,
-    Cool: _cool,
-    Remove: _remove,
-    SetRefs: _set_refs,
-    SetPack: _set_pack,
-    SetCounter: _set_counter,
-    Refold: _refold,
+    fixes.RebuildCatalog: _rebuild_catalog,
+    fixes.RebuildAudit: logcopies.rebuild_audit,
+    fixes.PutAudit: logcopies.put_audit,
+    fixes.PutLog: logcopies.put_log,
+    fixes.DropLog: logcopies.drop_log,
+    fixes.Upload: _upload,
+    fixes.Clear: _clear,
+    fixes.Cool: _cool,
+    fixes.Remove: _remove,
+    fixes.SetRefs: _set_refs,
+    fixes.SetPack: _set_pack,
+    fixes.SetCounter: _set_counter,
+    fixes.Refold: _refold,
 }

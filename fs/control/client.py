@@ -21,15 +21,7 @@ import msgspec
 from aof2.engine.errors import Aof2Error
 from aof2.engine.fds import opened
 from aof2.engine.settings import Settings
-from aof2.fs.control.protocol import (
-    ANSWER_BYTES_MAX,
-    ControlError,
-    Progress,
-    ProtocolError,
-    decode,
-    encode,
-    socket_path,
-)
+from aof2.fs.control import protocol
 
 SILENCE_MAX_S: Final = 30.0
 _SUN_PATH_MAX: Final = 107
@@ -40,7 +32,7 @@ class NotMountedError(Aof2Error):
     """No daemon answers for this volume. Mount it."""
 
 
-class WentAwayError(ControlError):
+class WentAwayError(protocol.ControlError):
     """The daemon ended before it answered."""
 
 
@@ -55,7 +47,7 @@ class ControlClient:
     """One connection to the volume's daemon, one request. `with` it. NotMountedError when there is no daemon."""
 
     def __init__(self, settings: Settings) -> None:
-        self._path = socket_path(settings)
+        self._path = protocol.socket_path(settings)
         self._pidfd = -1
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.settimeout(SILENCE_MAX_S)
@@ -79,25 +71,25 @@ class ControlClient:
             os.close(self._pidfd)
             self._pidfd = -1
 
-    def call(self, verb: str, on_progress: Callable[[Progress], None] | None = None, **args: object) -> Any:
+    def call(self, verb: str, on_progress: Callable[[protocol.Progress], None] | None = None, **args: object) -> Any:
         """The answer, as plain JSON values. ControlError with the daemon's own line."""
         try:
-            self._socket.sendall(encode({"verb": verb, **args}))
+            self._socket.sendall(protocol.encode({"verb": verb, **args}))
             with self._socket.makefile("rb") as answers:
-                while line := answers.readline(ANSWER_BYTES_MAX):
+                while line := answers.readline(protocol.ANSWER_BYTES_MAX):
                     if not line.endswith(b"\n"):
                         break
-                    message = decode(line)
+                    message = protocol.decode(line)
                     if "result" in message:
                         return message["result"]
                     if "error" in message:
-                        raise ControlError(str(message["error"]), int(message.get("exit", 1)))
+                        raise protocol.ControlError(str(message["error"]), int(message.get("exit", 1)))
                     if on_progress is not None and "progress" in message:
-                        on_progress(msgspec.convert(message["progress"], Progress))
+                        on_progress(msgspec.convert(message["progress"], protocol.Progress))
         except msgspec.ValidationError as e:
-            raise ProtocolError(f"{self._path}: {e}; the daemon is another version, remount") from None
+            raise protocol.ProtocolError(f"{self._path}: {e}; the daemon is another version, remount") from None
         except TimeoutError:
-            raise ControlError(f"{self._path}: the daemon does not answer; see daemon.log beside it") from None
+            raise protocol.ControlError(f"{self._path}: the daemon does not answer; see daemon.log beside it") from None
         except ConnectionError:
             pass
         raise WentAwayError(f"{self._path}: the daemon went away before it was done; see daemon.log beside it")
