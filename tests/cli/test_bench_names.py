@@ -9,12 +9,15 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from aof2.fs.bench import nameloops, names, tree, venue
+from aof2.fs.bench.contestants import Setup
 from aof2.fs.bench.juicefs import JuiceFs
-from aof2.fs.bench.process import Processes, StepError
+from aof2.fs.bench.process import Processes, StepError, is_mounted
 from aof2.fs.bench.verdict import Outcome
 from tests.cli.logs import objects, run
 
@@ -101,6 +104,48 @@ def test_juicefs_needs_a_redis(monkeypatch: pytest.MonkeyPatch) -> None:
     for here, takes_part in [(set(), False), ({"juicefs"}, False), ({"juicefs", "redis-server"}, True)]:
         monkeypatch.setattr(shutil, "which", lambda name, here=here: name if name in here else None)
         assert JuiceFs.on_path() is takes_part
+
+
+FAKE_REDIS = """\
+#!/bin/sh
+exec {python} -c 'import socket, sys
+server = socket.create_server(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])))
+while True:
+    client = server.accept()[0]
+    client.recv(16)
+    client.sendall(b"+PONG\\r\\n")' "$@"
+"""
+FAKE_JUICEFS = """\
+#!/bin/sh
+echo "$1 $SECRET_KEY" >> {said}
+test "$1" = format && exit
+for mountpoint; do :; done
+mount -t tmpfs bench "$mountpoint"
+exec sleep 60
+"""
+
+
+@needs_root
+def test_juicefs_is_formatted_once_and_mounted_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    programs, said = tmp_path / "bin", tmp_path / "said"
+    programs.mkdir()
+    for name, text in (("redis-server", FAKE_REDIS), ("juicefs", FAKE_JUICEFS)):
+        (programs / name).write_text(text.format(python=sys.executable, said=said))
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    server: Any = SimpleNamespace(endpoint_url="http://127.0.0.1:1", environ=dict, access_key="A", secret_key="S")
+    processes = Processes()
+    contestant = JuiceFs(Setup(tmp_path, server, processes, names.QUICK))
+    try:
+        contestant.start()
+        assert is_mounted(contestant.mountpoint)
+        contestant.drop(contestant.directory)
+        contestant.stop()
+        assert not is_mounted(contestant.mountpoint)
+    finally:
+        contestant.stop()
+        processes.end_all()
+    assert said.read_text().splitlines() == ["format S", "mount S", "mount S"]
 
 
 # -- command line and runs ---------------------------------------------------------------------------------------
