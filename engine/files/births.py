@@ -204,18 +204,14 @@ class Births:
             if close is not None and not close.flags & DROPPED:
                 self._channel.drop(intent.ino)
         for close in closes.values():
-            self._release(close)
+            self._releasing += self.tasks.begin(self._release, close)
         new = [intent for intent, _ in folded if intent.kind in fold.NEW]
         if new and self._granted:
             self._grant_more(new[-1])
         elif self._granted and not self._stopped and self._is_short():
             self.pause()  # names that only move take room, too: who asks the daemon is told that there is none
 
-    def _release(self, close: Intent) -> None:
-        if self.tasks.begin(self._release_one, close):
-            self._releasing += 1
-
-    async def _release_one(self, close: Intent) -> None:
+    async def _release(self, close: Intent) -> None:
         try:
             await self._files.born_released(close.fh, dropped=bool(close.flags & DROPPED))
         except (Aof2Error, OSError, KernelGoneError) as e:

@@ -90,8 +90,9 @@ class Watch:
         return self._writers.count(Mode.RANGED)
 
     def opened(self, file: OpenFile) -> None:
-        if file.channel.mode is Mode.PASSTHROUGH:
-            self._pass(file)
+        if file.channel.mode is Mode.PASSTHROUGH and file.ino not in self._passing:
+            self._passing[file.ino] = file.tenant
+            self._passing_of[file.tenant] += 1
         if file.channel.mode is not Mode.PASSTHROUGH or not self._brake.on:
             self._writers.add(file)
         self._wake.set()
@@ -102,11 +103,6 @@ class Watch:
         if tenant is not None:
             self._passing_of -= Counter({tenant: 1})
         self.let_go(file)
-
-    def _pass(self, file: OpenFile) -> None:
-        if file.ino not in self._passing:
-            self._passing[file.ino] = file.tenant
-            self._passing_of[file.tenant] += 1
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Looks after writers, while there are any, and after what they leave."""

@@ -99,14 +99,11 @@ def retirable(view: View, tenant_id: int, rows: Sequence[ObjectRow], now_ms: int
     kept = snapshots.pinned(rows, snapshots.moments(view, tenant_id))
     if kept:
         return [r for r in gone if r.generation not in kept]  # and the inode stays, for what is kept of it
-    dead = [r for r in rows if r.state == ObjectState.TOMBSTONED and _is_over(r.tombstoned_ms, keep, now_ms)]
+    over_ms = now_ms - keep.undelete_window_ms
+    dead = [r for r in rows if r.state == ObjectState.TOMBSTONED and r.tombstoned_ms <= over_ms]
     if dead and (inode is None or not inode.nlink) and all(r in dead or r in published for r in rows):
         return list(rows)  # dead for good: there is nothing that the past would be the past of
     return gone + dead
-
-
-def _is_over(tombstoned_ms: int, keep: Retention, now_ms: int) -> bool:
-    return tombstoned_ms + keep.undelete_window_ms <= now_ms
 
 
 def _superseded(view: View, tenant_id: int, row: ObjectRow, now_ms: int) -> bool:

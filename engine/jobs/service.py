@@ -64,7 +64,7 @@ class Jobs:
         self.retention = retention
         executors: dict[JobType, Executor] = {
             JobType.CREATE_CHECKPOINT: checkpoint.CreateCheckpoint(
-                publisher, compression_of, metrics, foreground, self._on_published
+                publisher, compression_of, metrics, foreground, lambda: self.runner.changes.fire()
             ),
             JobType.VERIFY_MANIFEST: verify.VerifyManifest(publisher, hydrator, compression_of),
             JobType.DOWNLOAD_CHECKPOINT: download.DownloadCheckpoint(hydrator, publisher.quota),
@@ -272,9 +272,6 @@ class Jobs:
                 if due:
                     with contextlib.suppress(*REFUSALS):
                         await self.prune(tenant_id)
-
-    def _on_published(self) -> None:
-        self.runner.changes.fire()
 
     def _on_over(self, job: JobContext) -> None:
         """A job is over: what found no place in a plan before may find one now. After a cancellation that is not meant:

@@ -47,12 +47,9 @@ class Disk:
         space = space_of(self._folder)
         if space is None or not space.f_files:
             return None
-        return Inodes(space.f_files, space.f_favail, self._kept(space.f_files))
-
-    def _kept(self, total: int) -> int:
-        if self._min_free.fraction:
-            return int(total * self._min_free.fraction)
-        return min(INODES_KEPT_MAX, total // INODES_SHARE)
+        share = int(space.f_files * self._min_free.fraction)
+        kept = share if self._min_free.fraction else min(INODES_KEPT_MAX, space.f_files // INODES_SHARE)
+        return Inodes(space.f_files, space.f_favail, kept)
 
     def has_room_for_names(self) -> bool:
         """Whether something new may be recorded: a name, an attribute."""

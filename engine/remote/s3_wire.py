@@ -26,6 +26,7 @@ import threading
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
@@ -141,25 +142,18 @@ def _landing() -> Iterator[None]:
         raise LandingError(e) from None
 
 
+@dataclass(eq=False)
 class Wire:
     """Connections to one bucket's endpoint."""
 
-    def __init__(
-        self,
-        signer: UrlSigner,
-        *,
-        ca_bundle: str | None,
-        connect_timeout_s: float,
-        read_timeout_s: float,
-        idle_max: int,
-        bounded: Bounded,
-    ) -> None:
-        self._bounded = bounded
-        self._signer = signer
-        self._ca_bundle = ca_bundle
-        self._connect_timeout_s = connect_timeout_s
-        self._read_timeout_s = read_timeout_s
-        self._idle_max = idle_max
+    signer: UrlSigner
+    ca_bundle: str | None
+    connect_timeout_s: float
+    read_timeout_s: float
+    idle_max: int
+    bounded: Bounded
+
+    def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._idle: dict[tuple[str, str], list[socket.socket]] = {}
         self._busy: set[socket.socket] = set()
@@ -206,7 +200,7 @@ class Wire:
 
     def _request(self, name: str, offset: int, length: int) -> tuple[tuple[str, str], bytes]:
         """Whom to ask, and what; nothing to ask behind a proxy."""
-        url = urlsplit(self._signer.url(name))
+        url = urlsplit(self.signer.url(name))
         place = (url.scheme, url.netloc)
         if self._behind_proxy(url.scheme, url.hostname or ""):
             self._refusals = REFUSALS_MAX
@@ -247,7 +241,7 @@ class Wire:
 
         Handing a request to a thread and back takes as long as a third of its way to a server nearby.
         """
-        if not self._signer.is_quick:
+        if not self.signer.is_quick:
             return None
         place, request = self._request(name, offset, length)
         sock = self._kept(place) if request else None
@@ -255,7 +249,7 @@ class Wire:
             return None
         data: bytes | None = None
         try:
-            with trio.move_on_after(self._read_timeout_s):
+            with trio.move_on_after(self.read_timeout_s):
                 data = await _ask_at_once(sock, request, offset, length)
         except OSError:
             data = None
@@ -267,7 +261,7 @@ class Wire:
         """Returns when the SDK may fare better; else raises what it would."""
         status = body.head.status
         if status < 400 or status in (400, 401, 403, 411, 501, 505):
-            self._signer.forget(name)
+            self.signer.forget(name)
             return
         raise answered(status, _error_code(body), "GetObject")
 
@@ -277,17 +271,17 @@ class Wire:
         while (kept := self._kept(place)) is not None:
             with contextlib.suppress(_StaleError):
                 return self._sent(place, kept, request, deadline, kept=True)
-        fresh = self._bounded(lambda: self._connect(place, deadline), deadline)
+        fresh = self.bounded(lambda: self._connect(place, deadline), deadline)
         return self._sent(place, fresh, request, deadline, kept=False)
 
     def _sent(
         self, place: tuple[str, str], sock: socket.socket, request: bytes, deadline: Deadline, *, kept: bool
     ) -> tuple[socket.socket, Body]:
         try:
-            sock.settimeout(min(self._read_timeout_s, max(0.001, deadline.left_s())))
+            sock.settimeout(min(self.read_timeout_s, max(0.001, deadline.left_s())))
             sock.sendall(request)
             head, prefix = _read_head(sock)
-            return sock, Body(sock, prefix, head, self._read_timeout_s, deadline)
+            return sock, Body(sock, prefix, head, self.read_timeout_s, deadline)
         except (ConnectionError, ssl.SSLEOFError) as e:
             self._put_back(place, sock, reusable=False)
             if kept:
@@ -312,7 +306,7 @@ class Wire:
         scheme, netloc = place
         url = urlsplit(f"{scheme}://{netloc}")
         host, port = url.hostname or "", url.port or (443 if scheme == "https" else 80)
-        timeout_s = min(self._connect_timeout_s, max(0.001, deadline.left_s()))
+        timeout_s = min(self.connect_timeout_s, max(0.001, deadline.left_s()))
         sock = socket.create_connection((host, port), timeout=timeout_s)
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -334,14 +328,14 @@ class Wire:
 
     def _context(self) -> ssl.SSLContext:
         if self._tls is None:
-            self._tls = ssl.create_default_context(cafile=self._ca_bundle or get_cert_path(True))
+            self._tls = ssl.create_default_context(cafile=self.ca_bundle or get_cert_path(True))
         return self._tls
 
     def _put_back(self, place: tuple[str, str], sock: socket.socket, *, reusable: bool) -> None:
         with self._lock:
             self._busy.discard(sock)
             idle = self._idle.setdefault(place, [])
-            if reusable and not self._closed and len(idle) < self._idle_max:
+            if reusable and not self._closed and len(idle) < self.idle_max:
                 idle.append(sock)
                 return
         sock.close()

@@ -32,6 +32,7 @@ import logging
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -162,32 +163,25 @@ class Derivation:
         self.fresh.append(payload)
 
 
+@dataclass(eq=False)
 class TenantAudit:
     """See the module's text. Opens its log at the first `catch_up`."""
 
-    def __init__(
-        self,
-        env: Env,
-        catalog: Catalog,
-        writer: CatalogWriter,
-        state_dir: Path,
-        tenant_id: int,
-        tenant: str,
-        fence: Fence,
-        store: RemoteStore,
-    ) -> None:
-        self.env = env
-        self.path = audit_path(state_dir, tenant_id)
-        self.tenant_id = tenant_id
+    env: Env
+    catalog: Catalog
+    writer: CatalogWriter
+    state_dir: Path
+    tenant_id: int
+    tenant: str
+    fence: Fence
+    store: RemoteStore
+
+    def __post_init__(self) -> None:
+        self.path = audit_path(self.state_dir, self.tenant_id)
         self.broken = ""
         self._mended = False
-        self._directory = state_dir / "manifest" / str(tenant_id)
-        self._catalog = catalog
-        self._writer = writer
-        self._tenant = tenant
-        self._fence = fence
-        self._store = store
-        self._scratch = state_dir / "audit_scratch" / str(tenant_id)
+        self._directory = self.state_dir / "manifest" / str(self.tenant_id)
+        self._scratch = self.state_dir / "audit_scratch" / str(self.tenant_id)
         self._files = contextlib.ExitStack()  # what is open while there is a derivation
         self._log: AuditWriter
         self._derived: Derivation | None = None
@@ -231,11 +225,11 @@ class TenantAudit:
     def _mend(self, error: CorruptError) -> bool:
         """A log that is damaged here, from its ranges on the remote, once; whether there is anything to go on with."""
         self._mended = True
-        acknowledged = self._catalog.get(self.tenant_id, t.COUNTERS, AUDIT_LOGSEQ) or 0
-        if joined_ranges(self._store, self.tenant_id).last < acknowledged:
+        acknowledged = self.catalog.get(self.tenant_id, t.COUNTERS, AUDIT_LOGSEQ) or 0
+        if joined_ranges(self.store, self.tenant_id).last < acknowledged:
             return False  # not all of it is there: repair decides
         log.warning("audit log is damaged", extra={"tenant_id": self.tenant_id, "error": str(error)})
-        rebuild_audit(self.env, self._store, self.path.parent.parent, self.tenant_id)
+        rebuild_audit(self.env, self.store, self.path.parent.parent, self.tenant_id)
         return True
 
     def close(self) -> None:
@@ -247,11 +241,11 @@ class TenantAudit:
     def _open(self) -> Derivation:
         if self._derived is not None:
             return self._derived
-        with self._catalog.view() as view:
+        with self.catalog.view() as view:
             logseq = view.get(self.tenant_id, t.COUNTERS, AUDIT_LOGSEQ)
             chunk = view.get(self.tenant_id, t.COUNTERS, AUDIT_CHUNK)
         self.env.make_dirs(self.path.parent)
-        derived = Derivation(self._tenant, DiskState(self._scratch), logseq or 0)
+        derived = Derivation(self.tenant, DiskState(self._scratch), logseq or 0)
         self._files.callback(derived.state.close)
         self._log = AuditWriter(self.env, self.path, on_record=derived.replayed, acknowledged=logseq or 0)
         self._files.callback(self._log.close)
@@ -266,7 +260,7 @@ class TenantAudit:
 
     def _load_refs(self, derived: Derivation) -> None:
         """Names of what exists: a deletion in the log names a row, not its content."""
-        with self._catalog.view() as view:
+        with self.catalog.view() as view:
             self._looked_at(view)
             for key, row in view.scan(self.tenant_id, t.OBJECTS):
                 if row.published_ms:
@@ -296,15 +290,15 @@ class TenantAudit:
             self._next_chunk = chunk.index + 1
             self._append(derived)
         if derived.sweep_due:
-            self._writer.flush()  # the rows may be ahead of the sealed chunks: what they say is durable first
+            self.writer.flush()  # the rows may be ahead of the sealed chunks: what they say is durable first
             derived.sweep(self._live(derived))
             self._append(derived)
 
     def _derive_rows(self, derived: Derivation) -> None:
         """The difference between the rows, made durable first, and what the audit log adds up to."""
         derived.accept_rest()
-        self._writer.flush()
-        with self._catalog.view() as view:
+        self.writer.flush()
+        with self.catalog.view() as view:
             self._looked_at(view)
             for _, chunk in view.scan(self.tenant_id, t.CHUNKS):
                 derived.chunk(chunk)
@@ -316,7 +310,7 @@ class TenantAudit:
         self._remember()
 
     def _live(self, derived: Derivation) -> Iterator[fmt.ArtifactRef]:
-        with self._catalog.view() as view:
+        with self.catalog.view() as view:
             for _, row in view.scan(self.tenant_id, t.OBJECTS):
                 if row.published_ms:
                     yield derived.ref_of(row)
@@ -346,7 +340,7 @@ class TenantAudit:
             b.put(t.COUNTERS, AUDIT_LOGSEQ, logseq)
             b.put(t.COUNTERS, AUDIT_CHUNK, chunk)
 
-        self._writer.call(self.tenant_id, work, sync=True)
+        self.writer.call(self.tenant_id, work, sync=True)
 
     # -- the remote --------------------------------------------------------------------------------------------
 
@@ -355,7 +349,7 @@ class TenantAudit:
         if not self._upload_due or self.broken or not self.path.exists():
             return
         if self._stored is None:
-            self._stored = set(range_starts(self._store, self.tenant_id))
+            self._stored = set(range_starts(self.store, self.tenant_id))
         with opened(self.path) as fd:
             for part in cut_points(Source.of_fd(fd, str(self.path)), start=self._after):
                 if part.first_logseq not in self._stored:
@@ -367,7 +361,7 @@ class TenantAudit:
     def _put(self, fd: int, part: LogRange) -> None:
         data = os.pread(fd, part.end - part.start, part.start)
         metadata = {"last_logseq": str(part.after.logseq - 1), "last_hash": part.after.prev_hash.hex()}
-        self._fence.put(keys.audit_range_key(self.tenant_id, part.first_logseq), data, metadata)
+        self.fence.put(keys.audit_range_key(self.tenant_id, part.first_logseq), data, metadata)
         self.env.failpoint("replicate.audit.range_put")
 
 

@@ -129,7 +129,7 @@ class SegmentReader:
 
     def records(self, first: int | Position = 0, count: int | None = None) -> Iterator[Record]:
         """Records from index `first` on, or from a position told earlier; `count` of them at most."""
-        mark = first if isinstance(first, Position) else self._mark_before(first)
+        mark = first if isinstance(first, Position) else max(m for m in self._marks if m.record_index <= first)
         index = mark.record_index if isinstance(first, Position) else first
         stop = None if count is None else index + count
         for batch in self.batches(mark):
@@ -175,9 +175,6 @@ class SegmentReader:
         if index > self._marks[-1].record_index:
             end = rows.offset[-1] + fmt.RECORD_BYTES[self._version] + rows.length[-1]
             self._marks.append(Position(index, end, rows.logical_offset[-1] + rows.length[-1]))
-
-    def _mark_before(self, index: int) -> Position:
-        return max(m for m in self._marks if m.record_index <= index)
 
     def _check_end(self, scanner: SegmentScanner, index: int, *, whole: bool) -> None:
         """The scan got to the end it had to: the footer's, or the tear of an unsealed file."""

@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import click
 import msgspec
@@ -52,7 +51,8 @@ def restore(url: str, as_json: bool, conf: str | None) -> None:
         report = run_restore(env, store, settings.volume.state_dir, log_settings=log_settings(settings), progress=tell)
     missing = _missing(report)
     if as_json:
-        output.print_json(_as_object(report))
+        whole = {"complete": report.complete, "whole": report.whole, **msgspec.to_builtins(report)}
+        output.print_json({**whole, "gaps": report.gaps})
     else:
         output.print_facts(_facts(report, url, missing))
         for path in report.rescued:
@@ -98,10 +98,6 @@ def _progress() -> Iterator[Callable[[str], None]]:
 
     with Console(stderr=True).status("restore") as status:
         yield lambda text: status.update(f"restore: {escape(text)}")
-
-
-def _as_object(report: RestoreReport) -> dict[str, Any]:
-    return {"complete": report.complete, "whole": report.whole, **msgspec.to_builtins(report), "gaps": report.gaps}
 
 
 def _facts(report: RestoreReport, url: str, missing: list[str]) -> list[tuple[str, str]]:

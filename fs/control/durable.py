@@ -273,12 +273,10 @@ class _Watch:
             grown, self._sent = sent - self._sent, sent
             # Few bytes may be the log's, which says of each attempt that failed that it did.
             log_bytes = self._volume.settings.manifest.chunk_capacity_bytes
-            if not self._backing_off and (grown > log_bytes or self._is_log_there()):
+            ends = self._volume.log_ends(self._tenant_ids)
+            if not self._backing_off and (grown > log_bytes or self._volume.replication.has(ends)):
                 self._moved()
         return sent - self._at_done
-
-    def _is_log_there(self) -> bool:
-        return self._volume.replication.has(self._volume.log_ends(self._tenant_ids))
 
     def _moved(self) -> None:
         self._moved_s, self._late_s = trio.current_time(), None

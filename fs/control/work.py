@@ -64,7 +64,8 @@ async def jobs(mounted: Mounted, args: Jobs, tell: Tell) -> list[JobStatus]:
                 _, row, tenant = find_job(view, args.job)
             return [job_status(row, tenant)]
         case "retry" if not args.job:
-            return await _retry_all(volume, args, tell)
+            names, kicked = volume.tenant_names(), await volume.jobs.runner.kick()
+            return await _told(volume, [(tenant, names[tenant], job_id) for tenant, job_id in kicked], args, tell)
         case "retry" | "cancel":
             return await _change(volume, args, tell)
         case "start":
@@ -82,12 +83,6 @@ async def _change(volume: Volume, args: Jobs, tell: Tell) -> list[JobStatus]:
     elif not await volume.jobs.runner.retry(tenant_id, row.job_id):
         raise ControlError(f"{args.job}: it is {row.state.name.lower()}; there is nothing to retry")
     return await _told(volume, [(tenant_id, tenant, row.job_id)], args, tell) or [job_status(row, tenant)]
-
-
-async def _retry_all(volume: Volume, args: Jobs, tell: Tell) -> list[JobStatus]:
-    kicked = await volume.jobs.runner.kick()
-    names = volume.tenant_names()
-    return await _told(volume, [(tenant_id, names[tenant_id], job_id) for tenant_id, job_id in kicked], args, tell)
 
 
 async def _start(volume: Volume, args: Jobs, tell: Tell) -> list[JobStatus]:
