@@ -229,8 +229,8 @@ class Channel:
     def birth_log(self, stream_id: int, fd: int) -> None:
         self._tell(Kind.BIRTH_LOG, wire.GRANT.pack(stream_id, 0), fd)
 
-    def birth_inos(self, stream_id: int, first: int, count: int) -> None:
-        self._tell(Kind.BIRTH_INOS, wire.RANGE.pack(stream_id, first, count))
+    def birth_inos(self, stream_id: int, first: int, count: int, *, bears: bool = True) -> None:
+        self._tell(Kind.BIRTH_INOS, wire.RANGE.pack(stream_id, first, count), flags=0 if bears else wire.BARREN)
 
     async def nest(self, ino: int, action: NestAction, gid: int | None = None) -> bool:
         body = wire.NEST.pack(ino, action, 0 if gid is None else 1, gid or 0)

@@ -50,6 +50,7 @@ MORE: Final = 1  # flags
 AGAIN: Final = 2
 UNTRACKED: Final = 4
 TAKE: Final = 1
+BARREN: Final = 1  # of BIRTH_INOS: nothing is born
 SILENT: Final = 1
 WATCH_APPEND: Final = 1
 LOOKS_UID: Final = 1

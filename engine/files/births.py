@@ -45,11 +45,12 @@ S_ISGID: Final = 0o2000
 
 
 class _Granted:
-    """The inode numbers that the channel may give to a tenant's new files."""
+    """The inode numbers that the channel may give to what is new in a tenant."""
 
     def __init__(self) -> None:
         self.count = 0
         self.end = 0
+        self.bears = False  # also to files
 
 
 class Births:
@@ -60,6 +61,7 @@ class Births:
         self._channel = kernel
         self._intents = intents
         self._granted: dict[int, _Granted] = {}
+        self._bears = False
         self._made: Counter[int] = Counter()
         self.tasks = Tasks()
         self._releasing = 0
@@ -70,13 +72,15 @@ class Births:
     # -- starting ----------------------------------------------------------------------------------------------
 
     async def start(self, *, bears: bool = True) -> None:
-        """Tells the channel of the intent logs, and where backing files are; `bears`: it may create files by itself."""
+        """Tells the channel of the intent logs, and where backing files are: it may change names by itself, and, with
+        `bears`, create files."""
+        self._bears = bears
         self._channel.birth_page(self._intents.page_fd)
         for one in self._intents.logs:
             self._offer(one)
-            if bears:
-                self._granted[one.stream_id] = _Granted()
-                await self._grant(one.stream_id)
+            self._granted[one.stream_id] = _Granted()
+        for stream_id in self._granted:
+            await self._grant(stream_id)
 
     def _offer(self, one: IntentLog) -> None:
         volume = self._files.volume
@@ -88,16 +92,16 @@ class Births:
 
     async def _grant(self, stream_id: int) -> None:
         volume, granted = self._files.volume, self._granted[stream_id]
-        inodes = volume.disk.inodes()
-        # Never more than the disk has: the channel does not ask before it makes a file.
-        room = INOS_GRANTED if inodes is None else inodes.room // (2 * len(self._granted))
+        inodes, granted.bears = volume.disk.inodes(), self._may_bear(stream_id)
+        # Never more files than the disk has inodes: the channel does not ask before it makes one.
+        room = inodes.room // (2 * len(self._granted)) if inodes is not None and granted.bears else INOS_GRANTED
         granted.count = min(INOS_GRANTED, room)
         work = partial(fold.reserve_inos, count=granted.count)
         first = await result_of(volume.writer.submit(stream_id, work))
         volume.unborn_from.setdefault(stream_id, first)
         granted.end = first + granted.count
         if not self._stopped:  # meanwhile
-            self._channel.birth_inos(stream_id, first, granted.count)
+            self._channel.birth_inos(stream_id, first, granted.count, bears=granted.bears)
 
     async def _grant_again(self, stream_id: int) -> None:
         try:
@@ -109,12 +113,18 @@ class Births:
 
     def created(self, parent: int) -> None:
         """A create came here. Where many do, the channel takes over."""
-        if not self._granted or self._intents.has_failed:
+        granted = self._granted.get(stream_of(parent))
+        if granted is None or self._intents.has_failed:
             return
-        if self._stopped and self._may_pass():
+        if self._stopped and self._may_change():
             self._stopped = False
             for stream_id in self._granted:
                 self.tasks.begin(self._grant_again, stream_id)
+        elif not self._stopped and not granted.bears and self._may_bear(stream_of(parent)):
+            granted.bears = True  # asked for once
+            self.tasks.begin(self._grant_again, stream_of(parent))
+        if not self._bears:
+            return
         self._made[parent] += 1
         made = self._made[parent]
         if made == NEST_AFTER or made % NEST_AGAIN == 0:
@@ -124,7 +134,7 @@ class Births:
 
     async def _open_nest(self, ino: int) -> None:
         volume = self._files.volume
-        if not self._may_pass():
+        if not self._may_bear(stream_of(ino)):
             return
         with volume.catalog.view() as view:
             row = namespace.inode(view, stream_of(ino), ino)
@@ -166,7 +176,7 @@ class Births:
     # -- stopping ----------------------------------------------------------------------------------------------
 
     def pause(self) -> None:
-        """The channel creates nothing by itself until a create that came here went well again."""
+        """The channel changes no names by itself until a create that came here went well again."""
         self._stopped = True
         with contextlib.suppress(KernelGoneError):
             for stream_id in self._granted:
@@ -177,18 +187,18 @@ class Births:
         self._ended = True
         self.pause()
 
-    def _may_pass(self) -> bool:
-        if self._ended or self._files.room.is_behind or self._is_short():
-            return False
-        names = self._files.volume.tenant_names()
-        return all(self._files.room.lets_pass(names[stream_id]) for stream_id in self._granted)
+    def _may_change(self) -> bool:
+        """Whether the channel may change names: the disk has room for them."""
+        return not self._ended and self._files.volume.disk.has_room_for_names() and self._intents.has_room()
 
-    def _is_short(self) -> bool:
-        """Whether the disk has little left: then files come one by one, and what was made ahead is given back."""
-        disk = self._files.volume.disk
-        inodes = disk.inodes()
-        short = inodes is not None and inodes.room < INODES_MIN
-        return short or not disk.has_room_for_names() or not self._intents.has_room()
+    def _may_bear(self, stream_id: int) -> bool:
+        """Whether it may create files: with little room they come one by one, and what was made ahead is given back."""
+        if not self._bears or self._files.room.is_behind or not self._may_change():
+            return False
+        inodes = self._files.volume.disk.inodes()
+        if inodes is not None and inodes.room < INODES_MIN:
+            return False
+        return self._files.room.lets_pass(self._files.volume.tenant_names()[stream_id])
 
     # -- taking over -------------------------------------------------------------------------------------------
 
@@ -206,10 +216,10 @@ class Births:
         for close in closes.values():
             self._releasing += self.tasks.begin(self._release, close)
         new = [intent for intent, _ in folded if intent.kind in fold.NEW]
-        if new and self._granted:
-            self._grant_more(new[-1])
-        elif self._granted and not self._stopped and self._is_short():
+        if self._granted and not self._stopped and not self._may_change():
             self.pause()  # names that only move take room, too: who asks the daemon is told that there is none
+        elif new and self._granted:
+            self._grant_more(new[-1])
 
     async def _release(self, close: Intent) -> None:
         try:
@@ -228,9 +238,12 @@ class Births:
             await self._released.wait()
 
     def _grant_more(self, last: Intent) -> None:
-        granted = self._granted[stream_of(last.ino)]
-        if not self._may_pass():
-            self.pause()
-        elif last.ino + granted.count // 4 > granted.end:
+        stream_id = stream_of(last.ino)
+        granted = self._granted[stream_id]
+        if granted.bears and not self._may_bear(stream_id):
+            granted.bears = False
+            with contextlib.suppress(KernelGoneError):
+                self._channel.birth_inos(stream_id, namespace.root_ino(stream_id), 0, bears=False)
+        if last.ino + granted.count // 4 > granted.end:
             granted.end += granted.count  # asked for once
-            self.tasks.begin(self._grant_again, stream_of(last.ino))
+            self.tasks.begin(self._grant_again, stream_id)

@@ -108,8 +108,8 @@ class FilesKind(Catalogued):
             await trio.sleep_forever()
 
     async def _start_intents(self, nursery: trio.Nursery) -> None:
-        """Unlinks are answered from a log; the channel may create files by itself where they can be passed through and
-        look as they are."""
+        """The channel may change names by itself, and create files where they can be passed through and look as they
+        are."""
         await self.intents.start(s for s in self.volume.writable_tenants() if s in self.tenants)
         await nursery.start(self.births.tasks.run)
         await self.births.start(bears=self._way.passthrough and self._wish.as_recorded)

@@ -191,8 +191,9 @@ class Kernel(Protocol):
     def birth_log(self, stream_id: int, fd: int) -> None:
         """A tenant's intent log, where births are recorded."""
 
-    def birth_inos(self, stream_id: int, first: int, count: int) -> None:
-        """Inode numbers for births to come; what is left of the last ones is forgotten."""
+    def birth_inos(self, stream_id: int, first: int, count: int, *, bears: bool = True) -> None:
+        """Inode numbers for what comes; those left of the last ones are forgotten. A count of 0: names are changed here
+        alone. Not `bears`: files are made here alone, and with a count of 0 the numbers stay."""
 
     async def nest(self, ino: int, action: NestAction, gid: int | None = None) -> bool:
         """Changes what the channel does in a directory; False when it has no room. OPEN returns when every name that

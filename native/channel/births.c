@@ -28,7 +28,8 @@ struct stream {
   int dir_fd, log_fd;
   uint32_t slot;
   uint64_t next_ino, end_ino;
-  bool granted;             /* births are allowed: the last grant was not of 0 */
+  bool granted;             /* changes are allowed: the last grant was not of 0 */
+  bool bears;               /* and births */
   uint32_t wanted, ordered; /* cradles there should be; and are being made */
   uint32_t first, ready;    /* of the ring */
   cradle cradles[CRADLES_MAX];
@@ -122,7 +123,7 @@ bool births_order(cradle *out, int *dir_fd) {
   pthread_mutex_lock(&births_lock);
   for (uint32_t i = 0; i < streams_used && !found; i++) {
     stream *s = &streams[i];
-    found = s->granted && s->ready + s->ordered < s->wanted && s->next_ino < s->end_ino;
+    found = s->granted && s->bears && s->ready + s->ordered < s->wanted && s->next_ino < s->end_ino;
     if (!found) continue;
     *out = (cradle){.ino = s->next_ino++, .fd = -1};
     *dir_fd = s->dir_fd;
@@ -136,7 +137,7 @@ bool births_made(const cradle *c, bool made) {
   pthread_mutex_lock(&births_lock);
   stream *s = stream_of(c->ino);
   s->ordered--;
-  bool keep = made && s->granted;
+  bool keep = made && s->granted && s->bears;
   if (keep) s->cradles[(s->first + s->ready++) % CRADLES_MAX] = *c;
   else s->wanted = 0; /* no room, perhaps: the next that is missed begins anew */
   pthread_mutex_unlock(&births_lock);
@@ -179,15 +180,17 @@ void births_log(uint64_t stream_id, int fd) {
   if (old >= 0) close(old);
 }
 
-void births_inos(uint64_t stream_id, uint64_t first, uint64_t count) {
+void births_inos(uint64_t stream_id, uint64_t first, uint64_t count, bool bears) {
   pthread_mutex_lock(&births_lock);
   stream *s = stream_find(stream_id);
-  /* With a count of 0 nothing is born any more. */
   if (s && first >> STREAM_SHIFT == stream_id && (first + count) >> STREAM_SHIFT == stream_id) {
-    s->next_ino = first;
-    s->end_ino = first + count;
-    s->granted = count > 0;
-    if (!count) empty_cradles(s); /* the disk may need their inodes */
+    if (count || bears) {
+      s->next_ino = first;
+      s->end_ino = first + count;
+      s->granted = count > 0; /* with a count of 0 nothing is made here any more */
+    }
+    s->bears = bears && count;
+    if (!s->bears) empty_cradles(s); /* the disk may need their inodes */
   }
   pthread_mutex_unlock(&births_lock);
 }
@@ -234,7 +237,7 @@ static bool has_log_room(const stream *s) {
 
 /* The same; whether there is a log with room for a record, and a number. */
 static bool can_bear(const stream *s) {
-  return s->log_fd >= 0 && s->granted && (s->ready || s->next_ino < s->end_ino) && has_log_room(s);
+  return s->log_fd >= 0 && s->granted && s->bears && (s->ready || s->next_ino < s->end_ino) && has_log_room(s);
 }
 
 /* An inode number and the name, taken; false: not here. */

@@ -69,7 +69,8 @@ void births_over(void);
 void births_page(int fd);
 void births_dir(uint64_t stream_id, uint32_t slot, int fd);
 void births_log(uint64_t stream_id, int fd);
-void births_inos(uint64_t stream_id, uint64_t first, uint64_t count);
+/* Without `bears` the numbers are for what is no file; with a count of 0 those there are stay. */
+void births_inos(uint64_t stream_id, uint64_t first, uint64_t count, bool bears);
 
 /* view.c: the page, and a stream's place in it, log and folder, which stay; false: there is no such stream, or no log of it yet. */
 bool births_stream(uint64_t stream_id, intent_page **with_page, uint32_t *slot, int *log_fd, int *dir_fd);

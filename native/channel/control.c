@@ -166,7 +166,7 @@ void control_apply(const control_message *m, int fd) {
   }
   switch (m->kind) {
     case PROTO_CLEAR: return clear(m);
-    case PROTO_BIRTH_INOS: return births_inos(m->nodeid, m->blocks.first, m->blocks.count);
+    case PROTO_BIRTH_INOS: return births_inos(m->nodeid, m->blocks.first, m->blocks.count, !(m->flags & 1));
     case PROTO_NAMES: return nests_names(m->nodeid, m->reply.payload, m->reply.payload_len);
     case PROTO_NEST: return nest(m);
     case PROTO_CATALOG: return open_catalog(m);

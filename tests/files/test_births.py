@@ -19,6 +19,7 @@ from aof2.engine.aio import result_of
 from aof2.engine.catalog import writer as catalog_writer
 from aof2.engine.errors import LimitError
 from aof2.engine.files import Files
+from aof2.engine.files.births import INOS_GRANTED
 from aof2.engine.files.kind import FilesKind
 from aof2.engine.intents import fold
 from aof2.engine.intents.format import DROPPED, IntentKind, pack
@@ -41,6 +42,7 @@ class FakeChannel:
         self.births_wanted: Any = None
         self.first = self.end = 0
         self.granted: list[int] = []
+        self.bears = False
 
     def birth_page(self, fd: int) -> None:
         self.page = mmap.mmap(fd, mmap.PAGESIZE)
@@ -51,9 +53,10 @@ class FakeChannel:
     def birth_log(self, stream_id: int, fd: int) -> None:
         self.log = os.dup(fd)
 
-    def birth_inos(self, stream_id: int, first: int, count: int) -> None:
+    def birth_inos(self, stream_id: int, first: int, count: int, *, bears: bool = True) -> None:
         self.first = self.first or first
         self.granted.append(count)
+        self.bears = bears
 
     def drop(self, nodeid: int) -> None:
         pass
@@ -151,6 +154,32 @@ def test_what_cannot_be_folded_is_left_to_recovery(tmp_path: Path, caplog: pytes
         assert names(files) == [b"a"]
 
     run_files(small_settings(tmp_path), after)
+
+
+def test_where_nothing_is_passed_through_names_change_all_the_same(tmp_path: Path) -> None:
+    async def main(files: Files, _: FakeKernel) -> None:
+        channel = FakeChannel()
+        kind = kind_of(files, channel)
+        await kind.intents.start([files.volume.tenants.named("default").tenant_id])
+        await kind.births.start(bears=False)
+        os.close(channel.log)
+        assert channel.granted == [INOS_GRANTED] and not channel.bears
+
+    run_files(small_settings(tmp_path), main)
+
+
+@pytest.mark.timeout(20)
+def test_want_of_room_for_bytes_stops_births_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body(files: Files, channel: FakeChannel, kind: FilesKind) -> None:
+        assert channel.bears
+        monkeypatch.setattr(files.room, "lets_pass", lambda _: False)
+        channel.bear(files, b"a")
+        await kind.fold()
+        assert (channel.granted[-1], channel.bears) == (0, False)
+        kind.births.pause()
+        assert (channel.granted[-1], channel.bears) == (0, True)  # changes of names, too
+
+    run_births(tmp_path, body)
 
 
 @pytest.mark.timeout(20)

@@ -14,12 +14,13 @@ from tests.support.mount import mounted_volume, until
 pytestmark = pytest.mark.skipif(not IS_ROOT, reason="a user's mounts pass nothing through")
 
 
-@pytest.mark.parametrize("who", ["daemon", "channel", "both"])
+@pytest.mark.parametrize("who", ["daemon", "channel", "both", "both, ranged"])
 def test_after_a_kill(tmp_path: Path, who: str) -> None:
-    with mounted_volume(tmp_path) as volume:
+    ranged = who.endswith("ranged")
+    with mounted_volume(tmp_path, options=["nopassthrough"] if ranged else []) as volume:
         here = volume.path / "here"
         here.mkdir()
-        made_to_change(here)
+        made_to_change(here, bears=not ranged)
         volume.done("wait", here)
         daemon = volume.daemon_pid()
         channel = next(pid for pid in volume.pids() if pid != daemon)
@@ -27,7 +28,7 @@ def test_after_a_kill(tmp_path: Path, who: str) -> None:
             change_everything(here)
             before = portrait(here)
             assert before.keys() == EXPECTED
-            for pid in {"daemon": [daemon], "channel": [channel, daemon], "both": [daemon, channel]}[who]:
+            for pid in {"daemon": [daemon], "channel": [channel, daemon], "both": [daemon, channel]}[who.split(",")[0]]:
                 os.kill(pid, signal.SIGKILL)
             until(lambda: not volume.pids(), "one of them lives on")
         volume.remount()

@@ -350,7 +350,7 @@ static void check_cradles(void) {
   births_page(page);
   births_dir(TENANT, 0, open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   births_log(TENANT, memfd_create("log", MFD_CLOEXEC));
-  births_inos(TENANT, INO(100), 1000);
+  births_inos(TENANT, INO(100), 1000, true);
   CHECK(!nests_change(NEST, NEST_OPEN, false, 0, 1) && !nests_change(NEST, NEST_SERVE, false, 0, 2));
   CHECK(!keeper_round() && !files_from(100, 1100)); /* nothing is made where nothing was born */
 
@@ -370,8 +370,11 @@ static void check_cradles(void) {
   seen.backing_error = EPERM;
   for (char name[] = "A"; *name <= 'P'; ++*name) CHECK(born(name));
   CHECK(!keeper_round() && born("Q")); /* cannot be made now: those there are do */
-  births_inos(TENANT, INO(0), 0);
-  CHECK(!born("R"));
+  births_inos(TENANT, INO(0), 0, false);
+  CHECK(!born("R") && births_begin_change(NEST));
+  births_end_change(false);
+  births_inos(TENANT, INO(0), 0, true);
+  CHECK(!born("R") && !births_begin_change(NEST));
   births_over();
   CHECK(files_from(100, 1100) == 18 + 17 && seen.backings_open == 16 + 17);
 
