@@ -92,7 +92,7 @@ class FilesKind(Catalogued):
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         async with trio.open_nursery() as nursery:
             await nursery.start(self.files.run)
-            await nursery.start(self._run_tasks)
+            await nursery.start(self._tasks.run)
             self._way = await self._find_way()
             self._announce_capabilities()
             self.files.cold.load()
@@ -101,11 +101,6 @@ class FilesKind(Catalogued):
             for ino in self.volume.dirty_inos:
                 nursery.start_soon(self._adopt, ino)
             task_status.started()
-
-    async def _run_tasks(self, *, task_status: trio.TaskStatus[None]) -> None:
-        async with self._tasks.running():
-            task_status.started()
-            await trio.sleep_forever()
 
     async def _start_intents(self, nursery: trio.Nursery) -> None:
         """The channel may change names by itself, and create files where they can be passed through and look as they
