@@ -297,6 +297,11 @@ def upload_started(b: Batch, keys: Sequence[tuple[int, str]]) -> None:
         b.record(p.UploadStarted(key), segment_id=chunk_id)
 
 
+def pack_started(b: Batch, key: str, chunk_ids: Sequence[int]) -> None:
+    """`upload_started` of each member of a pack."""
+    b.record_of_each(p.UploadStarted(key), chunk_ids)
+
+
 def upload_failed(b: Batch, chunk_id: int, key: str, reason_code: int) -> None:
     b.record(p.UploadFailed(key, reason_code), segment_id=chunk_id)
 
@@ -326,8 +331,15 @@ def published(
         blob = _blob_of(b, chunk) if chunk.key else _reference(b, chunk, up)
         b.apply(o.UpsertChunk(_located(chunk, blob, up.compression)))
         b.record(p.UploadDone(blob.key, blob.etag), segment_id=up.chunk_id, logical_offset=chunk.length)
-    supersede(b, ino, generation, purge_at_ms=b.now_ms + purge_after_ms)
     b.apply(o.SetWatermark(CHECKPOINT, checkpoint_id))
+    return _set_published(b, row, checkpoint_id, purge_after_ms)
+
+
+def _set_published(b: Batch, row: ObjectRow, checkpoint_id: int, purge_after_ms: int) -> ObjectRow:
+    """The last of it: its bytes are located. The watermark is the caller's."""
+    ino, generation = row.ino, row.generation
+    if generation > 1:
+        supersede(b, ino, generation, purge_at_ms=b.now_ms + purge_after_ms)
     row = msgspec.structs.replace(row, state=ObjectState.PUBLISHED, checkpoint_id=checkpoint_id, published_ms=b.now_ms)
     b.put(t.OBJECTS, (ino, generation), row)
     unqueue_upload(b, ino, generation)
@@ -356,10 +368,12 @@ def _reference(b: Batch, chunk: ChunkRow, up: Uploaded) -> BlobRow:
         owner = chunk.chunk_id if up.pack_bytes else blob_segment(up.key)
         if not up.fresh or (owner != chunk.chunk_id and not upload_pending(b.view, b.stream_id, owner, up.key)):
             raise BlobGoneError(f"{up.key} was to be shared by chunk {chunk.chunk_id} and is gone")
-        blob = BlobRow(up.key, up.stored_bytes, chunk.length, 0, up.etag, offset=up.offset)
+        blob = BlobRow(up.key, up.stored_bytes, chunk.length, 1, up.etag, offset=up.offset)
         if up.pack_bytes:
             _join_pack(b, up)
-    elif blob.key != up.key and up.fresh:
+        b.put(t.BLOBS, chunk.sha256, blob)
+        return blob
+    if blob.key != up.key and up.fresh:
         # Another upload of the same content was recorded first: ours is one too many.
         b.record(p.UploadDone(up.key, up.etag), segment_id=up.chunk_id, logical_offset=chunk.length)
         if not up.pack_bytes:
@@ -392,6 +406,11 @@ def published_in_bulk(
     """
     done: list[tuple[int, int]] = []
     packs: dict[str, int] = {}
+    located: dict[tuple[str, str], list[tuple[int, int]]] = {}  # by key and etag: (chunk, its length)
+    b.read_ahead(t.OBJECTS, [(one.ino, one.generation) for one in bulk])
+    b.read_ahead(t.UNPUBLISHED, [(one.ino, one.generation) for one in bulk])
+    b.read_ahead(t.CHUNKS, [one.chunk_id for one in bulk if one.chunk_id])
+    b.read_ahead(t.BLOBS, [one.sha256 for one in bulk if one.chunk_id])
     for one in bulk:
         row, up = b.get(t.OBJECTS, (one.ino, one.generation)), one.upload
         if up is not None and up.pack_bytes and up.fresh:
@@ -402,9 +421,20 @@ def published_in_bulk(
             continue
         if up is not None and not up.fresh and b.get(t.BLOBS, one.sha256) is None:
             continue  # the blob that was to be shared went: the next attempt uploads it
-        uploads = [] if up is None else [up]
-        published(b, one.ino, one.generation, checkpoint_id, uploads, purge_after_ms=purge_after_ms)
+        if up is not None:
+            chunk = b.get(t.CHUNKS, up.chunk_id)
+            if chunk is None:
+                raise ObjectGoneError(f"chunk {up.chunk_id} of object {one.ino}.{one.generation} is gone")
+            blob = _blob_of(b, chunk) if chunk.key else _reference(b, chunk, up)
+            b.apply(o.UpsertChunk(_located(chunk, blob, up.compression)))
+            located.setdefault((blob.key, blob.etag), []).append((up.chunk_id, chunk.length))
+        _set_published(b, row, checkpoint_id, purge_after_ms)
         done.append((one.ino, one.generation))
+    for (key, etag), some in located.items():
+        ids, lengths = zip(*some, strict=True)
+        b.record_of_each(p.UploadDone(key, etag), ids, lengths)
+    if done:
+        b.apply(o.SetWatermark(CHECKPOINT, checkpoint_id))
     for key, chunk_id in packs.items():
         if b.get(t.PACKS, key) is None:
             b.record(p.Tier2DeleteQueued(key), segment_id=chunk_id)

@@ -1,7 +1,7 @@
-/* The whole C API of AOF2's core: pure functions over caller-owned memory, and one that moves bytes.
+/* The whole C API of AOF2's core: pure functions over caller-owned memory, and a few that move bytes.
  *
- * Nothing here allocates, keeps state between calls or trusts a length it read, and nothing but aof2_receive blocks
- * (aof2_page_take and _append wait for the channel, a second at most).
+ * Nothing here allocates, keeps state between calls or trusts a length it read, and nothing blocks but what reads files
+ * (aof2_small_*) or a socket (aof2_receive). aof2_page_take and _append wait for the channel, a second at most.
  * Every function may be called from any thread. Formats: engine/FORMATS.md. Only native/__init__.py calls these.
  */
 #ifndef AOF2_NATIVE_H
@@ -22,6 +22,11 @@ uint32_t aof2_crc32_with(int impl, uint32_t crc, const uint8_t *buf, size_t len)
 /* The checksum of A||B from those of A and B and the length of B. */
 uint64_t aof2_crc64_combine(uint64_t crc_a, uint64_t crc_b, uint64_t len_b);
 uint32_t aof2_crc32_combine(uint32_t crc_a, uint32_t crc_b, uint64_t len_b);
+
+/* SHA-256. `impl`: 0 portable, 1 the SHA extensions of x86; `_with` is for tests and benchmarks. `digest`: 32 bytes. */
+int aof2_sha256_impl_best(void);
+void aof2_sha256(const uint8_t *buf, size_t len, uint8_t *digest);
+void aof2_sha256_with(int impl, const uint8_t *buf, size_t len, uint8_t *digest);
 
 /* -- scans ---------------------------------------------------------------------------------------------------- */
 enum { AOF2_CLEAN = 0, AOF2_TORN = 1, AOF2_CORRUPT = 2, AOF2_MORE = 3 };
@@ -135,4 +140,42 @@ enum {
 };
 int aof2_receive(int sock, int file, uint64_t offset, uint64_t len, uint64_t piece_len, uint64_t into, uint8_t *scratch,
                  size_t scratch_len, int timeout_ms, uint64_t *crc64, uint64_t *done, int *error);
+
+/* -- small files, many at once -----------------------------------------------------------------------------------
+ * `paths` are n names, each with a zero byte behind it. A status is AOF2_SMALL_*, or a negative errno. */
+enum {
+  AOF2_SMALL_READ = 0,
+  AOF2_SMALL_BUSY = 1,    /* a descriptor or a mapping can write to it */
+  AOF2_SMALL_CHANGED = 2, /* while it was read, or since its hash was taken */
+  AOF2_SMALL_OTHER = 3    /* larger than the scratch buffer, or not all of it data: look at it by itself */
+};
+typedef struct {
+  uint64_t size, inode, mtime_ns, ctime_ns, atime_ns; /* of the file; the access before this one */
+  uint64_t crc64;
+  int32_t fd; /* to be synced and closed by the caller; -1: none */
+  int32_t status;
+  uint8_t sha256[32];
+} aof2_small;
+
+/* Opens, hashes and begins to write out each file. One that has `loose_len` more on the disk than its bytes take is OTHER. */
+void aof2_small_hash(size_t n, const char *paths, uint64_t loose_len, uint8_t *scratch, size_t scratch_len,
+                     aof2_small *out);
+void aof2_small_close(size_t n, const int32_t *fd);
+
+/* What each file takes on the disk; 0 where there is none. */
+void aof2_small_disk(size_t n, const char *paths, uint64_t *disk_len);
+
+/* The first len[i] bytes of each file, one behind the other into `out`, compared with crc64[i] and the i-th 32 bytes of
+ * `sha256`. -1: `out_cap` is too small. */
+int aof2_small_read(size_t n, const char *paths, const uint64_t *len, const uint64_t *crc64, const uint8_t *sha256,
+                    uint8_t *out, size_t out_cap, int32_t *status);
+
+/* Blobs of one block each (engine/blob/format.py), one behind the other into `out`, and their entries in the directory of
+ * a pack (engine/blob/pack.py), 88 bytes each, into `entries`; `base`: where in the pack `out` begins. Block i is raw_len[i]
+ * bytes of `raw`, and as a zstd frame packed_len[i] bytes of `packed`, which is stored where it is raw_len[i] >> saved_shift
+ * shorter; `packed_len` NULL: no frames. Bytes written, or -1 if a length or `out_cap` does not fit. */
+int64_t aof2_pack_encode(size_t n, const uint8_t *raw, const uint64_t *raw_len, const uint8_t *packed,
+                         const uint64_t *packed_len, uint32_t saved_shift, const uint64_t *chunk_id,
+                         const uint64_t *generation, const uint64_t *crc64, const uint8_t *sha256, uint32_t block_len,
+                         uint64_t base, uint8_t *out, size_t out_cap, uint8_t *entries);
 #endif

@@ -29,13 +29,13 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from aof2.engine.blob.format import BlobFooter, Codec, footer_len
 from aof2.engine.errors import CorruptError, UnsupportedError
-from aof2.native import crc64
+from aof2.native import Buffer, crc64
 
 MAGIC: Final = 0x414F46325041434B
 VERSION: Final = 1
@@ -60,19 +60,20 @@ class Member(NamedTuple):
     sha256: bytes
 
 
-class Named(NamedTuple):
+class HasName(Protocol):
     """What a pack's name is made of, of each member."""
 
-    chunk_id: int
-    generation: int
-    sha256: bytes
+    @property
+    def chunk_id(self) -> int: ...
+    @property
+    def generation(self) -> int: ...
+    @property
+    def sha256(self) -> bytes: ...
 
 
-def name_hash(tenant: str, members: Iterable[Named | Member]) -> bytes:
-    out = hashlib.sha256(tenant.encode() + b"\0")
-    for one in members:
-        out.update(NAME.pack(one.chunk_id, one.generation, one.sha256))
-    return out.digest()
+def name_hash(tenant: str, members: Iterable[HasName]) -> bytes:
+    names = (NAME.pack(one.chunk_id, one.generation, one.sha256) for one in members)
+    return hashlib.sha256(b"".join((tenant.encode(), b"\0", *names))).digest()
 
 
 def member_of(footer: BlobFooter, offset: int) -> Member:
@@ -90,17 +91,29 @@ def member_of(footer: BlobFooter, offset: int) -> Member:
     )
 
 
+def encode_entry(member: Member) -> bytes:
+    chunk_id, generation, offset, stored_len, raw_len, compressed, crc, sha256 = member
+    return ENTRY.pack(chunk_id, generation, offset, stored_len, raw_len, int(compressed), 0, crc, sha256)
+
+
+def entries_of(entries: Buffer) -> Iterator[Member]:
+    """The members that packed entries speak of, unchecked."""
+    for chunk_id, generation, offset, stored, raw, codec, _, crc, sha256 in ENTRY.iter_unpack(entries):
+        yield Member(chunk_id, generation, offset, stored, raw, bool(codec), crc, sha256)
+
+
 def encode_directory(members: Sequence[Member], hashed: bytes) -> bytes:
-    out = bytearray(len(members) * ENTRY.size + TRAILER.size)
-    for i, (chunk_id, generation, offset, stored_len, raw_len, compressed, crc, sha256) in enumerate(members):
-        ENTRY.pack_into(
-            out, i * ENTRY.size, chunk_id, generation, offset, stored_len, raw_len, int(compressed), 0, crc, sha256
-        )
     end = members[-1].offset + members[-1].stored_len if members else 0
-    at = len(members) * ENTRY.size
-    TRAILER.pack_into(out, at, MAGIC, VERSION, 0, len(out), len(members), end + len(out), hashed, 0)
-    _CRC.pack_into(out, len(out) - _CRC.size, crc64(memoryview(out)[: -_CRC.size]))
-    return bytes(out)
+    return directory_of(b"".join(map(encode_entry, members)), end, hashed)
+
+
+def directory_of(entries: Buffer, members_len: int, hashed: bytes) -> bytes:
+    """The directory of members that are so long together, from their packed entries."""
+    length = len(entries) + TRAILER.size
+    count = len(entries) // ENTRY.size
+    trailer = TRAILER.pack(MAGIC, VERSION, 0, length, count, members_len + length, hashed, 0)[: -_CRC.size]
+    body = b"".join((entries, trailer))
+    return body + _CRC.pack(crc64(body))
 
 
 def read_directory(pread: Callable[[int, int], bytes], pack_len: int, *, tenant: str, path: str = "") -> list[Member]:

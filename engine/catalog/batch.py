@@ -9,8 +9,8 @@ Owner: the writer thread, for the length of one call.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Final, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -27,6 +27,8 @@ R = TypeVar("R")
 K = TypeVar("K")
 
 EVENT_SCHEMA_ID: Final = COMMIT_OF_ROWS
+READ_ROWS_MAX: Final = 65_536  # that one batch remembers
+_UNKNOWN: Final[Any] = object()
 Mutation = tuple[int, bytes, bytes | None]  # database number, key without its stream, row or None: deleted
 decode_event: Final = msgspec.msgpack.Decoder(list[Mutation]).decode
 
@@ -63,19 +65,38 @@ class Batch:
         self.ops: list[o.ManifestOp] = []
         self.after_commit: list[Callable[[], None]] = []
         self._prefix = t.STREAM.pack(stream_id)
-        self._changed: dict[tuple[int, bytes], bytes | None] = {}
+        # Rows are values: they are packed once, at the end, and one that was read is not unpacked again.
+        self._changed: dict[tuple[int, bytes], Any] = {}
+        self._read: dict[tuple[int, bytes], Any] = {}
 
     def get(self, table: Table[K, R], key: K) -> R | None:
-        packed = table.key(key)
+        packed = table.tag + table.pack_key(key)
         slot = (table.number, packed)
-        data = self._changed[slot] if slot in self._changed else self.view.raw(table.database, self._prefix + packed)
-        return None if data is None else table.decode(data)
+        row: R | None = self._changed.get(slot, _UNKNOWN)
+        if row is _UNKNOWN:
+            row = self._read.get(slot, _UNKNOWN)
+        if row is _UNKNOWN:
+            data = self.view.raw(table.database, self._prefix + packed)
+            row = None if data is None else table.decode(data)
+            if len(self._read) < READ_ROWS_MAX:
+                self._read[slot] = row
+        return row
 
     def put(self, table: Table[K, R], key: K, row: R) -> None:
-        self._changed[table.number, table.key(key)] = t.encode(row)
+        self._changed[table.number, table.tag + table.pack_key(key)] = row
 
     def delete(self, table: Table[K, R], key: K) -> None:
-        self._changed[table.number, table.key(key)] = None
+        self._changed[table.number, table.tag + table.pack_key(key)] = None
+
+    def read_ahead(self, table: Table[K, R], keys: Iterable[K]) -> None:
+        """Rows that are asked for next, in one look."""
+        tag, pack_key, number, lead = table.tag, table.pack_key, table.number, self._prefix
+        changed, read, decode = self._changed, self._read, table.decode
+        slots = [slot for key in keys if (slot := (number, tag + pack_key(key))) not in changed and slot not in read]
+        found = self.view.raw_many(table.database, [lead + name for _, name in slots]) if slots else {}
+        for slot in slots:
+            data = found.get(lead + slot[1])
+            read[slot] = None if data is None else decode(data)
 
     def scan(self, table: Table[K, R], *, prefix: bytes = b"") -> Iterator[tuple[K, R]]:
         """Rows as they were before this batch."""
@@ -90,6 +111,12 @@ class Batch:
     def record(self, payload: payloads.Payload, *, segment_id: int, logical_offset: int = 0) -> None:
         """A tier record, committed with the rows."""
         self.records.add(payload, segment_id=segment_id, logical_offset=logical_offset, timestamp_ms=self.now_ms)
+
+    def record_of_each(
+        self, payload: payloads.Payload, segment_ids: Sequence[int], logical_offsets: Sequence[int] | None = None
+    ) -> None:
+        """The same tier record of many segments."""
+        self.records.add_of_each(payload, segment_ids, logical_offsets, timestamp_ms=self.now_ms)
 
     def apply(self, op: o.ManifestOp) -> None:
         """Changes a row that subscribers watch, and tells them."""
@@ -124,4 +151,5 @@ class Batch:
                 watermarks |= {component: self.get(t.WATERMARKS, component) or 0 for component in moved}
                 packed = tuple(t.encode(op) for op in self.ops)
                 self.put(t.CHANGES, sequence, ChangeRow(sequence, self.now_ms, packed, watermarks))
-        return [(number, key, value) for (number, key), value in self._changed.items()]
+        encode = t.encode
+        return [(number, key, None if row is None else encode(row)) for (number, key), row in self._changed.items()]

@@ -11,14 +11,17 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import msgspec
 
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.store import View
-from aof2.engine.manifest.index import ManifestEntry, ManifestIndex
+from aof2.engine.manifest.batch import RecordBatch
+from aof2.engine.manifest.format import TYPE_COUNT
+from aof2.engine.manifest.index import HANDLERS, ManifestEntry, ManifestIndex
+from aof2.engine.manifest.payloads import decode as decode_payload
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -26,6 +29,15 @@ V = TypeVar("V")
 decode_entry = msgspec.msgpack.Decoder(ManifestEntry).decode
 _pair_decoder = msgspec.msgpack.Decoder(tuple[int, str])
 _pending_decoder = msgspec.msgpack.Decoder(tuple[int, str, int])
+
+
+def put_all(txn: Any, db: Any, rows: Sequence[tuple[bytes, bytes]]) -> None:
+    """Many rows of one database, by one call into LMDB."""
+    if len(rows) == 1:
+        txn.put(*rows[0], db=db)
+    elif rows:
+        with txn.cursor(db=db) as cursor:
+            cursor.putmulti(rows)
 
 
 class _Entries(dict[int, ManifestEntry]):
@@ -149,18 +161,38 @@ class StreamFold(ManifestIndex):
         self.snapshot = None if last is None else msgspec.msgpack.decode(last, type=tuple[int, int, int])
         self._saved_snapshot = self.snapshot
 
+    def apply_all(self, records: RecordBatch) -> None:
+        """Folds records that were just written. Neighbours often say the same: that is decoded once."""
+        self._read_ahead(records.segment_ids)
+        last_kind, last, payload = -1, b"", None
+        for kind, segment_id, _, stamp, data in records.rows():
+            if kind >= TYPE_COUNT:
+                continue
+            if kind != last_kind or data != last:
+                last_kind, last, payload = kind, data, decode_payload(kind, data)
+            HANDLERS[kind](self, segment_id, payload, stamp)
+
+    def _read_ahead(self, segment_ids: Iterable[int]) -> None:
+        """The entries of these segments, in one look."""
+        wanted = {i for i in segment_ids if i not in self._entries and i not in self._entries.gone}
+        if len(wanted) <= 1 or self.view is None:
+            return
+        names = {self._entry_key(segment_id): segment_id for segment_id in wanted}
+        for name, data in self.view.raw_many("segments", names).items():
+            self._entries[names[name]] = decode_entry(data)
+
     def flush(self, txn: Any, db: Any) -> None:
         """Writes what the records since the last flush changed."""
+        puts: list[tuple[bytes, bytes]] = []
 
         def put(key: bytes, value: bytes | None) -> None:
             if value is None:
                 txn.delete(key, db=db)
             else:
-                txn.put(key, value, db=db)
+                puts.append((key, value))
 
         encode = t.encode
-        for segment_id, entry in self._entries.items():
-            put(self._entry_key(segment_id), encode(entry))
+        puts += [(self._entry_key(segment_id), encode(entry)) for segment_id, entry in self._entries.items()]
         for segment_id in self._entries.gone:
             put(self._entry_key(segment_id), None)
         self._entries.clear()
@@ -177,6 +209,7 @@ class StreamFold(ManifestIndex):
         if self.snapshot != self._saved_snapshot:
             put(self.prefix + t.SEGMENT_LAST_SNAPSHOT, encode(self.snapshot))
             self._saved_snapshot = self.snapshot
+        put_all(txn, db, puts)
 
     def _entry_key(self, segment_id: int) -> bytes:
         return self.prefix + t.SEGMENT_ENTRY + segment_id.to_bytes(8, "big")

@@ -19,7 +19,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -81,6 +81,18 @@ class View:
     def raw(self, database: str, key: bytes) -> bytes | None:
         value: bytes | None = self._txn.get(key, db=self._dbs[database])
         return value
+
+    def raw_many(self, database: str, keys: Iterable[bytes]) -> dict[bytes, bytes]:
+        """Those of the keys that are there."""
+        with self._txn.cursor(db=self._dbs[database]) as cursor:
+            return dict(cursor.getmulti(keys))
+
+    def get_many(self, stream_id: int, table: Table[K, R], keys: Iterable[K]) -> list[R | None]:
+        """`get` of each."""
+        lead = STREAM.pack(stream_id) + table.tag
+        packed = [lead + table.pack_key(key) for key in keys]
+        found, decode = self.raw_many(table.database, packed), table.decode
+        return [None if (data := found.get(name)) is None else decode(data) for name in packed]
 
     def scan(
         self, stream_id: int, table: Table[K, R], *, prefix: bytes = b"", after: bytes | None = None

@@ -31,7 +31,7 @@ import lmdb
 
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.batch import EVENT_SCHEMA_ID, Batch, Mutation
-from aof2.engine.catalog.fold import StreamFold
+from aof2.engine.catalog.fold import StreamFold, put_all
 from aof2.engine.catalog.lmdb_errors import MAP_FULL, translated
 from aof2.engine.catalog.store import Catalog, View
 from aof2.engine.env import Env
@@ -219,8 +219,7 @@ class CatalogTarget:
         if not records:
             return
         stream.fold.view = self.catalog.view_of(self._txn)
-        for kind, segment_id, _, stamp, payload in records.rows():
-            stream.fold.apply(kind, segment_id, stamp, payload)
+        stream.fold.apply_all(records)
         stream.fold.flush(self._txn, self.catalog.db("segments"))
 
     def full(self) -> bool:
@@ -429,14 +428,16 @@ class CatalogWriter:
 
 
 def apply_mutations(txn: Any, catalog: Catalog, stream_id: int, mutations: Iterable[Mutation]) -> None:
-    """Row changes into the transaction; the same at run time and at replay."""
+    """Row changes into the transaction, of which none are about the same row; the same at run time and at replay."""
     prefix = t.STREAM.pack(stream_id)
+    puts: dict[int, list[tuple[bytes, bytes]]] = {}
     for number, key, value in mutations:
-        db = catalog.db(t.DATABASES[number])
         if value is None:
-            txn.delete(prefix + key, db=db)
+            txn.delete(prefix + key, db=catalog.db(t.DATABASES[number]))
         else:
-            txn.put(prefix + key, value, db=db)
+            puts.setdefault(number, []).append((prefix + key, value))
+    for number, rows in puts.items():
+        put_all(txn, catalog.db(t.DATABASES[number]), rows)
 
 
 def put_positions(txn: Any, catalog: Catalog, positions: Mapping[int, LogPosition]) -> None:

@@ -206,13 +206,19 @@ class Births:
         """Births and closes, in their order: the file table knows them from here on."""
         closes = {intent.fh: intent for intent, _ in folded if intent.kind is IntentKind.CLOSED}
         born = [(intent, row) for intent, row in folded if intent.kind is IntentKind.BORN]
+        closed: list[InodeRow] = []
         for intent, row in born:
             close = closes.pop(intent.fh, None)
             if row is None:
                 continue  # said in the log; its backing file is an orphan
-            self._files.born(row, intent.fh, intent.flags, closed=close is not None)
-            if close is not None and not close.flags & DROPPED:
+            if close is None:
+                self._files.born(row, intent.fh, intent.flags)
+                continue
+            closed.append(row)
+            if not close.flags & DROPPED:
                 self._channel.drop(intent.ino)
+        if closed:
+            self._files.born_closed(closed)
         for close in closes.values():
             self._releasing += self.tasks.begin(self._release, close)
         new = [intent for intent, _ in folded if intent.kind in fold.NEW]

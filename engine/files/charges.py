@@ -8,8 +8,11 @@ Owner: the trio thread. A crash leaves nothing of this: what is dirty then is ch
 from __future__ import annotations
 
 import os
+from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from aof2 import native
 from aof2.engine.files.state import OpenFile
 
 if TYPE_CHECKING:
@@ -51,6 +54,15 @@ class Charges:
         before = file.charged_bytes
         file.charged_bytes = disk_bytes + file.channel.budget + file.pending_bytes
         self._tell(file.tenant, file.charged_bytes - before)
+
+    def charge_all(self, files: Sequence[OpenFile]) -> None:
+        """Charges dirty files that are closed, in one look at the disk."""
+        change: Counter[str] = Counter()
+        for file, disk_bytes in zip(files, native.disk_bytes([file.path_text for file in files]), strict=True):
+            change[file.tenant] += disk_bytes - file.charged_bytes
+            file.charged_bytes = disk_bytes
+        for tenant, size in change.items():
+            self._tell(tenant, size)
 
     def sealed(self, file: OpenFile, disk_bytes: int) -> None:
         """It is clean: from here on the catalog counts so much of it."""

@@ -12,7 +12,7 @@ Owner: the trio thread; `is_open` and `must_stay` are for any thread. A crash le
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 from aof2.engine.files.ledger import Ledger
@@ -114,17 +114,20 @@ class Known:
                 yield
 
     @contextmanager
-    def holding_now(self, ino: int) -> Iterator[bool]:
-        """The same without waiting; False where that would be needed. Only so does a task hold several."""
-        if self.is_held(ino):
-            yield False
-            return
-        with self._lock_of(ino) as lock:
-            lock.acquire_nowait()
-            try:
-                yield True
-            finally:
+    def holding_all_now(self, inos: Iterable[int]) -> Iterator[Collection[int]]:
+        """The same of many, without waiting; those that are held then. Only so does a task hold several."""
+        held: dict[int, TaskLock] = {}
+        try:
+            for ino in inos:
+                if ino not in self._locks:
+                    lock = held[ino] = task_lock(Rank.FILE)
+                    self._locks[ino] = (lock, 1)
+                    lock.acquire_nowait()
+            yield held
+        finally:
+            for ino, lock in held.items():
                 lock.release()
+                self._let_go(ino)
 
     @contextmanager
     def _lock_of(self, ino: int) -> Iterator[TaskLock]:
@@ -133,6 +136,9 @@ class Known:
         try:
             yield lock
         finally:
-            lock, users = self._locks.pop(ino)
-            if users > 1:
-                self._locks[ino] = (lock, users - 1)
+            self._let_go(ino)
+
+    def _let_go(self, ino: int) -> None:
+        lock, users = self._locks.pop(ino)
+        if users > 1:
+            self._locks[ino] = (lock, users - 1)

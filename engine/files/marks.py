@@ -167,11 +167,19 @@ def note_present(b: Batch, ino: int, *, base_len: int, present: Sequence[int]) -
 
 def _seal(b: Batch, one: Seal, block_bytes: int) -> ObjectRow:
     """The bytes are hashed and synced: the object has chunks, the inode the size and times it was left with."""
-    inode, digest = _timed(_inode(b, one.ino), one.times), one.digest
+    inode, digest, times = _inode(b, one.ino), one.digest, one.times
     row = objects.seal(
         b, one.ino, one.generation, digest, one.backing, block_bytes=block_bytes, parts=one.parts, ahead=one.ahead
     )
-    b.put(t.INODES, one.ino, msgspec.structs.replace(inode, size=digest.size, hole_bytes=digest.hole_bytes))
+    inode = msgspec.structs.replace(
+        inode,
+        mtime_ns=times.mtime_ns,
+        atime_ns=times.atime_ns,
+        ctime_ns=max(inode.ctime_ns, times.ctime_ns),
+        size=digest.size,
+        hole_bytes=digest.hole_bytes,
+    )
+    b.put(t.INODES, one.ino, inode)
     return row
 
 
@@ -184,6 +192,11 @@ def _timed(inode: InodeRow, times: Times) -> InodeRow:
 def seal_all(b: Batch, seals: Sequence[Seal], *, block_bytes: int) -> list[ObjectRow | None]:
     """Many seals, one commit; None for a file that was unlinked meanwhile."""
     rows: list[ObjectRow | None] = []
+    inos, keys = [one.ino for one in seals], [(one.ino, one.generation) for one in seals]
+    b.read_ahead(t.INODES, inos)
+    b.read_ahead(t.DIRTY, inos)
+    b.read_ahead(t.OBJECTS, keys)
+    b.read_ahead(t.UNPUBLISHED, keys)
     for one in seals:
         try:
             rows.append(_seal(b, one, block_bytes))

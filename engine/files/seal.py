@@ -18,19 +18,19 @@ Owner: the trio thread; hashing and syncing on worker threads. A crash leaves di
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import logging
 import os
 from collections import OrderedDict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import trio
 
+from aof2 import native
 from aof2.engine import objects
 from aof2.engine.aio import Tasks, open_nursery, result_of
 from aof2.engine.catalog import tables as t
@@ -44,7 +44,13 @@ from aof2.engine.files.state import OpenFile, Stamp
 from aof2.engine.jobs.checkpoint import Begun
 from aof2.engine.local.hot import Identity, clear_range
 from aof2.engine.locks import Rank, waits_for
-from aof2.engine.tiering.hashing import HashingCancelledError, ObjectDigest
+from aof2.engine.tiering.hashing import (
+    PIECES_WORTH_BYTES,
+    HashingCancelledError,
+    ObjectDigest,
+    small_digest,
+)
+from aof2.native import SmallStatus
 
 if TYPE_CHECKING:
     from aof2.engine.files.table import Files
@@ -59,6 +65,8 @@ BATCH_BYTES: Final = 256 << 20
 LARGE_BYTES: Final = 64 << 20  # on the disk: holes cost nothing
 PARALLEL: Final = 2
 LARGE_PARALLEL: Final = 1
+SMALL_BYTES: Final = PIECES_WORTH_BYTES  # what is hashed many files a call
+SMALL_TOGETHER_BYTES: Final = 8 << 20  # … before it is asked whether to go on
 LOOSE_BYTES: Final = 64 << 10  # what a file may take for its extents beside its bytes
 LET_PASS_S: Final = 2.0  # what closed files wait for requests to be answered first
 CRASH_POINTS: Final = ("seal.hashed", "seal.synced", "seal.recorded")
@@ -77,7 +85,8 @@ class _Batch(NamedTuple):
 
     files: list[OpenFile]
     large: bool
-    begin: bool = False
+    begin: bool
+    over: trio.Event
 
 
 class Sealer:
@@ -96,9 +105,15 @@ class Sealer:
 
     def closed(self, file: OpenFile) -> None:
         """The last handle on this dirty file was closed."""
-        self._due.pop(file.ino, None)
-        self._later.pop(file.ino, None)
-        self._due[file.ino] = trio.current_time() + QUIET_S
+        self.closed_all((file,))
+
+    def closed_all(self, files: Sequence[OpenFile]) -> None:
+        due_s = trio.current_time() + QUIET_S
+        for file in files:
+            ino = file.ino
+            self._due.pop(ino, None)
+            self._later.pop(ino, None)
+            self._due[ino] = due_s
         self._wake.set()
 
     def wait(self, file: OpenFile) -> None:
@@ -126,7 +141,7 @@ class Sealer:
                     self._tasks.begin(self._seal_batch, batch)
                 small = [batch for batch in batches if not batch.large]
                 for batch in small:
-                    await self._over(batch)
+                    await batch.over.wait()
 
     async def _until_due(self) -> None:
         while not self._due and not self._later:
@@ -154,7 +169,7 @@ class Sealer:
         await self._files.kernel.caught_up()
         waiting = [*self._due, *self._later]
         wanted = waiting if inos is None else [ino for ino in waiting if ino in inos]
-        busy = [over for ino, over in self._busy.items() if inos is None or ino in inos]
+        busy = {over for ino, over in self._busy.items() if inos is None or ino in inos}
         batches = self._batches(wanted, begin=begin)
         # A caller that goes away leaves what it began to the sealer, while that runs.
         own = [batch for batch in batches if not self._tasks.begin(self._seal_batch, batch)]
@@ -163,21 +178,15 @@ class Sealer:
                 for batch in own:
                     nursery.start_soon(self._seal_batch, batch)
         for batch in batches:
-            await self._over(batch)
+            await batch.over.wait()
         for over in busy:
             await over.wait()
         return self.sealed_files - before
 
-    async def _over(self, batch: _Batch) -> None:
-        for file in batch.files:
-            over = self._busy.get(file.ino)
-            if over is not None:
-                await over.wait()
-
     def _batches(self, inos: Sequence[int], *, begin: bool = False) -> list[_Batch]:
         """From here on these files are being sealed."""
         batches: list[_Batch] = []
-        small: list[OpenFile] = []
+        small = _Batch([], False, begin, trio.Event())
         size = 0
         for ino in inos:
             file = self._files.known.get(ino)
@@ -185,18 +194,20 @@ class Sealer:
             self._later.pop(ino, None)
             if file is None or not file.dirty or file.handles or ino in self._busy:
                 continue
-            self._busy[ino] = trio.Event()
             # It may wait for the remote, or take long.
             if file.partial or file.clearing or file.charged_bytes >= LARGE_BYTES:
-                batches.append(_Batch([file], file.charged_bytes >= LARGE_BYTES, begin))
+                batch = _Batch([file], file.charged_bytes >= LARGE_BYTES, begin, trio.Event())
+                self._busy[ino] = batch.over
+                batches.append(batch)
                 continue
-            small.append(file)
+            self._busy[ino] = small.over
+            small.files.append(file)
             size += file.charged_bytes
-            if len(small) >= BATCH_FILES or size >= BATCH_BYTES:
-                batches.append(_Batch(small, False, begin))
-                small, size = [], 0
-        if small:
-            batches.append(_Batch(small, False, begin))
+            if len(small.files) >= BATCH_FILES or size >= BATCH_BYTES:
+                batches.append(small)
+                small, size = _Batch([], False, begin, trio.Event()), 0
+        if small.files:
+            batches.append(small)
         return batches
 
     async def _seal_batch(self, batch: _Batch) -> None:
@@ -225,9 +236,8 @@ class Sealer:
             if ahead is not None:
                 ahead.ended()
             for file in files:
-                over = self._busy.pop(file.ino, None)
-                if over is not None:
-                    over.set()
+                self._busy.pop(file.ino, None)
+            batch.over.set()
 
     def _again(self, files: Sequence[OpenFile]) -> None:
         for file in files:
@@ -253,7 +263,10 @@ class Sealer:
         later: list[OpenFile] = []
         fds: list[int] = []
         try:
-            for file in batch:
+            alone = [
+                file for group in _small_groups(batch) for file in self._hash_small(group, attempts, hashed, later, fds)
+            ]
+            for file in (*alone, *(file for file in batch if not _is_small(file))):
                 try:
                     fd = files.open_ro(file.path_text)
                 except FileNotFoundError:
@@ -271,9 +284,41 @@ class Sealer:
                 files.fsync_dir(Path(folder))
             self._files.volume.env.failpoint("seal.synced")
         finally:
-            for fd in fds:
-                files.close(fd)
+            native.close_all(fds)
         return hashed, later
+
+    def _hash_small(
+        self,
+        group: Sequence[OpenFile],
+        attempts: dict[int, int],
+        hashed: list[Hashed],
+        later: list[OpenFile],
+        fds: list[int],
+    ) -> list[OpenFile]:
+        """Hashes them in one call; those that must be looked at one by one are left."""
+        if self._stopping:
+            later += group
+            return []
+        size_max = min(SMALL_BYTES, self._files.block_bytes)
+        found = native.hash_small([file.path_text for file in group], size_max=size_max, loose_max=LOOSE_BYTES)
+        fds += [one.fd for one in found if one.fd >= 0]
+        left: list[OpenFile] = []
+        for file, (size, inode, mtime_ns, ctime_ns, atime_ns, crc64, _, status, sha256) in zip(
+            group, found, strict=True
+        ):
+            attempt = attempts[file.ino]
+            if status == SmallStatus.READ and file.seal_attempt == attempt:
+                digest = small_digest(size, sha256, crc64)
+                times, identity = marks.Times(mtime_ns, ctime_ns, atime_ns), Identity(inode, size, mtime_ns)
+                seal = marks.Seal(file.ino, file.key[2], digest, identity, times, {}, {})
+                hashed.append(Hashed(file, attempt, seal, Stamp(size, mtime_ns, ctime_ns)))
+            elif status == SmallStatus.OTHER:
+                left.append(file)
+            elif status >= 0:
+                later.append(file)
+            elif status != -errno.ENOENT:  # unlinked meanwhile
+                raise OSError(-status, os.strerror(-status), file.path_text)
+        return left
 
     def _hash(self, file: OpenFile, fd: int, attempt: int, ahead: Ahead | None) -> Hashed | None:
         if not _no_writer(fd):
@@ -319,11 +364,11 @@ class Sealer:
     async def _record_all(self, hashed: Sequence[Hashed], *, begin: bool) -> None:
         """One commit a tenant for files not opened meanwhile. A caller that opens one now waits for that commit."""
         files = self._files
-        async with contextlib.AsyncExitStack() as held:
+        with files.known.holding_all_now([one.file.ino for one in hashed]) as held:
             by_stream: dict[int, list[Hashed]] = {}
             for one in hashed:
                 file = one.file
-                if not held.enter_context(files.known.holding_now(file.ino)):
+                if file.ino not in held:
                     self._again([file])  # it is being opened: the others of the batch do not wait for that
                     continue
                 if file.handles or file.seal_attempt != one.attempt or not file.dirty:
@@ -331,7 +376,7 @@ class Sealer:
                     continue
                 if one.loose and self._files.parts.can_punch:
                     await trio.to_thread.run_sync(self._give_back_loose, one)
-                if not await self._was_unchanged(one):
+                if file.clean_stamp is None or not await self._was_unchanged(one):
                     by_stream.setdefault(file.key[0], []).append(one)
             for stream_id, group in by_stream.items():
                 await self._record(stream_id, group, begin=begin)
@@ -409,6 +454,27 @@ class Sealer:
             absent = objects.full_mask(chunk.length, block_bytes) & ~mask
             size -= objects.chunk_disk_bytes(absent, chunk, block_bytes)
         return size
+
+
+def _is_small(file: OpenFile) -> bool:
+    """Whether it is tried with others: it is all here, and takes little."""
+    return not file.partial and file.charged_bytes <= SMALL_BYTES
+
+
+def _small_groups(batch: Sequence[OpenFile]) -> Iterator[list[OpenFile]]:
+    """The small files of the batch, so many together that to be told to stop does not take long."""
+    group: list[OpenFile] = []
+    size = 0
+    for file in batch:
+        if not _is_small(file):
+            continue
+        if size >= SMALL_TOGETHER_BYTES:
+            yield group
+            group, size = [], 0
+        group.append(file)
+        size += file.charged_bytes
+    if group:
+        yield group
 
 
 def _no_writer(fd: int) -> bool:

@@ -28,7 +28,7 @@ from __future__ import annotations
 import errno
 import os
 import struct
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -198,15 +198,20 @@ class Files:
             if disk.lacks_inodes():
                 raise os_error(errno.ENOSPC)
 
-    def born(self, row: InodeRow, fh: int, flags: int, *, closed: bool) -> None:
-        """A file that the channel created, and passed through; `closed` again already."""
+    def born_closed(self, rows: Sequence[InodeRow]) -> None:
+        """Files that the channel created, and that are closed again already."""
+        files = [self._loader.new(row) for row in rows]
+        for file in files:
+            self.known.add(file)
+            self._recency.touched(file.ino)
+        self.charges.charge_all(files)
+        self.sealer.closed_all(files)
+
+    def born(self, row: InodeRow, fh: int, flags: int) -> None:
+        """A file that the channel created, and passes through."""
         file = self._loader.new(row)
         self.known.add(file)
         self._recency.touched(row.ino)
-        if closed:
-            self.charges.charge(file)
-            self.sealer.closed(file)
-            return
         write_only = flags & os.O_ACCMODE == os.O_WRONLY
         file.channel = AtChannel(Mode.PASSTHROUGH, write_only=write_only, appends=bool(flags & os.O_APPEND))
         file.channel.registered, file.handles = True, 1

@@ -94,6 +94,9 @@ def fold(
     loses its last name by an intent that says `stays` does, nameless."""
     touched: dict[int, int] = {}
     rows: list[InodeRow | None] = []
+    born = [intent for intent in intents if intent.kind is IntentKind.BORN]
+    b.read_ahead(t.INODES, [intent.ino for intent in born])
+    b.read_ahead(t.DENTRIES, [(intent.parent, intent.name) for intent in born])
     for intent in intents:
         if intent.kind is IntentKind.BORN:
             rows.append(_born(b, intent, touched, chunk_bytes))

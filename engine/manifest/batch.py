@@ -73,6 +73,24 @@ class RecordBatch:
         self.lengths.append(len(data))
         self.payloads += data
 
+    def add_of_each(
+        self,
+        payload: payloads.Payload,
+        segment_ids: Sequence[int],
+        logical_offsets: Sequence[int] | None = None,
+        *,
+        timestamp_ms: int = 0,
+    ) -> None:
+        """The same record of many segments."""
+        kind, data = payloads.encode(payload)
+        count = len(segment_ids)
+        self.types.extend(array("H", [kind]) * count)
+        self.segment_ids.extend(segment_ids)
+        self.logical_offsets.extend(logical_offsets if logical_offsets is not None else array("Q", [0]) * count)
+        self.timestamps_ms.extend(array("Q", [timestamp_ms]) * count)
+        self.lengths.extend(array("I", [len(data)]) * count)
+        self.payloads += data * count
+
     def add_columns(
         self,
         payload_type: type[payloads.Payload],

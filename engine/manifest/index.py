@@ -41,6 +41,13 @@ class Progress(IntEnum):
     FAILED = 3
 
 
+# As plain numbers: an operation on flags makes one, which costs more than the rest of a record.
+_TIER0: Final = int(Residency.TIER0)
+_TIER1: Final = int(Residency.TIER1)
+_TIER2: Final = int(Residency.TIER2)
+_NONE, _STARTED, _DONE, _FAILED = map(int, Progress)
+
+
 class ManifestEntry(msgspec.Struct, gc=False, array_like=True):
     """What the log says about one segment."""
 
@@ -101,7 +108,7 @@ class ManifestIndex:
         """Folds a verified chunk in, from a record boundary on."""
         first = chunk.row_at(from_offset)
         data = bytes(chunk.data)
-        handlers, unpackers = _HANDLERS, p.DECODERS
+        handlers, unpackers = HANDLERS, p.DECODERS
         offset = kind = segment_id = 0
         try:
             for offset, kind, _, length, segment_id, _, stamp in zip(
@@ -120,7 +127,7 @@ class ManifestIndex:
         """Folds one record that was just written."""
         if kind >= fmt.TYPE_COUNT:
             return
-        _HANDLERS[kind](self, segment_id, p.decode(kind, payload), timestamp_ms)
+        HANDLERS[kind](self, segment_id, p.decode(kind, payload), timestamp_ms)
 
     def same_state(self, other: ManifestIndex) -> bool:
         """Whether both came to the same conclusions (diagnostics, such as unknown events met, aside)."""
@@ -144,7 +151,7 @@ class ManifestIndex:
         entry.opened = True
         entry.base_offset = r.base_offset
         entry.epoch = r.epoch
-        entry.residency |= Residency.TIER0
+        entry.residency |= _TIER0
 
     def _seal_segment(self, segment_id: int, r: p.SealSegment, stamp: int) -> None:
         entry = self._entry(segment_id, stamp)
@@ -158,25 +165,25 @@ class ManifestIndex:
 
     def _compression_started(self, segment_id: int, r: p.CompressionStarted, stamp: int) -> None:
         entry = self._entry(segment_id, stamp)
-        entry.compression = Progress.STARTED
+        entry.compression = _STARTED
         entry.job_id = r.job_id
 
     def _compression_done(self, segment_id: int, r: p.CompressionDone, stamp: int) -> None:
         entry = self._entry(segment_id, stamp)
-        entry.compression = Progress.DONE
+        entry.compression = _DONE
         entry.compressed_bytes = r.compressed_bytes
         entry.dictionary_id = r.dictionary_id
-        entry.residency |= Residency.TIER1
+        entry.residency |= _TIER1
 
     def _compression_failed(self, segment_id: int, r: p.CompressionFailed, stamp: int) -> None:
         entry = self._entry(segment_id, stamp)
-        entry.compression = Progress.FAILED
+        entry.compression = _FAILED
         entry.reason_code = r.reason_code
 
     def _upload_started(self, segment_id: int, r: p.UploadStarted, stamp: int) -> None:
         self.pending_uploads[segment_id, r.key] = -1
         if segment_id != fmt.LOG_SEGMENT_ID:
-            self._entry(segment_id, stamp).upload = Progress.STARTED
+            self._entry(segment_id, stamp).upload = _STARTED
 
     def _upload_done(self, segment_id: int, r: p.UploadDone, stamp: int) -> None:
         self.pending_uploads.pop((segment_id, r.key), None)
@@ -184,10 +191,10 @@ class ManifestIndex:
             self.log_objects[r.key] = r.etag
             return
         entry = self._entry(segment_id, stamp)
-        entry.upload = Progress.DONE
+        entry.upload = _DONE
         entry.key = r.key
         entry.etag = r.etag
-        entry.residency |= Residency.TIER2
+        entry.residency |= _TIER2
         entry.needs_repair = False
 
     def _upload_failed(self, segment_id: int, r: p.UploadFailed, stamp: int) -> None:
@@ -195,7 +202,7 @@ class ManifestIndex:
         self.pending_uploads[segment_id, r.key] = r.reason_code
         if segment_id != fmt.LOG_SEGMENT_ID:
             entry = self._entry(segment_id, stamp)
-            entry.upload = Progress.FAILED
+            entry.upload = _FAILED
             entry.reason_code = r.reason_code
 
     def _tier2_delete_queued(self, segment_id: int, r: p.Tier2DeleteQueued, stamp: int) -> None:
@@ -217,31 +224,31 @@ class ManifestIndex:
             entry.last_ms = stamp
         if entry is not None and entry.key == r.key:
             entry.key = entry.etag = ""
-            entry.upload = Progress.NONE
-            entry.residency &= ~Residency.TIER2
+            entry.upload = _NONE
+            entry.residency &= ~_TIER2
 
     def _hydration_started(self, segment_id: int, r: p.HydrationStarted, stamp: int) -> None:
         entry = self._entry(segment_id, stamp)
-        entry.hydration = Progress.STARTED
+        entry.hydration = _STARTED
         entry.source_tier = r.source_tier
 
     def _hydration_done(self, segment_id: int, r: p.HydrationDone, stamp: int) -> None:
         entry = self._entry(segment_id, stamp)
-        entry.hydration = Progress.DONE
+        entry.hydration = _DONE
         entry.resident_bytes = r.resident_bytes
-        entry.residency |= Residency.TIER0
+        entry.residency |= _TIER0
         entry.needs_repair = False
 
     def _hydration_failed(self, segment_id: int, r: p.HydrationFailed, stamp: int) -> None:
         entry = self._entry(segment_id, stamp)
-        entry.hydration = Progress.FAILED
+        entry.hydration = _FAILED
         entry.reason_code = r.reason_code
         if r.reason_code == fmt.ReasonCode.OBJECT_MISSING:
             entry.needs_repair = True
 
     def _local_evicted(self, segment_id: int, r: p.LocalEvicted, stamp: int) -> None:
         entry = self._entry(segment_id, stamp)
-        entry.residency &= ~Residency.TIER0
+        entry.residency &= ~_TIER0
         entry.reclaimed_bytes = (entry.reclaimed_bytes + r.reclaimed_bytes) & 0xFFFF_FFFF_FFFF_FFFF
         entry.resident_bytes = 0
 
@@ -250,8 +257,8 @@ class ManifestIndex:
 
     def _warm_dropped(self, segment_id: int, r: p.CustomEvent, stamp: int) -> None:
         entry = self._entry(segment_id, stamp)
-        entry.residency &= ~Residency.TIER1
-        entry.compression = Progress.NONE
+        entry.residency &= ~_TIER1
+        entry.compression = _NONE
         entry.compressed_bytes = 0
         entry.reclaimed_bytes = (entry.reclaimed_bytes + reclaimed_bytes(r)) & 0xFFFF_FFFF_FFFF_FFFF
 
@@ -284,6 +291,6 @@ class ManifestIndex:
 
 
 # A method a record type, by its name.
-_HANDLERS: Final[tuple[Callable[..., None], ...]] = tuple(
+HANDLERS: Final[tuple[Callable[..., None], ...]] = tuple(
     getattr(ManifestIndex, f"_{kind.name.lower()}") for kind in fmt.RecordType
 )

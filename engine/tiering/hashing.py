@@ -215,6 +215,13 @@ def digest_file(fd: int, size: int, *, chunk_bytes: int, block_bytes: int, path:
     return Hasher(fd, size, chunk_bytes=chunk_bytes, block_bytes=block_bytes, path=path).digest()
 
 
+def small_digest(size: int, sha256: bytes, crc64: int) -> ObjectDigest:
+    """Of a file without holes that is one block, and too short for pieces (`native.hash_small`)."""
+    if not size:
+        return ObjectDigest(0, sha256, ())
+    return ObjectDigest(size, sha256, (ChunkDigest(size, sha256, crc64, crc64.to_bytes(CRC_LEN, "little")),))
+
+
 def digest_chunk(data: memoryview, *, block_bytes: int) -> ChunkDigest:
     """Of a chunk in memory."""
     sums = _Sums(block_bytes)

@@ -19,10 +19,12 @@ attempt with the same members finds it there, otherwise garbage collection clear
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import groupby
 from typing import Final, NamedTuple
 
 import trio
@@ -31,7 +33,7 @@ from aof2 import native
 from aof2.engine import objects
 from aof2.engine.aio import result_of
 from aof2.engine.blob import pack
-from aof2.engine.blob.writer import LEVEL, BlobWriter
+from aof2.engine.blob.writer import LEVEL, SAVED_SHIFT, BlobWriter, compress_all
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.batch import Batch
 from aof2.engine.catalog.rows import BlobRow, ChunkRow, ObjectRow, ObjectState
@@ -42,6 +44,7 @@ from aof2.engine.remote import keys
 from aof2.engine.tiering.hashing import add_zeros, block_crc
 from aof2.engine.tiering.publish import Along, Publisher
 from aof2.engine.tiering.tally import Tally
+from aof2.native import SmallStatus
 
 MEMBER_BYTES_MAX: Final = 1 << 20
 PACK_BYTES_MAX: Final = (16 << 20) - (64 << 10)  # what S3 takes in one piece
@@ -113,8 +116,7 @@ def _item(row: ObjectRow, chunk_of: GetChunk, blob_of: GetBlob) -> Item | None:
 
 
 def key_of(tenant: str, checkpoint_id: int, members: Sequence[ChunkRow]) -> str:
-    named = (pack.Named(chunk.chunk_id, chunk.generation, chunk.sha256) for chunk in members)
-    return keys.pack_key(tenant, checkpoint_id, members[0].chunk_id, pack.name_hash(tenant, named))
+    return keys.pack_key(tenant, checkpoint_id, members[0].chunk_id, pack.name_hash(tenant, members))
 
 
 def announce(b: Batch, tenant: str, checkpoint_id: int, bulks: Iterable[Bulk]) -> set[str]:
@@ -123,7 +125,7 @@ def announce(b: Batch, tenant: str, checkpoint_id: int, bulks: Iterable[Bulk]) -
     for bulk in bulks:
         if bulk.members:
             key = key_of(tenant, checkpoint_id, bulk.members)
-            objects.upload_started(b, [(chunk.chunk_id, key) for chunk in bulk.members])
+            objects.pack_started(b, key, [chunk.chunk_id for chunk in bulk.members])
             announced.add(key)
     return announced
 
@@ -132,6 +134,14 @@ class _Put(NamedTuple):
     """What a worker thread did: put a pack, or found chunks that are not what was sealed, and why."""
 
     uploads: dict[bytes, Uploaded]  # by content
+    changed: dict[int, CorruptError]
+
+
+class _Staged(NamedTuple):
+    """Blobs one behind the other, their entries in the directory, and what is not what was sealed."""
+
+    blobs: list[bytearray | memoryview]
+    entries: bytearray
     changed: dict[int, CorruptError]
 
 
@@ -186,13 +196,12 @@ class Packer:
     def _still(self, stream_id: int, bulk: Bulk) -> Bulk:
         """Without what went, or is written again, since it was chosen; in one look."""
         with self._publisher.catalog.view() as view:
-            items = [
-                item
-                for item in bulk.items
-                if (now := view.get(stream_id, t.OBJECTS, (item.row.ino, item.row.generation))) is not None
-                and now.state == ObjectState.SEALED
-                and now.chunks == item.row.chunks
-            ]
+            rows = view.get_many(stream_id, t.OBJECTS, [(item.row.ino, item.row.generation) for item in bulk.items])
+        items = [
+            item
+            for item, now in zip(bulk.items, rows, strict=True)
+            if now is not None and now.state == ObjectState.SEALED and now.chunks == item.row.chunks
+        ]
         if len(items) == len(bulk.items):
             return bulk
         here = {item.chunk.sha256: item.chunk for item in reversed(items) if item.chunk is not None}
@@ -200,7 +209,7 @@ class Packer:
         return Bulk(items, sorted((c for sha, c in here.items() if sha in wanted), key=lambda c: c.chunk_id))
 
     async def _announce(self, stream_id: int, key: str, members: Sequence[ChunkRow]) -> None:
-        started = partial(objects.upload_started, keys=[(chunk.chunk_id, key) for chunk in members])
+        started = partial(objects.pack_started, key=key, chunk_ids=[chunk.chunk_id for chunk in members])
         await result_of(self._publisher.writer.submit(stream_id, started))
         self._publisher.hot.env.failpoint("packs.announced")
 
@@ -239,22 +248,15 @@ class Packer:
         """Reads, packs and puts; nothing is put where a chunk is not what was sealed."""
         env = self._publisher.hot.env
         began_s = env.monotonic_s()
-        out = bytearray()
-        members: list[pack.Member] = []
-        changed: dict[int, CorruptError] = {}
         with tally.at("stage"):
-            for chunk in chunks:
-                try:
-                    members.append(self._member(tenant, chunk, compression, out))
-                except CorruptError as e:
-                    changed[chunk.chunk_id] = e
-                except FileNotFoundError as e:
-                    changed[chunk.chunk_id] = CorruptError(str(e))
-            if changed:
-                return _Put({}, changed)
-            out += pack.encode_directory(members, pack.name_hash(tenant, members))
-            data = bytes(out)
-            del out
+            staged = self._stage(tenant, chunks, compression)
+            if staged.changed:
+                return _Put({}, staged.changed)
+            length = sum(map(len, staged.blobs))
+            directory = pack.directory_of(staged.entries, length, pack.name_hash(tenant, chunks))
+            data = b"".join((*staged.blobs, directory))
+            members = list(pack.entries_of(staged.entries))
+            del staged
         chunk_ids = [one.chunk_id for one in members]
         staged_s = env.monotonic_s()
         tally.staged_all(chunk_ids, 0, staged_s - began_s)
@@ -265,9 +267,71 @@ class Packer:
         env.failpoint("packs.put")
         return _Put({one.sha256: _uploaded(one, key, etag, len(data)) for one in members}, {})
 
+    def _stage(self, tenant: str, chunks: Sequence[ChunkRow], compression: str) -> _Staged:
+        """Reads the chunks, in order, compares them with their seals and makes blobs of them: neighbours that are one
+        block each in few calls, the others one by one."""
+        staged = _Staged([], bytearray(), {})
+        at = 0
+        for is_plain, some in groupby(chunks, self._is_one_block):
+            if is_plain:
+                at += self._stage_blocks(tenant, list(some), compression, staged, at)
+                continue
+            for chunk in some:
+                out = bytearray()
+                try:
+                    member = self._member(tenant, chunk, compression, out)
+                except CorruptError as e:
+                    staged.changed[chunk.chunk_id] = e
+                except FileNotFoundError as e:
+                    staged.changed[chunk.chunk_id] = CorruptError(str(e))
+                else:
+                    staged.blobs.append(out)
+                    staged.entries.extend(pack.encode_entry(member._replace(offset=at)))
+                    at += len(out)
+        return staged
+
+    def _is_one_block(self, chunk: ChunkRow) -> bool:
+        return 0 < chunk.length <= self._block_bytes and not chunk.holes
+
+    def _stage_blocks(self, tenant: str, chunks: Sequence[ChunkRow], compression: str, staged: _Staged, at: int) -> int:
+        """Chunks of one block each; how many bytes their blobs take."""
+        paths = [self._publisher.hot.path_text(tenant, chunk.ino, chunk.generation) for chunk in chunks]
+        lengths = [chunk.length for chunk in chunks]
+        crcs = [block_crc(chunk.block_crcs, 0) for chunk in chunks]
+        sha256s = b"".join([chunk.sha256 for chunk in chunks])
+        raw, statuses = native.read_small(paths, lengths, crcs, sha256s)
+        for chunk, path, status in zip(chunks, paths, statuses, strict=True) if any(statuses) else ():
+            if status == SmallStatus.CHANGED:
+                staged.changed[chunk.chunk_id] = CorruptError(
+                    f"chunk {chunk.chunk_id} is not what was sealed, or its file is cut", path=path
+                )
+            elif status == -errno.ENOENT:
+                staged.changed[chunk.chunk_id] = CorruptError("backing file is missing", path=path)
+            elif status:
+                raise OSError(-status, os.strerror(-status), path)
+        if staged.changed:
+            return 0  # none of it goes into a pack
+        packed, packed_lengths = compress_all(raw, lengths) if compression == "zstd" else (b"", [])
+        blobs, entries = native.encode_pack(
+            raw,
+            lengths,
+            chunk_ids=[chunk.chunk_id for chunk in chunks],
+            generations=[chunk.generation for chunk in chunks],
+            crc64s=crcs,
+            sha256s=sha256s,
+            block_bytes=self._block_bytes,
+            base=at,
+            packed=packed,
+            packed_lengths=packed_lengths,
+            saved_shift=SAVED_SHIFT,
+        )
+        staged.blobs.append(blobs)
+        staged.entries.extend(entries)
+        return len(blobs)
+
     def _member(self, tenant: str, chunk: ChunkRow, compression: str, out: bytearray) -> pack.Member:
-        """The chunk's blob, to the end of `out`; CorruptError where its bytes are not those of the seal."""
-        path, at = self._publisher.hot.path_text(tenant, chunk.ino, chunk.generation), len(out)
+        """The chunk's blob into `out`; CorruptError where its bytes are not those of the seal."""
+        path = self._publisher.hot.path_text(tenant, chunk.ino, chunk.generation)
         writer = BlobWriter(
             out.extend,
             chunk_id=chunk.chunk_id,
@@ -292,7 +356,7 @@ class Packer:
             os.close(fd)
         if sha.digest() != chunk.sha256:
             raise CorruptError(f"chunk {chunk.chunk_id} changed since it was sealed", path=path)
-        return pack.member_of(writer.finish(), at)
+        return pack.member_of(writer.finish(), 0)
 
 
 def _failed(members: Sequence[ChunkRow], key: str, reason_code: int, b: Batch) -> None:

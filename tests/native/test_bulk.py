@@ -1,0 +1,149 @@
+"""Many small files in one call: hashed as hashlib does, left where they may change, packed as Python does."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import mmap
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from aof2 import native
+from aof2.engine.blob import pack
+from aof2.engine.blob.writer import LEVEL, SAVED_SHIFT, BlobWriter, compress_all
+from aof2.engine.env import Files
+from aof2.native import SmallStatus
+
+SIZES = [0, 1, 55, 56, 63, 64, 65, 119, 120, 127, 128, 1000, 4096, 65_536, 100_001]
+
+
+def content(seed: int, size: int) -> bytes:
+    return random.Random(seed).randbytes(size)
+
+
+def written(folder: Path, name: str, data: bytes) -> str:
+    (folder / name).write_bytes(data)
+    return str(folder / name)
+
+
+@pytest.mark.parametrize("portable", [False, True])
+def test_sha256_of_every_length_and_alignment(portable: bool) -> None:
+    data = content(1, 600)
+    for start in range(17):
+        for end in (*range(start, start + 200), 599, 600):
+            piece = memoryview(data)[start:end]
+            assert native.sha256(piece, portable=portable) == hashlib.sha256(piece).digest()
+
+
+def hash_all(paths: list[str], size_max: int = 1 << 20) -> list[native.SmallFile]:
+    found = native.hash_small(paths, size_max=size_max, loose_max=64 << 10)
+    native.close_all([one.fd for one in found if one.fd >= 0])
+    return found
+
+
+def test_hashes_and_stamps(tmp_path: Path) -> None:
+    data = [content(i, size) for i, size in enumerate(SIZES)]
+    paths = [written(tmp_path, f"f{i}", piece) for i, piece in enumerate(data)]
+    before = [os.stat(path) for path in paths]
+    for one, piece, st in zip(hash_all(paths), data, before, strict=True):
+        assert one.status == SmallStatus.READ
+        assert (one.size, one.inode) == (len(piece), st.st_ino)
+        assert (one.mtime_ns, one.ctime_ns, one.atime_ns) == (st.st_mtime_ns, st.st_ctime_ns, st.st_atime_ns)
+        assert (one.crc64, one.sha256) == (native.crc64(piece), hashlib.sha256(piece).digest())
+
+
+def test_no_descriptor_is_left(tmp_path: Path) -> None:
+    paths = [written(tmp_path, f"f{i}", b"x") for i in range(20)] + [str(tmp_path / "none")]
+    before = len(os.listdir("/proc/self/fd"))
+    hash_all(paths)
+    native.read_small(paths, [1] * 21, [native.crc64(b"x")] * 21, hashlib.sha256(b"x").digest() * 21)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_what_is_not_hashed(tmp_path: Path) -> None:
+    paths = [written(tmp_path, name, content(3, 9000)) for name in ("open", "mapped", "large", "fine")]
+    sparse = tmp_path / "sparse"
+    with sparse.open("wb") as f:
+        f.truncate(1 << 20)
+        f.seek(900_000)
+        f.write(b"end")
+    loose = tmp_path / "loose"
+    with loose.open("wb") as f:
+        Files().allocate_ahead(f.fileno(), 0, 300_000)
+        f.write(b"x")
+    paths += [str(sparse), str(loose), str(tmp_path / "none")]
+    written(tmp_path, "large", content(4, 70_000))
+    fd = os.open(paths[1], os.O_RDWR)
+    with open(paths[0], "ab"), mmap.mmap(fd, 9000) as mapped:
+        os.close(fd)
+        found = [one.status for one in hash_all(paths, size_max=65_536)]
+        del mapped
+    busy, other = SmallStatus.BUSY, SmallStatus.OTHER
+    assert found == [busy, busy, other, SmallStatus.READ, other, other, -errno.ENOENT]
+
+
+def test_only_what_was_sealed_is_read(tmp_path: Path) -> None:
+    data = [content(i, 50 + i) for i in range(6)]
+    paths = [written(tmp_path, f"f{i}", piece) for i, piece in enumerate(data)]
+    crcs, shas = [native.crc64(piece) for piece in data], [hashlib.sha256(piece).digest() for piece in data]
+    crcs[1] ^= 1
+    shas[2] = shas[3]
+    written(tmp_path, "f4", data[4][:-1])
+    (tmp_path / "f5").unlink()
+    out, statuses = native.read_small(paths, list(map(len, data)), crcs, b"".join(shas))
+    changed = SmallStatus.CHANGED
+    assert statuses == [SmallStatus.READ, changed, changed, SmallStatus.READ, changed, -errno.ENOENT]
+    assert out[:50] == data[0]
+    assert out[50 + 51 + 52 :][:53] == data[3]
+
+
+@pytest.mark.parametrize("level", [0, LEVEL])
+def test_a_pack_as_python_makes_it(level: int) -> None:
+    data = [content(i, size) if i % 2 else bytes([i]) * size for i, size in enumerate(SIZES) if size]
+    expected, members = bytearray(7), []
+    for i, piece in enumerate(data):
+        at = len(expected)
+        writer = BlobWriter(expected.extend, chunk_id=i + 9, generation=i, block_bytes=1 << 20, level=level)
+        writer.add_block(piece)
+        members.append(pack.member_of(writer.finish(), at))
+    raw = bytearray(b"".join(data))
+    packed, packed_lengths = compress_all(raw, list(map(len, data))) if level else (b"", [])
+    blobs, entries = native.encode_pack(
+        raw,
+        list(map(len, data)),
+        chunk_ids=[i + 9 for i in range(len(data))],
+        generations=list(range(len(data))),
+        crc64s=[native.crc64(piece) for piece in data],
+        sha256s=b"".join(hashlib.sha256(piece).digest() for piece in data),
+        block_bytes=1 << 20,
+        base=7,
+        packed=packed,
+        packed_lengths=packed_lengths,
+        saved_shift=SAVED_SHIFT,
+    )
+    assert blobs == expected[7:]
+    assert list(pack.entries_of(entries)) == members
+    assert bytes(entries) == b"".join(map(pack.encode_entry, members))
+
+
+def test_lengths_that_lie() -> None:
+    columns = {
+        "chunk_ids": [1],
+        "generations": [1],
+        "crc64s": [0],
+        "sha256s": bytes(32),
+        "block_bytes": 4096,
+        "base": 0,
+    }
+    for lengths in ([0], [4097], [9000]):
+        with pytest.raises(ValueError, match="bytes"):
+            native.encode_pack(bytearray(8192), lengths, **columns)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="frames"):
+        native.encode_pack(bytearray(10), [10], **columns, packed=b"x", packed_lengths=[2])  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="column"):
+        native.encode_pack(bytearray(10), [5, 5], **columns)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="zero byte"):
+        native.hash_small(["a\0b"], size_max=1, loose_max=0)
