@@ -123,7 +123,7 @@ class Volume:
         self.manifest_dir = state_dir / "manifest"
         self.target = CatalogTarget(env, opened.catalog, opened.streams, _Events(self))
         self.target.enabled = settings.manifest.enabled
-        self.replication = Replication(env, self._was_published)
+        self.replication = Replication(env, self._were_published)
         self.target.replay = lambda stream_id: replay_stream(
             env, opened.catalog, self.manifest_dir / str(stream_id), stream_id
         )
@@ -236,6 +236,7 @@ class Volume:
             metrics=self.metrics,
             foreground=self.foreground,
             prune_every_s=prune_every_s(settings),
+            pack_after_s=settings.remote.pack_after_s,
         )
         self.scrubber = Scrubber(env, self.hydrator, self.tenant_names, self.opened_object, cache.scrub_every_s)
         self.paused = ""  # why no changes are taken for now
@@ -318,10 +319,11 @@ class Volume:
         finally:
             self.hydrator.close(handle)
 
-    def _was_published(self, stream_id: int, key: tuple[int, int]) -> bool:
+    def _were_published(self, stream_id: int, keys: Collection[tuple[int, int]]) -> list[tuple[int, int]]:
         """As far as the catalog shows: without the commit under way. On the writer thread."""
-        row = self.catalog.get(stream_id, t.OBJECTS, key)
-        return row is not None and row.state == ObjectState.PUBLISHED
+        with self.catalog.view() as view:
+            rows = view.get_many(stream_id, t.OBJECTS, keys)
+        return [k for k, row in zip(keys, rows, strict=True) if row is not None and row.state == ObjectState.PUBLISHED]
 
     # -- durability --------------------------------------------------------------------------------------------
 

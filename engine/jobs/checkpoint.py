@@ -22,6 +22,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -93,11 +94,20 @@ def make_plans(b: Batch, *, bytes_max: int, objects_max: int, unfinished: queue.
     return made
 
 
+class Chosen(NamedTuple):
+    """What goes up as packs, and what by itself."""
+
+    bulks: list[packs.Bulk]
+    rest: list[ObjectRow]
+
+
 class Begun(NamedTuple):
-    """A job that is RUNNING as soon as it is in the log, and the keys of the uploads that its commit announced."""
+    """A job that is RUNNING as soon as it is in the log, the keys of the uploads that its commit announced, and what
+    that commit found to be done."""
 
     row: JobRow
     announced: frozenset[str]
+    chosen: Chosen
 
 
 def begin(
@@ -116,13 +126,18 @@ def begin_new(b: Batch, job_id: int, tenant: str, *, lease_ms: int) -> Begun:
     row = queue.claim_new(b, job_id, lease_ms=lease_ms)
     plan = plan_of(row)
     planned = [one for key in plan.objects if (one := b.get(t.OBJECTS, key)) is not None]
-    bulks, rest = packs.choose(planned, partial(b.get, t.CHUNKS), partial(b.get, t.BLOBS))
-    announced = packs.announce(b, tenant, plan.checkpoint_id, bulks)
-    return Begun(row, _announce(b, rest[:OBJECTS_PARALLEL], tenant, plan.checkpoint_id) | announced)
+    b.read_ahead(t.CHUNKS, [one.chunks[0] for one in planned if len(one.data_chunks) == 1])
+    b.read_ahead(t.BLOBS, [one.sha256 for one in planned if len(one.data_chunks) == 1])
+    chosen = Chosen(*packs.choose(planned, partial(b.get, t.CHUNKS), partial(b.get, t.BLOBS)))
+    announced = packs.announce(b, tenant, plan.checkpoint_id, chosen.bulks)
+    alone = _announce(b, chosen.rest[:OBJECTS_PARALLEL], tenant, plan.checkpoint_id)
+    return Begun(row, alone | announced, chosen)
 
 
 def _announce(b: Batch, first: Sequence[ObjectRow], tenant: str, checkpoint_id: int) -> frozenset[str]:
     """UploadStarted of the blobs that are uploaded first: of small objects whose content no other upload brings."""
+    if not first:
+        return frozenset()
     prefix = t.STREAM.pack(b.stream_id) + t.SEGMENT_PENDING_UPLOAD
     known = {keys.content_of(name) for name, _ in b.view.raw_scan("segments", prefix)}
     announced: list[tuple[int, str]] = []
@@ -162,12 +177,15 @@ def _taken(view: View, tenant_id: int, unfinished: queue.Unfinished) -> tuple[se
 
 
 def _plannable(b: Batch, taken: set[tuple[int, int]]) -> Iterator[ObjectRow]:
-    for key, _ in b.scan(t.UNPUBLISHED):
-        row = b.get(t.OBJECTS, key)
-        if row is None:
-            objects.unqueue_upload(b, *key)  # unlinked before it was published
-        elif row.state == ObjectState.SEALED and key not in taken:
-            yield row
+    waiting = (key for key, _ in b.scan(t.UNPUBLISHED))
+    while some := list(islice(waiting, PLAN_OBJECTS_MAX)):
+        b.read_ahead(t.OBJECTS, some)
+        for key in some:
+            row = b.get(t.OBJECTS, key)
+            if row is None:
+                objects.unqueue_upload(b, *key)  # unlinked before it was published
+            elif row.state == ObjectState.SEALED and key not in taken:
+                yield row
 
 
 def _enqueue(b: Batch, plan: list[ObjectRow]) -> int:
@@ -280,12 +298,15 @@ class CreateCheckpoint:
             saver.cancel_scope.cancel()
 
     def _look(self, job: JobContext, plan: Plan) -> _Work:
-        """What an earlier attempt left to do. Blobs of objects that are gone leave the total, not the count."""
+        """What an earlier attempt left to do, or the commit that began the job found. Blobs of objects that are gone
+        leave the total, not the count."""
+        if isinstance(job.begun_with, Chosen):
+            bulks, rest = job.begun_with
+            return _Work(bulks, rest, 0, job.row.total, job.row.done)
         todo: list[ObjectRow] = []
         done = 0
         with self._publisher.catalog.view() as view:
-            for key in plan.objects:
-                row = view.get(job.tenant_id, t.OBJECTS, key)
+            for row in view.get_many(job.tenant_id, t.OBJECTS, plan.objects):
                 if row is not None and row.state == ObjectState.SEALED:
                     todo.append(row)
                 elif row is not None and row.state == ObjectState.PUBLISHED:
@@ -377,8 +398,9 @@ class CreateCheckpoint:
         self._clean_up(job, work)  # a job that is over holds nothing
 
         def end(b: Batch) -> None:
-            # Others may have failed, or be sealed anew: the rows tell.
-            rows = (b.get(t.OBJECTS, key) for key in plan.objects)
+            # Others may have failed, or be sealed anew: the rows tell. What is sealed waits for its upload.
+            b.read_ahead(t.UNPUBLISHED, plan.objects)
+            rows = (b.get(t.OBJECTS, key) for key in plan.objects if b.get(t.UNPUBLISHED, key) is not None)
             if not any(row is not None and row.state == ObjectState.SEALED for row in rows):
                 job.finish_along(b, work.done, work.total, partial(self._measure, job))
 

@@ -1,7 +1,7 @@
 """Jobs: what the volume opens, wakes and calls. The runner, its executors, and when checkpoints and prunes are made.
 
 What is sealed for a waiter is planned in the commit of the seal (`beginning`). Any other seal is told by `sealed`; what
-was sealed within COALESCE_S, or COALESCE_BYTES of it, becomes one plan: what is removed again so soon is not uploaded.
+was sealed within `pack_after_s`, or COALESCE_BYTES of it, becomes one plan: what is removed so soon is not uploaded.
 The commit of a plan also claims its first job and announces the first uploads of it, where a place for a job is free.
 Planning goes on whenever a job is over, until everything sealed is published. Prunes are looked for every
 `prune_every_s` and made only where there is something to prune, so an idle volume writes nothing.
@@ -34,7 +34,6 @@ from aof2.engine.tiering.evict import Evictor
 from aof2.engine.tiering.hydrate import Hydrator
 from aof2.engine.tiering.publish import Publisher
 
-COALESCE_S: Final = 0.5
 COALESCE_BYTES: Final = 256 << 20
 
 Begin = Callable[[Batch, Sequence[ObjectRow]], checkpoint.Begun | None]
@@ -57,6 +56,7 @@ class Jobs:
         foreground: Foreground,
         lease_s: float = LEASE_S,
         prune_every_s: float | None = None,
+        pack_after_s: float = 0.2,
         plan_bytes_max: int = checkpoint.PLAN_BYTES_MAX,
         plan_objects_max: int = checkpoint.PLAN_OBJECTS_MAX,
     ) -> None:
@@ -76,6 +76,7 @@ class Jobs:
         self._tenants = tenants
         self._metrics = metrics
         self._prune_every_s = prune_every_s
+        self._pack_after_s = pack_after_s
         self._plan = partial(
             checkpoint.make_plans,
             bytes_max=plan_bytes_max,
@@ -120,7 +121,7 @@ class Jobs:
     def _start(self, job: checkpoint.Begun | None) -> None:
         if job is not None:
             self.env.failpoint("job.claimed")
-            self.runner.start(job.row, job.announced)
+            self.runner.start(job.row, job.announced, job.chosen)
 
     def pending_bytes(self) -> int:
         """What is sealed and not in the remote yet."""
@@ -231,7 +232,7 @@ class Jobs:
     async def _plan_forever(self) -> None:
         while True:
             await self._plan_wanted.wait()
-            with trio.move_on_after(COALESCE_S):
+            with trio.move_on_after(self._pack_after_s):
                 await self._plan_now.wait()
             self._plan_wanted, self._plan_now = trio.Event(), trio.Event()
             self._sealed_bytes = 0

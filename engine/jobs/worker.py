@@ -68,10 +68,19 @@ class Changes:
 class JobContext:
     """A job as its executor sees it."""
 
-    def __init__(self, runner: JobRunner, row: JobRow, tenant: str, announced: frozenset[str] = frozenset()) -> None:
-        """`announced`: keys of uploads that are in the log as started, by the commit that claimed the job."""
+    def __init__(
+        self,
+        runner: JobRunner,
+        row: JobRow,
+        tenant: str,
+        announced: frozenset[str] = frozenset(),
+        begun_with: object = None,
+    ) -> None:
+        """`announced`: keys of uploads that are in the log as started, by the commit that enqueued and claimed the job;
+        `begun_with`: what that commit knew of it besides."""
         self.row = row
         self.announced = announced
+        self.begun_with = begun_with
         self.tenant = tenant
         self.tenant_id = row.tenant_id
         self.name = queue.job_name(row.tenant_id, row.job_id)
@@ -267,10 +276,10 @@ class JobRunner:
         finally:
             self._kept -= free
 
-    def start(self, row: JobRow, announced: frozenset[str] = frozenset()) -> None:
+    def start(self, row: JobRow, announced: frozenset[str] = frozenset(), begun_with: object = None) -> None:
         """Runs a job that was claimed. Without a nursery its lease runs out, and it is claimed again."""
         if self._nursery is not None:
-            job = JobContext(self, row, self.tenants()[row.tenant_id], announced)
+            job = JobContext(self, row, self.tenants()[row.tenant_id], announced, begun_with)
             self._running[row.tenant_id, row.job_id] = job
             self._nursery.start_soon(self._run_one, job)
 

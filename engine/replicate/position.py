@@ -30,7 +30,7 @@ import trio
 
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.batch import Mutation
-from aof2.engine.catalog.rows import INO_STREAM_SHIFT, DentryRow, InodeRow, ObjectRow, ObjectState
+from aof2.engine.catalog.rows import INO_STREAM_SHIFT, DentryRow, InodeRow, ObjectState
 from aof2.engine.catalog.store import View
 from aof2.engine.env import Env
 from aof2.engine.locks import thread_lock
@@ -44,10 +44,21 @@ _NAMESPACE: Final = t.DB_NUMBER["namespace"]
 _OWN_TAGS: Final = frozenset(table.tag[0] for table in (t.INODES, t.XATTRS, t.LINKS))
 _DENTRY_TAG: Final = t.DENTRIES.tag[0]
 _OBJECT_TAG: Final = t.OBJECTS.tag[0]
+_PUBLISHED: Final = int(ObjectState.PUBLISHED)
 _dentry: Callable[[bytes], DentryRow] = t.DENTRIES.decode
-_object: Callable[[bytes], ObjectRow] = t.OBJECTS.decode
 
 ObjectKey = tuple[int, int]  # inode, generation
+
+
+class _ObjectHead(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The first fields of an ObjectRow: nothing else of it matters here."""
+
+    ino: int
+    generation: int
+    state: int
+
+
+_object_head: Final = msgspec.msgpack.Decoder(_ObjectHead).decode
 
 
 class Touches(NamedTuple):
@@ -72,8 +83,8 @@ def touches_of(mutations: Iterable[Mutation]) -> Touches:
                 found.named.add(_dentry(value).ino)
         elif tag == _OBJECT_TAG:
             found.inos.add(int.from_bytes(key[1:9], "big"))
-            if value is not None and _object(value).state == ObjectState.PUBLISHED:
-                found.published.add(t.OBJECTS.unpack_key(key[1:]))
+            if value is not None and (row := _object_head(value)).state == _PUBLISHED:
+                found.published.add((row.ino, row.generation))
     return found
 
 
@@ -173,12 +184,15 @@ class Replication:
     """The positions of every stream of a volume."""
 
     def __init__(
-        self, env: Env, was_published: Callable[[int, ObjectKey], bool] = lambda _stream_id, _key: False
+        self,
+        env: Env,
+        were_published: Callable[[int, Collection[ObjectKey]], Iterable[ObjectKey]] = lambda _stream_id, _keys: (),
     ) -> None:
-        """`was_published`: whether the catalog had the object as published before the commit under way. That one does
-        not publish it again: it notes, say, what came back of it, and need not be there for it to leave once more."""
+        """`were_published`: which of these objects the catalog had as published before the commit under way. That one
+        does not publish them again: it notes, say, what came back of one, and need not be there for it to leave once
+        more."""
         self._env = env
-        self._was_published = was_published
+        self._were_published = were_published
         self._lock = thread_lock()
         self._streams: dict[int, StreamPosition] = {}
         self._token: trio.lowlevel.TrioToken | None = None
@@ -200,7 +214,8 @@ class Replication:
         the last of what a caller awaits, and no upload is under way that others gather behind: the log up to there is
         wanted now."""
         touches = touches_of(mutations)
-        touches.published.difference_update([k for k in touches.published if self._was_published(stream_id, k)])
+        if touches.published:
+            touches.published.difference_update(self._were_published(stream_id, list(touches.published)))
         now_ms = self._env.now_ms()
         with self._lock:
             position = self._of(stream_id)

@@ -162,6 +162,7 @@ SECTION_KEYS: Final[dict[str, dict[str, Key]]] = {
         "timeout": Key("timeout_s", _time_s(100, _HOUR_MS)),
         "retries": Key("retries", _count(0, 100)),
         "parallel": Key("parallel", _count(1, 256)),
+        "pack_after": Key("pack_after_s", _time_s(0, _MINUTE_MS)),
     },
     "cache": {
         "hot_bytes": Key("hot_bytes", _size(1)),

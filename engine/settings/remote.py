@@ -35,6 +35,7 @@ class RemoteSettings(msgspec.Struct, frozen=True):
     timeout_s: float = 30.0
     retries: int = 5
     parallel: int = 16
+    pack_after_s: float = 0.2  # what a sealed file waits for others, to go up with them
 
     def __post_init__(self) -> None:
         parse_url(self.url)
@@ -44,6 +45,7 @@ class RemoteSettings(msgspec.Struct, frozen=True):
             ("timeout", self.timeout_s, 0.1, 3600),
             ("retries", self.retries, 0, 100),
             ("parallel", self.parallel, 1, 256),
+            ("pack_after", self.pack_after_s, 0, 60),
         ):
             if not low <= value <= high:
                 raise ValueError(f"remote.{key} = {value}: allowed is {low} to {high}")

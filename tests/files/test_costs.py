@@ -13,7 +13,6 @@ import trio
 import trio.testing
 
 from aof2.engine.files import Files
-from aof2.engine.jobs import service
 from aof2.engine.manifest.format import LOG_SEGMENT_ID
 from aof2.engine.remote import fence
 from aof2.engine.volume import Volume
@@ -107,8 +106,6 @@ def test_a_file_that_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_file_that_nobody_waits_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "COALESCE_S", 0.05)
-
     async def body(files: Files, _: FakeKernel) -> None:
         await make(files, b"first", CONTENT)
         await waited_for(files, "first")
