@@ -33,6 +33,7 @@ LOOK_EVERY_S: Final = 0.25
 LOOK_AT_MOST_S: Final = 0.05  # between two looks at many files, however often something changes
 LOOK_PER_FILE_S: Final = 0.00005
 LOOK_AT_FILES: Final = 1000
+LOOK_AT_WAITING: Final = 64  # of those, before it is left at that: they are published in about this order
 ASK_EVERY_S: Final = 1.0
 # So little is uploaded within the moment for which the fence may be asked ahead.
 SOON_BYTES: Final = 1 << 20
@@ -218,15 +219,18 @@ def _stands(volume: Volume, standing: Standing | None, patience_s: float) -> str
 
 def _drop_done(volume: Volume, left: deque[tuple[Key, int]]) -> int:
     """Looks at some, the others next time: all other tasks wait meanwhile. The bytes of those that are over."""
-    bytes_done = 0
+    bytes_done = waiting = 0
     with volume.catalog.view() as view:
         for _ in range(min(len(left), LOOK_AT_FILES)):
             key, size = left.popleft()
             row = view.get(key[0], t.OBJECTS, (key[1], key[2]))
             if row is None or row.state != ObjectState.SEALED:
                 bytes_done += size
-            else:
-                left.append((key, size))
+                continue
+            left.append((key, size))
+            waiting += 1
+            if waiting == LOOK_AT_WAITING:
+                break
     return bytes_done
 
 

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Iterator
-from typing import Final
+from collections.abc import Collection, Iterable, Iterator
+from typing import Any, Final
 
 import trio
 
 from aof2.engine.catalog import tables as t
-from aof2.engine.catalog.rows import ObjectRow, ObjectState
+from aof2.engine.catalog.rows import InodeRow, ObjectRow, ObjectState
 from aof2.engine.catalog.store import View
+from aof2.engine.catalog.tables import Table
 from aof2.engine.inspect.paths import Place, resolve
 from aof2.engine.inspect.rows import tenant_names
 from aof2.engine.namespace import root_ino
@@ -107,10 +108,63 @@ def is_durable(row: ObjectRow | None) -> bool:
 
 
 async def not_uploaded(mounted: Mounted, places: Iterable[Place]) -> set[int]:
-    """The inodes of the files whose content is not in the remote."""
+    """The inodes of the files at or below the places whose content is not in the remote. What waits is looked through,
+    not what is there: it is less."""
     found: set[int] = set()
-    for page in files(mounted, places):
-        await trio.lowlevel.checkpoint()
-        with mounted.volume.catalog.view() as view:
-            found |= {p.inode.ino for p in page if not is_durable(newest(view, p))}
+    by_tenant: dict[int, set[int]] = {}
+    for place in places:
+        by_tenant.setdefault(place.tenant_id, set()).add(place.inode.ino)
+    for tenant_id, inos in by_tenant.items():
+        below = _Below(tenant_id, inos)
+        for table in (t.DIRTY, t.UNPUBLISHED):
+            after: bytes | None = b""
+            while after is not None:
+                with mounted.volume.catalog.view() as view:
+                    waiting, after = _waiting(view, tenant_id, table, after or None)
+                    inodes = view.get_many(tenant_id, t.INODES, waiting)
+                    found |= {
+                        i.ino for i in inodes if i is not None and i.generation == waiting[i.ino] and below.has(view, i)
+                    }
+                await trio.lowlevel.checkpoint()
     return found
+
+
+def _waiting(
+    view: View, tenant_id: int, table: Table[Any, Any], after: bytes | None
+) -> tuple[dict[int, int], bytes | None]:
+    """A page of what is dirty, or sealed and not uploaded: inode → generation; and where it ended, None at the end."""
+    page: dict[int, int] = {}
+    for key, row in view.scan(tenant_id, table, after=after):
+        ino, generation = key if table is t.UNPUBLISHED else (key, row.generation)
+        page[ino] = max(generation, page.get(ino, 0))
+        if len(page) == PAGE:
+            return page, table.pack_key(key)
+    return page, None
+
+
+class _Below:
+    """Whether inodes are at or below others; directories are looked up once."""
+
+    def __init__(self, tenant_id: int, inos: Collection[int]) -> None:
+        self._tenant_id = tenant_id
+        self._known = dict.fromkeys(inos, True) | {0: False}
+
+    def has(self, view: View, inode: InodeRow) -> bool:
+        """Whether it, or a name of it, is."""
+        if self._known.get(inode.ino):
+            return True
+        if inode.nlink == 1:
+            return self._is_below(view, inode.parent)
+        prefix = inode.ino.to_bytes(8, "big")
+        links = view.scan(self._tenant_id, t.LINKS, prefix=prefix) if inode.nlink else ()
+        return any(self._is_below(view, parent) for (_, parent, _), _ in links)
+
+    def _is_below(self, view: View, ino: int) -> bool:
+        climbed: list[int] = []
+        while ino not in self._known:
+            self._known[ino] = False  # also where parents go round in a circle
+            climbed.append(ino)
+            row = view.get(self._tenant_id, t.INODES, ino)
+            ino = row.parent if row is not None else 0
+        self._known.update(dict.fromkeys(climbed, self._known[ino]))
+        return self._known[ino]
