@@ -68,7 +68,6 @@ from aof2.engine.settings.remote import RemoteSettings
 from aof2.native import crc64 as crc64_of_bytes
 
 MULTIPART_BYTES: Final = 16 << 20
-LOOK_FIRST_BYTES: Final = 256 << 10
 CONDITIONS: Final = {"IfNoneMatch": "if-none-match", "IfMatch": "if-match"}
 WRITE_WINDOW: Final = 4
 DELETE_BATCH: Final = 1000
@@ -103,8 +102,8 @@ class S3Store(S3Reader):
         name = self._name(key)
         crc = checked_crc64(source, size, crc64, sha256)
         meta = with_checksums({}, crc, sha256)
-        # Small ones are put again sooner than they are looked for; a conditional put finds them by itself.
-        if size <= LOOK_FIRST_BYTES:
+        # In one piece it is put again sooner than looked for; a conditional put finds what is there by itself.
+        if size < MULTIPART_BYTES:
             self._calls.check_bucket(deadline)  # some servers make one that is not there
         elif etag := self._already(key, size, crc, deadline, fence=if_absent):
             return etag

@@ -6,7 +6,7 @@ be moved. Failures are those of errors.py. Every object carries its size and crc
 Invariants
 - An object is seen whole or not at all, whatever fails; never half of it, never a mix of two puts.
 - What a put stores has the crc64 it was told to have, or nothing is stored.
-- A put of bytes that are already there under that key moves none of them.
+- A put of 16 MiB or more that are already there under that key moves none of them.
 - Listing is in byte order of the keys on a directory and on AWS. SeaweedFS sorts folder by folder (`a/b` before `a-b`),
   so a caller that needs the order sorts.
 - Missing objects count as deleted. A missing bucket or folder is never taken for missing objects.
