@@ -23,7 +23,7 @@ from aof2.engine.remote.location import LocatedBlob, Location
 from aof2.engine.remote.source import FileTarget
 from aof2.engine.remote.store import RemoteStore
 from aof2.engine.tiering.hashing import PIECE_BYTES, block_crc
-from aof2.engine.tiering.windows import Windows
+from aof2.engine.tiering.windows import HELD_BYTES, Windows
 
 FOOTERS_MAX: Final = 1024
 
@@ -46,12 +46,12 @@ def is_plain(chunk: ChunkRow, blob: BlobRow) -> bool:
 class BlobFetcher:
     """Reads blocks of blobs."""
 
-    def __init__(self, remote: RemoteStore, *, block_bytes: int) -> None:
+    def __init__(self, remote: RemoteStore, *, block_bytes: int, windows_bytes: int = HELD_BYTES) -> None:
         self.remote = remote
         self._block_bytes = block_bytes
         self._footers: OrderedDict[Location, BlobFooter] = OrderedDict()
         self._lock = thread_lock()
-        self.windows = Windows()
+        self.windows = Windows(held_bytes=windows_bytes)
 
     def blocks(
         self, chunk: ChunkRow, blob: BlobRow, first: int, count: int, *, pack_bytes: int = 0

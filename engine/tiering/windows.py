@@ -4,11 +4,13 @@ The first miss in a pack fetches its member alone. A second one fetches the wind
 that any order of reading finds its neighbours; where most of a pack's last window was read, the next one is twice as
 long. Members are cut out of them, and checked like anything that comes from the remote: a window proves nothing.
 
-What was fetched and not read is counted when it goes. Where most windows went so, single members are fetched, and a
-window only now and then, to see whether that has changed.
+What was fetched and not read is counted when it goes. A window that went hardly read halves those that come, down to
+single members; then one is fetched only now and then, to see whether that has changed. One of which half was read lets
+them grow back.
 
 Invariants
-- HELD_BYTES at most are kept, the least recently used go first; packs do not change, so none is ever stale.
+- `held_bytes` at most are kept, the least recently used go first; no window takes more than half of that. Packs do not
+  change, so none is ever stale.
 - Those who want the same window wait for the one request.
 
 Owner: any thread, under a lock that no request is made under. A crash leaves nothing.
@@ -25,12 +27,12 @@ from aof2.engine.remote.location import Location
 from aof2.engine.remote.store import RemoteStore
 
 WINDOW_BYTES: Final = 1 << 20
+WINDOW_BYTES_MIN: Final = 64 << 10
 WINDOW_BYTES_MAX: Final = 16 << 20
 HELD_BYTES: Final = 64 << 20
 PACKS_KEPT: Final = 1024
-TRUST_MAX: Final = 8  # so many useless windows more than useful ones, and there are none for a while
-USEFUL_READS: Final = 4
-TRY_EVERY: Final = 64  # misses
+USELESS_SHARE: Final = 8  # of which less than an eighth was read when it went
+TRY_EVERY: Final = 64  # misses, where single members are fetched
 
 
 class _Window(NamedTuple):
@@ -47,16 +49,26 @@ class _Window(NamedTuple):
 
 
 class _Held:
-    """A window that came."""
+    """A window that came, and where the members are that were read of it."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
-        self.reads = 0
+        self.offsets: set[int] = set()
         self.read_bytes = 0
+
+    def read(self, at: Location) -> bool:
+        """Whether half of it is read with this."""
+        if at.offset in self.offsets:
+            return False
+        half = len(self.data) // 2
+        before, self.read_bytes = self.read_bytes, self.read_bytes + at.length
+        self.offsets.add(at.offset)
+        return before < half <= self.read_bytes
 
 
 class Windows:
-    """Of one volume. `fetched_bytes` of windows, and `unread_bytes` of those that went."""
+    """Of one volume. `neighbours_bytes` came with what was asked for, `unread_bytes` of them went without being read;
+    `window_bytes` is what a second miss in a pack fetches, 0: its member."""
 
     def __init__(self, *, held_bytes: int = HELD_BYTES) -> None:
         self._held_max = held_bytes
@@ -64,10 +76,12 @@ class Windows:
         self._held_bytes = 0
         self._last: OrderedDict[str, _Window | None] = OrderedDict()  # packs that were read from: the newest window
         self._coming: dict[_Window, threading.Event] = {}
-        self._trust = TRUST_MAX
         self._misses = 0
         self._lock = thread_lock()
-        self.fetched_bytes = 0
+        self._first_max = min(WINDOW_BYTES, _power_of_two(held_bytes // 2))
+        self._next_max = min(WINDOW_BYTES_MAX, _power_of_two(held_bytes // 2))
+        self.window_bytes = self._first_max
+        self.neighbours_bytes = 0
         self.unread_bytes = 0
 
     def read(self, remote: RemoteStore, at: Location, pack_bytes: int) -> bytes | memoryview:
@@ -95,7 +109,7 @@ class Windows:
         with self._lock:
             self._last.pop(key, None)
             for window in [w for w in self._held if w.key == key]:
-                self._drop(window)
+                self._drop(window)  # which says nothing about how packs are read
 
     def _fetch(self, remote: RemoteStore, window: _Window, at: Location) -> bytes | memoryview:
         try:
@@ -115,10 +129,8 @@ class Windows:
             if window.key == at.key and window.covers(at):
                 self._held.move_to_end(window)
                 held = self._held[window]
-                held.reads += 1
-                held.read_bytes += at.length
-                if held.reads == USEFUL_READS:
-                    self._trust = min(TRUST_MAX, self._trust + 1)
+                if held.read(at):
+                    self.window_bytes = min(self._first_max, max(WINDOW_BYTES_MIN, 2 * self.window_bytes))
                 return memoryview(held.data)[at.offset - window.start : at.end - window.start]
         return None
 
@@ -133,31 +145,46 @@ class Windows:
         while len(self._last) > PACKS_KEPT:
             self._last.popitem(last=False)
         self._misses += 1
-        useful = self._trust > 0 or not self._misses % TRY_EVERY
-        if not known or not useful or pack_bytes < at.end:
+        size = self.window_bytes
+        if not size and not self._misses % TRY_EVERY:
+            size = WINDOW_BYTES_MIN
+        if not known or not size or pack_bytes < at.end:
             return _Window(at.key, at.offset, at.end)
-        size = WINDOW_BYTES
         held = self._held.get(last) if last is not None else None
         if last is not None and held is not None and held.read_bytes >= last.size // 2:
-            size = min(WINDOW_BYTES_MAX, 2 << (last.size - 1).bit_length())
+            size = max(size, min(self._next_max, 2 << (last.size - 1).bit_length()))
         start = at.offset // size * size
         window = _Window(at.key, start, max(at.end, min(start + size, pack_bytes)))
         self._last[at.key] = window
         return window
 
     def _keep(self, window: _Window, data: bytes, at: Location) -> None:
+        held = _Held(data)
+        held.read(at)
+        self.neighbours_bytes += len(data) - at.length
         for inner in [w for w in self._held if w.key == window.key and window.start <= w.start and w.end <= window.end]:
-            self._held_bytes -= len(self._held.pop(inner).data)
-        held = self._held[window] = _Held(data)
-        held.reads, held.read_bytes = 1, at.length
+            read = self._held.pop(inner)
+            self._held_bytes -= len(read.data)
+            held.offsets |= read.offsets
+            held.read_bytes += read.read_bytes
+        self._held[window] = held
         self._held_bytes += len(data)
-        self.fetched_bytes += len(data)
         while self._held_bytes > self._held_max:
-            self._drop(next(iter(self._held)))
+            oldest = self._drop(next(iter(self._held)))
+            if oldest.read_bytes < len(oldest.data) // USELESS_SHARE:
+                self._shrink()
 
-    def _drop(self, window: _Window) -> None:
+    def _shrink(self) -> None:
+        smaller = self.window_bytes // 2
+        self.window_bytes = smaller if smaller >= WINDOW_BYTES_MIN else 0
+
+    def _drop(self, window: _Window) -> _Held:
         held = self._held.pop(window)
         self._held_bytes -= len(held.data)
         self.unread_bytes += max(0, len(held.data) - held.read_bytes)
-        if held.reads < USEFUL_READS:
-            self._trust = max(0, self._trust - 1)
+        return held
+
+
+def _power_of_two(size: int) -> int:
+    """The largest that is not larger."""
+    return 1 << (size.bit_length() - 1) if size > 0 else 0

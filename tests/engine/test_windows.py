@@ -101,7 +101,7 @@ def test_windows_that_are_not_read_are_given_up_and_tried_again() -> None:
     rng = random.Random(5)
     for i in range(300):
         read(windows, remote, rng.randrange(5 * WINDOW_BYTES), key=f"k{i % 60}")
-    assert windows.unread_bytes > 0.9 * (windows.fetched_bytes - windows._held_bytes)
+    assert windows.unread_bytes > 0.9 * (windows.neighbours_bytes - windows._held_bytes)
     remote.asked.clear()
     for i in range(200):
         read(windows, remote, rng.randrange(5 * WINDOW_BYTES), key=f"k{i % 60}")
