@@ -15,11 +15,11 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from aof2.engine import segments
+from aof2.engine import packrows, segments
 from aof2.engine.catalog import ops as o
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.batch import Batch
-from aof2.engine.catalog.rows import BlobRow, ChunkRow, DirtyRow, ObjectRow, ObjectState, PackRow, ResidencyRow
+from aof2.engine.catalog.rows import BlobRow, ChunkRow, DirtyRow, ObjectRow, ObjectState, ResidencyRow
 from aof2.engine.catalog.store import View
 from aof2.engine.errors import Aof2Error, TransientError
 from aof2.engine.local.sparse import on_disk as on_disk  # what counts bytes counts them here
@@ -370,7 +370,7 @@ def _reference(b: Batch, chunk: ChunkRow, up: Uploaded) -> BlobRow:
             raise BlobGoneError(f"{up.key} was to be shared by chunk {chunk.chunk_id} and is gone")
         blob = BlobRow(up.key, up.stored_bytes, chunk.length, 1, up.etag, offset=up.offset)
         if up.pack_bytes:
-            _join_pack(b, up)
+            packrows.join(b, up.key, up.stored_bytes, up.pack_bytes)
         b.put(t.BLOBS, chunk.sha256, blob)
         return blob
     if blob.key != up.key and up.fresh:
@@ -450,26 +450,6 @@ def _end_upload(b: Batch, up: Uploaded | None) -> None:
         segments.retire(b, up.chunk_id)
 
 
-def _join_pack(b: Batch, up: Uploaded) -> None:
-    old = b.get(t.PACKS, up.key) or PackRow(0, 0, up.pack_bytes)
-    b.put(t.PACKS, up.key, PackRow(old.members + 1, old.member_bytes + up.stored_bytes, old.pack_bytes))
-
-
-def _leave_pack(b: Batch, blob: BlobRow) -> bool:
-    """A blob's row goes, or names another object from now on; whether its object may go."""
-    if not is_pack(blob.key):
-        return True
-    old = b.get(t.PACKS, blob.key)
-    if old is None:
-        return False  # not counted, so it may hold others: verify finds it once it is an orphan
-    if old.members > 1:
-        left = PackRow(old.members - 1, max(0, old.member_bytes - blob.stored_bytes), old.pack_bytes)
-        b.put(t.PACKS, blob.key, left)
-        return False
-    b.delete(t.PACKS, blob.key)
-    return True
-
-
 def upload_pending(view: View, stream_id: int, chunk_id: int, key: str) -> bool:
     """Whether an upload of this chunk was begun under this key and has not ended, well or in a delete."""
     slot = t.STREAM.pack(stream_id) + t.SEGMENT_PENDING_UPLOAD + chunk_id.to_bytes(8, "big") + key.encode()
@@ -547,7 +527,7 @@ def queue_blob_delete(b: Batch, sha256: bytes, *, unreferenced_before_ms: int) -
         return 0
     pack = b.get(t.PACKS, blob.key) if is_pack(blob.key) else None
     b.delete(t.BLOBS, sha256)
-    if not _leave_pack(b, blob):
+    if not packrows.leave(b, blob, moved_before_ms=unreferenced_before_ms):
         return 0
     b.record(p.Tier2DeleteQueued(blob.key), segment_id=blob_segment(blob.key))
     return pack.pack_bytes if pack is not None else blob.stored_bytes
@@ -560,14 +540,16 @@ def blob_segment(key: str) -> int:
 
 
 def blob_rebuilt(b: Batch, sha256: bytes, chunk_ids: Sequence[int], up: Uploaded) -> None:
-    """A damaged or missing blob was put again, under its key or, a member of a pack, under one of its own: nothing
-    needs repair any more."""
+    """A blob was put again: a damaged or missing one under its key; a member of a pack as an object of its own, or in
+    another pack. Nothing needs repair any more."""
     blob = b.get(t.BLOBS, sha256)
     if blob is None or (blob.key != up.key and not is_pack(blob.key)):
         return
     old_key = blob.key
-    if old_key != up.key and _leave_pack(b, blob):
-        b.record(p.Tier2DeleteQueued(old_key), segment_id=blob_segment(old_key))
+    if old_key != up.key:
+        packrows.moved(b, blob)
+        if up.pack_bytes:
+            packrows.join(b, up.key, up.stored_bytes, up.pack_bytes)
     blob = msgspec.structs.replace(
         blob, key=up.key, offset=up.offset, stored_bytes=up.stored_bytes, etag=up.etag, verified_ms=b.now_ms
     )

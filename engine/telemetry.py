@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
-from aof2.engine import objects
+from aof2.engine import objects, packrows
 from aof2.engine.catalog import tables as t
 from aof2.engine.manifest.format import CHUNK_NAME
 from aof2.engine.manifest.snapshot import local_snapshots
@@ -53,6 +53,13 @@ def connect(volume: Volume, metrics: StorageMetrics) -> None:
     metrics.manifest_chunks_active.set_callback(lambda: _chunks_on_disk(volume))
     metrics.read_only.set_callback(lambda: float(bool(volume.read_only_reason) or not volume.target.enabled))
     metrics.set_breaker(lambda: volume.remote.stats().breaker.value.replace("-", "_"))
+    windows = volume.hydrator.fetcher.windows
+    metrics.pack_bytes.set_callback(lambda: _packs(volume)[0])
+    metrics.pack_live_bytes.set_callback(lambda: _packs(volume)[1])
+    metrics.pack_amplification.set_callback(lambda: packrows.amplification(*_packs(volume)))
+    metrics.pack_neighbours_bytes_total.set_callback(lambda: windows.neighbours_bytes)
+    metrics.pack_neighbours_unread_bytes_total.set_callback(lambda: windows.unread_bytes)
+    metrics.pack_window_bytes.set_callback(lambda: windows.window_bytes)
     for op in RemoteOp:
         metrics.remote_retries_total[op].set_callback(partial(_retries, volume, op.value))
     metrics.manifest_upload_retries_total.set_callback(lambda: volume.replicator.log_retries)
@@ -116,6 +123,12 @@ def _jobs(volume: Volume) -> Mapping[tuple[str, ...], float]:
     with volume.catalog.view() as view:
         jobs = (job for tenant_id in volume.tenant_names() for _, job in view.scan(tenant_id, t.JOBS))
         return Counter((job.state.name.lower(),) for job in jobs)
+
+
+def _packs(volume: Volume) -> tuple[int, int]:
+    with volume.catalog.view() as view:
+        counted = [packrows.totals(view, tenant_id) for tenant_id in volume.tenant_names()]
+    return sum(stored for stored, _ in counted), sum(live for _, live in counted)
 
 
 def _lags(volume: Volume, value: Callable[[StreamReplication], float]) -> Mapping[tuple[str, ...], float]:

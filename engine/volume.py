@@ -22,9 +22,10 @@ from functools import partial
 import msgspec
 import trio
 
-from aof2.engine import objects, opening, segments
+from aof2.engine import objects, opening, packrows, segments
 from aof2.engine.aio import open_nursery, soon
 from aof2.engine.catalog import tables as t
+from aof2.engine.catalog.batch import Batch
 from aof2.engine.catalog.recovery import Opened, open_catalog, replay_stream
 from aof2.engine.catalog.rows import INO_STREAM_SHIFT, InodeRow, ObjectState
 from aof2.engine.catalog.store import View
@@ -34,6 +35,7 @@ from aof2.engine.errors import Aof2Error, FatalIOError, ReadOnlyError
 from aof2.engine.foreground import Foreground
 from aof2.engine.janitor import Janitor, prune_every_s
 from aof2.engine.jobs.prune import Retention
+from aof2.engine.jobs.rewrite import Rules
 from aof2.engine.jobs.service import Jobs
 from aof2.engine.jobs.worker import Changes
 from aof2.engine.kinds import registry
@@ -67,12 +69,14 @@ from aof2.engine.tiering.fetch import BlobFetcher
 from aof2.engine.tiering.hydrate import Hydrator
 from aof2.engine.tiering.publish import Publisher, sweep_scratch
 from aof2.engine.tiering.recent import Recent
+from aof2.engine.tiering.windows import HELD_BYTES
 from aof2.engine.verify.scrub import Scrubber
 
 log = logging.getLogger(__name__)
 
 # Chunks uploaded at once. Each holds several parts in memory; two keep a link busy.
 UPLOADS_MAX = 2
+WINDOWS_SHARE = 8  # of page_cache_bytes, for packs as they came
 PARTS = ("replicator", "jobs", "scrubber")
 LOG_WANTED_EVERY_S = 0.1
 # What a stop waits for the remote with the log's last chunks; they are uploaded at the next start otherwise.
@@ -180,7 +184,11 @@ class Volume:
             self.writer,
             self.hot,
             self.handles,
-            BlobFetcher(self.remote, block_bytes=engine.block_bytes),
+            BlobFetcher(
+                self.remote,
+                block_bytes=engine.block_bytes,
+                windows_bytes=min(HELD_BYTES, cache.page_cache_bytes // WINDOWS_SHARE),
+            ),
             self.evictor,
             self.pages,
             self.recent.hot,
@@ -232,7 +240,9 @@ class Volume:
                 int(settings.retention.purge_after_s * 1000),
                 int(settings.retention.undelete_window_s * 1000),
             ),
+            rewriting=Rules(settings.retention.pack_live_share, settings.retention.rewrite_bytes_per_s),
             blocked=self.cold.holds,
+            replicated=lambda tenant_id: self.replicated(self.log_ends([tenant_id])),
             metrics=self.metrics,
             foreground=self.foreground,
             prune_every_s=prune_every_s(settings),
@@ -294,20 +304,23 @@ class Volume:
     def restore_quota(self) -> None:
         """Used bytes as the catalog counts them: no walk of the cache."""
         used_bytes: dict[str, int] = {}
-        uncounted: list[int] = []
+        uncounted: list[tuple[int, Callable[[Batch], None]]] = []
         with self.catalog.view() as view:
             for tenant_id, row in self.tenants.rows.items():
                 used_bytes[row.name] = view.get(tenant_id, t.COUNTERS, objects.HOT_BYTES) or 0
-                uncounted += [tenant_id] if view.get(tenant_id, t.COUNTERS, objects.PENDING_BYTES) is None else []
+                if view.get(tenant_id, t.COUNTERS, objects.PENDING_BYTES) is None:
+                    uncounted.append((tenant_id, objects.count_pending_anew))
+                if not packrows.is_counted(view, tenant_id):
+                    uncounted.append((tenant_id, packrows.count_anew))
             self.warm.restore(
                 ((tenant_id, chunk_id), stored_bytes)
                 for tenant_id in self.tenants.rows
                 for chunk_id, stored_bytes in view.scan(tenant_id, t.WARM)
             )
         self.quota.restore(used_bytes)
-        for tenant_id in uncounted:
+        for tenant_id, count in uncounted:
             if self.settings.manifest.enabled and tenant_id in self.target.streams:
-                self.writer.call(tenant_id, objects.count_pending_anew)
+                self.writer.call(tenant_id, count)
 
     # -- objects -----------------------------------------------------------------------------------------------
 

@@ -71,6 +71,11 @@ class HasName(Protocol):
     def sha256(self) -> bytes: ...
 
 
+def length_of(members: int, member_bytes: int) -> int:
+    """Of a pack of so many members, which are so long together."""
+    return member_bytes + members * ENTRY.size + TRAILER.size
+
+
 def name_hash(tenant: str, members: Iterable[HasName]) -> bytes:
     names = (NAME.pack(one.chunk_id, one.generation, one.sha256) for one in members)
     return hashlib.sha256(b"".join((tenant.encode(), b"\0", *names))).digest()

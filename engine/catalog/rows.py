@@ -190,11 +190,13 @@ class BlobRow(Row, frozen=True):
 
 
 class PackRow(Row, frozen=True):
-    """A remote object that blobs share: how many BlobRows lie in it, what they are long together, how long it is."""
+    """A remote object that blobs share: how many BlobRows lie in it, what they are long together, how long it is, and
+    when one that is needed was last moved elsewhere."""
 
     members: int
     member_bytes: int
     pack_bytes: int = 0
+    moved_ms: int = 0
 
 
 class DeltaRow(Row, frozen=True):
@@ -225,6 +227,7 @@ class JobType(IntEnum):
     DOWNLOAD_CHECKPOINT = 2
     PRUNE_CHECKPOINT = 3
     TRUNCATE_APPEND_ONLY = 4
+    REWRITE_PACKS = 5
 
 
 class JobState(IntEnum):

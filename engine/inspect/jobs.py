@@ -24,6 +24,7 @@ SHORT: Final = {
     "verify": JobType.VERIFY_MANIFEST,
     "download": JobType.DOWNLOAD_CHECKPOINT,
     "prune": JobType.PRUNE_CHECKPOINT,
+    "rewrite": JobType.REWRITE_PACKS,
     "truncate": JobType.TRUNCATE_APPEND_ONLY,
 }
 

@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from aof2.engine import segments
+from aof2.engine import packrows, segments
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.fold import entries_of
 from aof2.engine.catalog.rows import HashKind, JobState, ObjectRow, ObjectState, ResidencyRow
@@ -36,7 +36,8 @@ NOT_RUNNING: Final = "no daemon runs: it goes on at the next mount"
 
 class TenantStatus(msgspec.Struct, frozen=True, kw_only=True):
     """`remote_bytes` is what the blobs take, and the dead of their packs; `dirty_bytes` is what is not all in the
-    remote yet. `packed_bytes` of `pack_bytes` in packs are blobs that rows name."""
+    remote yet. `packed_bytes` of `pack_bytes` in packs are blobs that rows name; with those alone packs would
+    take `pack_live_bytes`, and `pack_amplification` is what they take for each of these."""
 
     tenant: str
     tenant_id: int
@@ -56,6 +57,8 @@ class TenantStatus(msgspec.Struct, frozen=True, kw_only=True):
     packs: int = 0
     pack_bytes: int = 0
     packed_bytes: int = 0
+    pack_live_bytes: int = 0
+    pack_amplification: float = 1.0
 
 
 class VolumeStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,6 +77,7 @@ class VolumeStatus(msgspec.Struct, frozen=True, kw_only=True):
     needs_repair: int
     replication: list[StreamReplication] = []
     rebuilt: bool = False
+    pack_amplification: float = 1.0
     damage: str = ""
     """What is wrong with the volume's own log: no tenant can be made."""
 
@@ -159,6 +163,9 @@ def volume_status(
         needs_repair=sum(tenant.needs_repair for tenant in tenants),
         replication=(replication or _from_logs(view, settings)).lags({one.tenant_id: one.tenant for one in tenants}),
         rebuilt=rebuilt,
+        pack_amplification=packrows.amplification(
+            sum(one.pack_bytes for one in tenants), sum(one.pack_live_bytes for one in tenants)
+        ),
         damage=log_damage(manifest_dir / str(VOLUME_STREAM)),
     )
 
@@ -183,6 +190,7 @@ def _tenant(view: View, manifest_dir: Path, tenant_id: int, name: str, kind: str
     folder = manifest_dir / str(tenant_id)
     packs = [row for _, row in view.scan(tenant_id, t.PACKS)]
     pack_bytes, packed_bytes = sum(row.pack_bytes for row in packs), sum(row.member_bytes for row in packs)
+    live_bytes = sum(map(packrows.live_bytes, packs))
     return TenantStatus(
         tenant=name,
         tenant_id=tenant_id,
@@ -201,6 +209,8 @@ def _tenant(view: View, manifest_dir: Path, tenant_id: int, name: str, kind: str
         packs=len(packs),
         pack_bytes=pack_bytes,
         packed_bytes=packed_bytes,
+        pack_live_bytes=live_bytes,
+        pack_amplification=packrows.amplification(pack_bytes, live_bytes),
     )
 
 

@@ -16,7 +16,7 @@ from aof2.engine.remote.errors import RemoteMissingError, RemoteRefusedError
 
 ATTEMPTS_MAX: Final = 8
 # What these do is owed as long as it is undone: a remote that is away for a day must not end them.
-PATIENT: Final = frozenset((JobType.CREATE_CHECKPOINT, JobType.PRUNE_CHECKPOINT))
+PATIENT: Final = frozenset((JobType.CREATE_CHECKPOINT, JobType.PRUNE_CHECKPOINT, JobType.REWRITE_PACKS))
 
 
 class JobCancelledError(errors.Aof2Error):
@@ -40,7 +40,7 @@ class NeedsRepairError(errors.CorruptError):
 
 
 class PostponedError(errors.TransientError):
-    """A cold scan reads what the job wants to delete. The job comes again later."""
+    """A cold scan reads what the job wants to delete, or the remote's log is behind. The job comes again later."""
 
 
 class Verdict(NamedTuple):

@@ -7,9 +7,11 @@ Invariants
 - A blob is deleted only when no chunk row references it, none has for `purge_after`, and the commit that took it out
   of the catalog is durable: from then on the Publisher uploads the same content anew, under another key.
 - The manifest's pending deletes are the work list, so a crash leaves nothing undone and nothing forgotten.
+- The remote's log has that commit before an object goes: whoever restores from there looks for nothing that is gone.
 - What a cold scan still reads stays (`blocked`): the job comes again. What is in use locally stays until the next
   prune.
-- A pack goes with the last blob row that names it; one that a row names is never deleted, whatever its count says.
+- A pack goes with the last blob row that names it, or, where members were moved out of it, when the last of those did
+  so `purge_after` ago; one that a row names is never deleted, whatever its count says.
 - Uploads that were begun under a name that no chunk has (cancelled jobs, objects unlinked midway) are cleared as well,
   once nothing happened to them for `purge_after`.
 
@@ -20,7 +22,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from itertools import groupby, islice
 from typing import Final, NamedTuple, TypeVar
@@ -28,7 +30,7 @@ from typing import Final, NamedTuple, TypeVar
 import msgspec
 import trio
 
-from aof2.engine import namespace, objects, segments, snapshots
+from aof2.engine import namespace, objects, packrows, segments, snapshots
 from aof2.engine.aio import result_of
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.batch import Batch
@@ -49,6 +51,7 @@ log = logging.getLogger(__name__)
 
 PAGE: Final = 64
 SCAN_PAGE: Final = 4096
+LOG_MAX_S: Final = 30.0
 CRASH_POINTS: Final = ("prune.released", "prune.queued", "prune.deleted", "prune.recorded")
 
 T = TypeVar("T")
@@ -143,6 +146,13 @@ def find_unreferenced(catalog: Catalog, tenant_id: int, before_ms: int) -> Itera
         after = page[-1][0]
 
 
+def find_empty(catalog: Catalog, tenant_id: int, before_ms: int) -> list[tuple[str, int]]:
+    """Packs whose members were moved elsewhere, all of them before then, and their lengths. Blocks."""
+    with catalog.view() as view:
+        rows = view.scan(tenant_id, t.PACKS)
+        return [(key, row.pack_bytes) for key, row in rows if packrows.is_due(row, before_ms)]
+
+
 def find_abandoned(catalog: Catalog, tenant_id: int, before_ms: int) -> list[Upload]:
     """Uploads that were begun, did not end, and whose chunk is gone or has its blob under another key. Blocks."""
     prefix = t.STREAM.pack(tenant_id)
@@ -212,6 +222,7 @@ def is_due(catalog: Catalog, tenant_id: int, now_ms: int, keep: Retention) -> bo
     return (
         next(find_retirable(catalog, tenant_id, now_ms, keep), None) is not None
         or next(find_unreferenced(catalog, tenant_id, before_ms), None) is not None
+        or bool(find_empty(catalog, tenant_id, before_ms))
         or bool(find_deletes(catalog, tenant_id))
         or bool(find_abandoned(catalog, tenant_id, before_ms))
     )
@@ -230,7 +241,15 @@ def forecast(catalog: Catalog, tenant_id: int, now_ms: int, keep: Retention) -> 
     for _, blob in find_unreferenced(catalog, tenant_id, before_ms):
         found.blobs, found.bytes = found.blobs + 1, found.bytes + blob.stored_bytes
     found.blobs += len(find_deletes(catalog, tenant_id)) + len(find_abandoned(catalog, tenant_id, before_ms))
+    for _, pack_bytes in find_empty(catalog, tenant_id, before_ms):
+        found.blobs, found.bytes = found.blobs + 1, found.bytes + pack_bytes
     with catalog.view() as view:
+        waiting = [
+            row.pack_bytes
+            for _, row in view.scan(tenant_id, t.PACKS)
+            if not row.members and not packrows.is_due(row, before_ms)
+        ]
+        found.later_blobs, found.later_bytes = len(waiting), sum(waiting)
         for sha256, blob in view.scan(tenant_id, t.BLOBS):
             waits = not blob.refs and blob.unreferenced_ms > before_ms
             if waits or (blob.refs and released[sha256] >= blob.refs):
@@ -258,19 +277,26 @@ class PruneCheckpoint:
     """The executor."""
 
     def __init__(
-        self, evictor: Evictor, fetcher: BlobFetcher, retention: Retention, blocked: Callable[[str], bool]
+        self,
+        evictor: Evictor,
+        fetcher: BlobFetcher,
+        retention: Retention,
+        blocked: Callable[[str], bool],
+        replicated: Callable[[int], Awaitable[None]] | None = None,
     ) -> None:
         self._catalog = evictor.catalog
         self._evictor = evictor
         self._fetcher = fetcher
         self._keep = retention
         self._blocked = blocked
+        self._replicated = replicated
         self._env = evictor.hot.env
 
     async def run(self, job: JobContext) -> None:
         report = Report()
         await self._release(job, report)
         await self._queue_unreferenced(job, report)
+        await self._queue_empty(job, report)
         await self._queue_abandoned(job, report)
         await self._delete_queued(job, report)
         await self._retire(job, report)
@@ -343,6 +369,15 @@ class PruneCheckpoint:
             log.error("blobs without references are referenced; run verify", extra={"blobs": len(needed)})
         return needed
 
+    async def _queue_empty(self, job: JobContext, report: Report) -> None:
+        before_ms = self._env.now_ms() - self._keep.purge_after_ms
+        found = await trio.to_thread.run_sync(find_empty, self._catalog, job.tenant_id, before_ms)
+        for page in _pages([key for key, _ in found]):
+            job.check_cancelled()
+            work = partial(packrows.queue_empty, keys=page, before_ms=before_ms)
+            report.bytes_freed += await result_of(self._evictor.writer.submit(job.tenant_id, work, sync=True))
+            self._env.failpoint("prune.queued")
+
     async def _queue_abandoned(self, job: JobContext, report: Report) -> None:
         before_ms = self._env.now_ms() - self._keep.purge_after_ms
         found = await trio.to_thread.run_sync(find_abandoned, self._catalog, job.tenant_id, before_ms)
@@ -363,6 +398,8 @@ class PruneCheckpoint:
         await job.commit(lambda _: None, sync=True)
         found = await trio.to_thread.run_sync(find_deletes, self._catalog, job.tenant_id)
         pairs = [pair for pair in found if not self._is_blocked(pair[1], report)]
+        if pairs:
+            await self._log_is_there(job.tenant_id)
         for page in _pages(pairs):
             job.check_cancelled()
             await trio.to_thread.run_sync(self._fetcher.remote.delete, [key for _, key in page])
@@ -379,6 +416,15 @@ class PruneCheckpoint:
             self._env.failpoint("prune.recorded")
         if not pairs and report != Report():
             await job.progress(0, 0, report=msgspec.structs.asdict(report))
+
+    async def _log_is_there(self, tenant_id: int) -> None:
+        """A log in the remote that is behind may say of a live file that it is in what is to be deleted."""
+        if self._replicated is None:
+            return
+        with trio.move_on_after(LOG_MAX_S) as scope:
+            await self._replicated(tenant_id)
+        if scope.cancelled_caught:
+            raise PostponedError("the remote does not have the log that says what is not needed any more")
 
     def _is_blocked(self, key: str, report: Report) -> bool:
         if not self._blocked(key):

@@ -4,7 +4,7 @@ What is sealed for a waiter is planned in the commit of the seal (`beginning`). 
 was sealed within `pack_after_s`, or COALESCE_BYTES of it, becomes one plan: what is removed so soon is not uploaded.
 The commit of a plan also claims its first job and announces the first uploads of it, where a place for a job is free.
 Planning goes on whenever a job is over, until everything sealed is published. Prunes are looked for every
-`prune_every_s` and made only where there is something to prune, so an idle volume writes nothing.
+`prune_every_s` and made only where there is something to prune, so an idle volume writes nothing; so are rewritings.
 
 Owner: the trio thread. A crash forgets only when to plan next: at start everything unpublished is planned.
 """
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from functools import partial
 from typing import Final
 
@@ -25,7 +25,7 @@ from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.batch import Batch
 from aof2.engine.catalog.rows import JobState, JobType, ObjectRow, ObjectState
 from aof2.engine.foreground import Foreground
-from aof2.engine.jobs import checkpoint, download, prune, verify
+from aof2.engine.jobs import checkpoint, download, prune, rewrite, verify
 from aof2.engine.jobs.errors import JobFailedError
 from aof2.engine.jobs.worker import LEASE_S, REFUSALS, REFUSED_S, Executor, JobContext, JobRunner, RefuseTruncation
 from aof2.engine.local.handles import Key
@@ -51,7 +51,9 @@ class Jobs:
         tenants: Callable[[], dict[int, str]],
         compression_of: Callable[[str], str],
         retention: prune.Retention,
+        rewriting: rewrite.Rules,
         blocked: Callable[[str], bool],
+        replicated: Callable[[int], Awaitable[None]] | None = None,
         metrics: StorageMetrics,
         foreground: Foreground,
         lease_s: float = LEASE_S,
@@ -62,13 +64,21 @@ class Jobs:
     ) -> None:
         self.env, self.catalog, self.writer = publisher.hot.env, publisher.catalog, publisher.writer
         self.retention = retention
+        self.rewriter = rewrite.RewritePacks(
+            publisher,
+            rewriting,
+            foreground,
+            busy=lambda: self.runner.is_running(JobType.CREATE_CHECKPOINT),
+            change=lambda: self.runner.changes.next(),
+        )
         executors: dict[JobType, Executor] = {
             JobType.CREATE_CHECKPOINT: checkpoint.CreateCheckpoint(
                 publisher, compression_of, metrics, foreground, lambda: self.runner.changes.fire()
             ),
             JobType.VERIFY_MANIFEST: verify.VerifyManifest(publisher, hydrator, compression_of),
             JobType.DOWNLOAD_CHECKPOINT: download.DownloadCheckpoint(hydrator, publisher.quota),
-            JobType.PRUNE_CHECKPOINT: prune.PruneCheckpoint(evictor, hydrator.fetcher, retention, blocked),
+            JobType.PRUNE_CHECKPOINT: prune.PruneCheckpoint(evictor, hydrator.fetcher, retention, blocked, replicated),
+            JobType.REWRITE_PACKS: self.rewriter,
             JobType.TRUNCATE_APPEND_ONLY: RefuseTruncation(),
         }
         base = (self.env, self.catalog, self.writer, publisher.quota)
@@ -211,6 +221,12 @@ class Jobs:
         """Lets go of what retention does not keep; the job's number."""
         return await self.runner.enqueue(tenant_id, JobType.PRUNE_CHECKPOINT, "prune")
 
+    async def rewrite(self, tenant_id: int, *, now: bool = False) -> int:
+        """Writes packs anew of which too little is needed; the job's number. `now`: a caller waits for it."""
+        if now:
+            self.rewriter.hurry(tenant_id)
+        return await self.runner.enqueue(tenant_id, JobType.REWRITE_PACKS, "rewrite")
+
     async def truncate(self, tenant_id: int) -> int:
         """Cuts an append stream; the job's number."""
         return await self.runner.enqueue(tenant_id, JobType.TRUNCATE_APPEND_ONLY, "truncate")
@@ -273,6 +289,9 @@ class Jobs:
                 if due:
                     with contextlib.suppress(*REFUSALS):
                         await self.prune(tenant_id)
+                if await trio.to_thread.run_sync(self.rewriter.is_due, tenant_id):
+                    with contextlib.suppress(*REFUSALS):
+                        await self.rewrite(tenant_id)
 
     def _on_over(self, job: JobContext) -> None:
         """A job is over: what found no place in a plan before may find one now. After a cancellation that is not meant:

@@ -108,6 +108,7 @@ class JobContext:
         body: bytes | None = None,
         report: Mapping[str, object] | None = None,
         along: Callable[[Batch], object] | None = None,
+        sync: bool = False,
     ) -> None:
         """Writes down how far it is; `along` changes rows in the same commit."""
         packed = None if report is None else encode(dict(report))
@@ -117,7 +118,7 @@ class JobContext:
                 along(b)
             queue.progress(b, self.row.job_id, done, total, body=body, report=packed)
 
-        await self.commit(work)
+        await self.commit(work, sync=sync)
         self._runner.env.failpoint("job.progressed")
         self._runner.changes.fire()
 
@@ -219,6 +220,10 @@ class JobRunner:
     def running(self) -> int:
         """How many jobs have an executor; a moment longer than their rows say."""
         return len(self._running)
+
+    def is_running(self, job_type: JobType) -> bool:
+        """Whether any job of that type has an executor."""
+        return any(job.row.type == job_type for job in self._running.values())
 
     def live(self, tenant_id: int) -> list[JobRow]:
         """Those that are not over; failed ones, too."""

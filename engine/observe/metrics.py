@@ -101,6 +101,7 @@ class StorageMetrics:
         self._add_manifest()
         self._expose("")
         self._add_tiers()
+        self._add_packs()
         self._add_remote()
         self._add_volume()
         self._expose("aof2_")
@@ -184,6 +185,16 @@ class StorageMetrics:
         self.hydrations_total = Labelled(Counter, "Chunks brought back to the local disk, by result.", result=Result)
         self.hydrated_bytes_total = Counter("Bytes brought back to the local disk.")
         self.thrash_total = Counter("Chunks brought back soon after they were evicted: the cache is too small.")
+
+    def _add_packs(self) -> None:
+        self.pack_bytes = Gauge("Bytes of packs of small files in the remote.")
+        self.pack_live_bytes = Gauge("Bytes that those packs would take with what is needed of them alone.")
+        self.pack_amplification = Gauge("Bytes of packs for each byte that is needed of them.")
+        self.pack_neighbours_bytes_total = Counter("Bytes fetched from packs beside what was asked for.")
+        self.pack_neighbours_unread_bytes_total = Counter("Those of them that went without being read.")
+        self.pack_window_bytes = Gauge(
+            "How much of a pack is fetched around what is asked for; less where it is not read."
+        )
 
     def _add_remote(self) -> None:
         self.remote_requests_total = Labelled(

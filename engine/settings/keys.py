@@ -81,6 +81,15 @@ def _share(value: Any) -> float:
     return float(value)
 
 
+def _share_or_0(value: Any) -> float:
+    if value == 0 and not isinstance(value, bool):
+        return 0.0
+    try:
+        return _share(value)
+    except ValueError:
+        raise ValueError("a number from 0 to 1") from None
+
+
 def _flag(value: Any) -> bool:
     if not isinstance(value, bool):
         raise ValueError("true or false")  # noqa: TRY004
@@ -179,6 +188,8 @@ SECTION_KEYS: Final[dict[str, dict[str, Key]]] = {
         "checkpoints": Key("checkpoints", _count(1, 1_000_000)),
         "purge_after": Key("purge_after_s", _time_s(0, 3650 * _DAY_MS)),
         "cursor_idle": Key("cursor_idle_s", _time_s(_SECOND_MS, 3650 * _DAY_MS)),
+        "pack_live_share": Key("pack_live_share", _share_or_0),
+        "rewrite_bytes_per_s": Key("rewrite_bytes_per_s", _size(64 * _KIB, _TIB)),
     },
     "manifest": {
         "chunk_capacity": Key("chunk_capacity_bytes", _size(CAPACITY_MIN, CAPACITY_MAX)),

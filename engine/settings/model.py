@@ -51,12 +51,14 @@ class CacheSettings(Section, frozen=True, kw_only=True):
 
 
 class RetentionSettings(Section, frozen=True, kw_only=True):
-    """How long what is gone can be brought back."""
+    """How long what is gone can be brought back, and when packs of small files are written without what is gone."""
 
     undelete_window_s: float = 7 * 86_400.0
     checkpoints: int = 10
     purge_after_s: float = 3_600.0
     cursor_idle_s: float = 86_400.0
+    pack_live_share: float = 0.5
+    rewrite_bytes_per_s: int = 16 * _MIB
 
 
 class ManifestSettings(Section, frozen=True, kw_only=True):

@@ -382,7 +382,7 @@ class Flights:
             raise NotAvailableError(f"chunk {chunk.chunk_id} has no copy anywhere", path=str(handle.path))
         self.say_started(stream_id, chunk.chunk_id, REMOTE_TIER, said)
         try:
-            size = await work(blob)
+            size = await self._at_its_place(stream_id, chunk, blob, work)
         except RemoteMissingError as e:
             await self._failed(stream_id, chunk, ReasonCode.OBJECT_MISSING)
             raise NotAvailableError(f"chunk {chunk.chunk_id} is missing in the remote", path=blob.key) from e
@@ -393,6 +393,19 @@ class Flights:
             await self._failed(stream_id, chunk, ReasonCode.TRANSIENT)
             raise
         self.count_fetched((stream_id, chunk.chunk_id), size)
+
+    async def _at_its_place(
+        self, stream_id: int, chunk: ChunkRow, blob: BlobRow, work: Callable[[BlobRow], Awaitable[int]]
+    ) -> int:
+        """The blob may be moved to another pack, and the old one deleted, while a reader is on its way to it."""
+        try:
+            return await work(blob)
+        except RemoteMissingError:
+            with self._catalog.view() as view:
+                now = view.get(stream_id, t.BLOBS, chunk.sha256)
+            if now is None or now.location == blob.location:
+                raise
+            return await work(now)
 
     def say_started(self, stream_id: int, chunk_id: int, tier: int, said: Said) -> None:
         """Once a chunk and tier for what is fetched together: a commit for each of its runs would take their time."""

@@ -48,6 +48,9 @@ def expected(s: OneStream) -> Iterator[Expected]:
     """Every key the stream's rows and log name."""
     for sha256, blob in s.scan(t.BLOBS):
         yield Expected(blob.key, s.stream_id, sha256, blob.location, True, False)
+    for key, row in s.scan(t.PACKS):
+        if not row.members:  # its members were moved elsewhere; it goes when it was kept for long enough
+            yield Expected(key, s.stream_id, b"", None, False, False)
     pending = load_pending(s.view, s.stream_id)
     deltas, snapshots = (row.key for _, row in s.scan(t.DELTAS)), (row.key for _, row in s.scan(t.SNAPSHOTS))
     for key in filter(None, chain(deltas, snapshots, pending.log_objects)):

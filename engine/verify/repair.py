@@ -32,19 +32,18 @@ from typing import Any, Final
 import msgspec
 
 from aof2 import native
-from aof2.engine import objects, segments
+from aof2.engine import objects, packrows, segments
 from aof2.engine.blob.writer import BlobWriter
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.batch import Batch
 from aof2.engine.catalog.fold import entry_of
-from aof2.engine.catalog.rows import ChunkRow, PackRow
+from aof2.engine.catalog.rows import ChunkRow
 from aof2.engine.catalog.store import discard
 from aof2.engine.env import Env
 from aof2.engine.errors import Aof2Error, CorruptError, ReadOnlyError
 from aof2.engine.fds import opened
 from aof2.engine.inspect.rows import CATALOG_DIR, tenant_names
 from aof2.engine.local.hot import read_exactly
-from aof2.engine.manifest import payloads as p
 from aof2.engine.manifest.index import ManifestEntry
 from aof2.engine.remote.prover import key_to_rebuild, named
 from aof2.engine.remote.source import FileSource
@@ -206,14 +205,7 @@ def _set_refs(v: OpenVolume, fix: fixes.SetRefs) -> None:
 
 def _set_pack(v: OpenVolume, fix: fixes.SetPack) -> None:
     def work(b: Batch) -> None:
-        members, member_bytes = packs_counted(b.view, b.stream_id).get(fix.key, (0, 0))
-        old = b.get(t.PACKS, fix.key)
-        if members:
-            pack_bytes = old.pack_bytes if old is not None else member_bytes
-            b.put(t.PACKS, fix.key, PackRow(members, member_bytes, pack_bytes))
-        elif old is not None:
-            b.delete(t.PACKS, fix.key)
-            b.record(p.Tier2DeleteQueued(fix.key), segment_id=objects.blob_segment(fix.key))
+        packrows.counted_anew(b, fix.key, *packs_counted(b.view, b.stream_id).get(fix.key, (0, 0)))
 
     v.commit(fix.stream_id, work)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from aof2.engine import packrows
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.rows import BlobRow, ChunkRow, ObjectRow, ObjectState, ResidencyRow
 from aof2.engine.catalog.store import View
@@ -168,4 +169,5 @@ def counted(view: View, stream_id: int, block_bytes: int) -> dict[str, int]:
             hot += chunk_disk_bytes(here.mask, chunk, block_bytes)
         warm += here.warm_bytes
     pending = sum(on_disk(size) for _, size in view.scan(stream_id, t.UNPUBLISHED))
-    return {HOT_BYTES: hot, WARM_BYTES: warm, PENDING_BYTES: pending}
+    counts = {HOT_BYTES: hot, WARM_BYTES: warm, PENDING_BYTES: pending}
+    return counts | packrows.added_up(view, stream_id) if packrows.is_counted(view, stream_id) else counts

@@ -134,6 +134,7 @@ def start(type_: str, tenant: str | None, checkpoint: int | None, wait: bool, as
     verify      fetch every blob again, check it, and rebuild bad ones from good copies on this disk
     download    bring everything to this disk, as far as there is room
     prune       let go of what retention no longer keeps (as aof2 gc)
+    rewrite     write packs of small files anew of which too little is in use (as aof2 gc)
     truncate    cut append streams
     """
     args: dict[str, Any] = {"type": type_, "tenant": tenant, "checkpoint_id": checkpoint or 0, "wait": wait}
@@ -165,7 +166,8 @@ def gc(tenant: str | None, dry_run: bool, as_json: bool, conf: str | None) -> No
     """Let go of what retention no longer keeps: old generations, deleted files, remote objects that nothing needs.
 
     This happens by itself, too. What lost its last reference less than retention.purge_after ago goes later; those are
-    counted apart. Uploads that ended midway are cleared away as well.
+    counted apart. Packs of small files of which less than retention.pack_live_share is in use are written anew, and the
+    old ones go later as well. Uploads that ended midway are cleared away.
     """
     answer = [{**one, "dry_run": dry_run} for one in ask(load_conf(conf), "gc", tenant=tenant, dry_run=dry_run)]
     output.print_found(answer, GC_COLUMNS, _gc_cells, as_json=as_json)
@@ -175,6 +177,9 @@ def gc(tenant: str | None, dry_run: bool, as_json: bool, conf: str | None) -> No
         complain(f"note: {in_use} generation(s) are in use and stay until the next time")
     if aborted := sum(one["uploads_aborted"] for one in answer):
         complain(f"note: {aborted} upload(s) that ended midway were cleared away")
+    if packs := sum(one["sparse_packs"] for one in answer):
+        freed = human_size(sum(one["sparse_bytes"] for one in answer))
+        complain(f"note: {packs} pack(s) {'would be' if dry_run else 'were'} written anew, which frees {freed} later")
 
 
 def _gc_cells(one: dict[str, Any]) -> tuple[str, ...]:

@@ -128,7 +128,10 @@ def _packs(v: VolumeStatus) -> list[tuple[str, str]]:
     """What small files that travelled together take in the remote, and how much of that is in use."""
     taken, used = sum(one.pack_bytes for one in v.tenants), sum(one.packed_bytes for one in v.tenants)
     count = sum(one.packs for one in v.tenants)
-    return [("packs", f"{count} of {format_size(taken)}, {100 * used // taken} % in use")] if taken else []
+    if not taken:
+        return []
+    share = f"{100 * used // taken} % in use, amplification {v.pack_amplification:.2f}"
+    return [("packs", f"{count} of {format_size(taken)}, {share}")]
 
 
 def _tenant_cells(one: TenantStatus) -> tuple[str, ...]:

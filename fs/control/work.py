@@ -41,7 +41,7 @@ class Gc(Args, kw_only=True):
 
 
 class Collected(msgspec.Struct, frozen=True, kw_only=True):
-    """What `gc` did in a tenant, or would do."""
+    """What `gc` did in a tenant, or would do. `sparse_packs` are written anew, which frees `sparse_bytes` later."""
 
     tenant: str
     generations: int
@@ -51,6 +51,8 @@ class Collected(msgspec.Struct, frozen=True, kw_only=True):
     later_bytes: int
     in_use: int = 0
     uploads_aborted: int = 0
+    sparse_packs: int = 0
+    sparse_bytes: int = 0
 
 
 async def jobs(mounted: Mounted, args: Jobs, tell: Tell) -> list[JobStatus]:
@@ -116,6 +118,8 @@ async def _enqueue(volume: Volume, job_type: JobType, tenant_id: int, checkpoint
         return [await volume.jobs.download(tenant_id, checkpoint_id=checkpoint_id)]
     if job_type == JobType.PRUNE_CHECKPOINT:
         return [await volume.jobs.prune(tenant_id)]
+    if job_type == JobType.REWRITE_PACKS:
+        return [await volume.jobs.rewrite(tenant_id, now=True)]
     return [await volume.jobs.truncate(tenant_id)]
 
 
@@ -160,12 +164,15 @@ async def gc(mounted: Mounted, args: Gc, tell: Tell) -> list[Collected]:
         look = partial(prune.forecast, volume.catalog, tenant_id, volume.env.now_ms(), volume.jobs.retention)
         if args.dry_run:
             found = await trio.to_thread.run_sync(look)
-            out.append(Collected(tenant=tenant, **msgspec.structs.asdict(found)))
+            sparse = await trio.to_thread.run_sync(volume.jobs.rewriter.forecast, tenant_id)
+            facts = msgspec.structs.asdict(found) | {"sparse_packs": sparse.packs, "sparse_bytes": sparse.bytes}
+            out.append(Collected(tenant=tenant, **facts))
             continue
-        row = await finished(volume, tenant_id, await volume.jobs.prune(tenant_id), tenant, tell)
-        if row.state != JobState.DONE:
-            raise ControlError(f"{tenant}/{row.job_id}: {row.state.name.lower()}: {row.reason or 'by request'}")
+        row = await _done(volume, tenant_id, await volume.jobs.prune(tenant_id), tenant, tell)
         done = msgspec.convert(queue.report(row), prune.Report)
+        sparse = await trio.to_thread.run_sync(volume.jobs.rewriter.forecast, tenant_id)
+        if sparse.packs:
+            await _done(volume, tenant_id, await volume.jobs.rewrite(tenant_id, now=True), tenant, tell)
         left = await trio.to_thread.run_sync(look)
         out.append(
             Collected(
@@ -177,6 +184,16 @@ async def gc(mounted: Mounted, args: Gc, tell: Tell) -> list[Collected]:
                 later_bytes=left.later_bytes,
                 in_use=done.objects_in_use,
                 uploads_aborted=await volume.janitor.abort_stale_uploads() if not out else 0,
+                sparse_packs=sparse.packs,
+                sparse_bytes=sparse.bytes,
             )
         )
     return out
+
+
+async def _done(volume: Volume, tenant_id: int, job_id: int, tenant: str, tell: Tell) -> JobRow:
+    """The job, which must go well."""
+    row = await finished(volume, tenant_id, job_id, tenant, tell)
+    if row.state != JobState.DONE:
+        raise ControlError(f"{tenant}/{row.job_id}: {row.state.name.lower()}: {row.reason or 'by request'}")
+    return row

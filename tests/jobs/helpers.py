@@ -15,6 +15,7 @@ from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.rows import JobRow, JobState
 from aof2.engine.env import Env
 from aof2.engine.jobs.prune import Retention
+from aof2.engine.jobs.rewrite import Rules
 from aof2.engine.jobs.service import Jobs
 from aof2.engine.settings import Settings
 from aof2.engine.volume import Volume, open_volume
@@ -156,6 +157,7 @@ async def open_world(
         v.publisher.remote = remote  # type: ignore[assignment]
         v.hydrator.fetcher.remote = remote  # type: ignore[assignment]
         options.setdefault("retention", KEEP)
+        options.setdefault("rewriting", Rules(bytes_per_s=0))
         v.publisher.purge_after_ms = options["retention"].purge_after_ms
         options = {"metrics": v.metrics, "foreground": v.foreground, "blocked": lambda _: False, **options}
         jobs = Jobs(

@@ -17,7 +17,8 @@ from aof2.engine.catalog.fold import load_index
 from aof2.engine.catalog.rows import JobState, JobType, ObjectState
 from aof2.engine.env import Env
 from aof2.engine.jobs import checkpoint, download, prune, verify, worker
-from aof2.engine.tiering import packs, publish
+from aof2.engine.jobs import rewrite as rewrite_packs
+from aof2.engine.tiering import packs, publish, repack
 from aof2.engine.verify.findings import Severity
 from aof2.engine.verify.run import verify as verify_volume
 from tests.engine.helpers import read_object, small_settings, unlink_object
@@ -145,6 +146,71 @@ def test_packs(tmp_path: Path) -> None:
     # Its plan announces the pack, where a place is free for it: then no commit of the packer does.
     points = tuple(point for point in packs.CRASH_POINTS if point != "packs.announced")
     matrix(tmp_path, body, (*worker.CRASH_POINTS, *checkpoint.CRASH_POINTS, *points), after)
+
+
+def test_rewrite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two new packs for what is left of three; then the old ones go."""
+    files: dict[tuple[int, int, int], bytes] = {}
+
+    async def prepare(w: World) -> None:
+        for first in (0, 20, 40):
+            for i in range(first, first + 12):
+                key, piece = await w.put(f"f{i}", content(i, 300 + i)), content(i, 300 + i)
+                if not i % 4:
+                    files[key] = piece
+            await w.jobs.checkpoint(TENANT)
+        await all_over(w)
+        for i in (i for first in (0, 20, 40) for i in range(first, first + 12) if i % 4):
+            await unlink_object(w.v, "default", f"f{i}".encode())
+
+    async def release(w: World) -> None:
+        await w.wait(TENANT, await w.jobs.prune(TENANT))
+
+    async def body(w: World) -> None:
+        await w.wait(TENANT, await w.jobs.rewrite(TENANT, now=True))
+
+    async def check(w: World) -> None:
+        blobs = w.rows(t.BLOBS)
+        assert len(blobs) == len(files) == 9
+        with w.v.catalog.view() as view:
+            assert not load_index(view, TENANT).needs_repair
+        await w.v.evict(list(files))
+        for key, piece in files.items():
+            assert await read_object(w.v, key, 0, len(piece) + 1) == piece
+
+    async def after(w: World) -> None:
+        await w.until(lambda: not w.jobs.runner.running)
+        await w.wait(TENANT, await w.jobs.rewrite(TENANT, now=True))
+        await check(w)
+        packs_here = w.rows(t.PACKS)
+        assert sorted(row.members for row in packs_here.values())[:3] == [0, 0, 0]
+        assert len({blob.key for blob in w.rows(t.BLOBS).values()}) <= 3
+        with w.v.catalog.view() as view:
+            pending = {key for _, key in load_index(view, TENANT).pending_uploads}
+        assert set(w.remote_blobs()) == {*packs_here, *pending}
+
+    async def collect(w: World) -> None:
+        await w.wait(TENANT, await w.jobs.prune(TENANT))
+
+    async def collected(w: World) -> None:
+        await w.until(lambda: not w.jobs.runner.running)
+        await w.wait(TENANT, await w.jobs.prune(TENANT))
+        await check(w)
+        assert w.remote_blobs() == sorted(w.rows(t.PACKS))
+        assert all(row.members for row in w.rows(t.PACKS).values())
+        with w.v.catalog.view() as view:
+            index = load_index(view, TENANT)
+        assert not index.pending_uploads and not index.pending_deletes
+
+    monkeypatch.setattr(repack, "PACK_BYTES_MAX", 3000)
+    root = tmp_path / "prepared"
+    prepared(root, prepare)
+    for hours in (1, 2):
+        run_world(small_settings(root), release, env=CrashEnv(now_ms=START_MS + hours * HOUR_MS))
+    matrix(tmp_path, body, rewrite_packs.CRASH_POINTS, after, now_ms=START_MS + 2 * HOUR_MS)
+    run_world(small_settings(root), body, env=CrashEnv(now_ms=START_MS + 2 * HOUR_MS))
+    shutil.rmtree(tmp_path / "count")
+    matrix(tmp_path, collect, prune.CRASH_POINTS[1:], collected, now_ms=START_MS + 4 * HOUR_MS)
 
 
 def test_checkpoint(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -259,6 +259,12 @@ TABLE: dict[str, Step | str] = {
     'aof2_hydrations_total{result="error"}': remote_away,
     "aof2_hydrated_bytes_total": fetched,
     "aof2_thrash_total": wanted_again,
+    "aof2_pack_bytes": "test_neighbours_that_are_not_read_are_counted",
+    "aof2_pack_live_bytes": "test_neighbours_that_are_not_read_are_counted",
+    "aof2_pack_amplification": "test_neighbours_that_are_not_read_are_counted",
+    "aof2_pack_neighbours_bytes_total": "test_neighbours_that_are_not_read_are_counted",
+    "aof2_pack_neighbours_unread_bytes_total": "test_neighbours_that_are_not_read_are_counted",
+    "aof2_pack_window_bytes": "test_neighbours_that_are_not_read_are_counted",
     'aof2_remote_requests_total{op="put",result="ok"}': written,
     'aof2_remote_requests_total{op="get",result="ok"}': fetched,
     'aof2_remote_requests_total{op="put",result="error"}': remote_away,
@@ -378,6 +384,49 @@ def _weather(w: World, between: FaultProxy) -> None:
 
 def _moved(before: dict[str, float], now: dict[str, float], series: str) -> bool:
     return now.get(series, 0.0) != before.get(series, 0.0)
+
+
+def test_neighbours_that_are_not_read_are_counted(tmp_path: Path) -> None:
+    """And not fetched for long: of many small files one here and one there is read, then all of them in order."""
+    size, count = 32 * 1024, 640
+    tenants = {"default": {"kind": "files", "compression": "none"}}
+    cache = {"page_cache_bytes": "16MiB"}  # of which packs as they came may take 2 MiB
+    retention = {"undelete_window": "0s", "purge_after": "0s"}
+    contents = [random.Random(n).randbytes(size) for n in range(count)]
+    with mounted_volume(
+        tmp_path, options=["nopassthrough"], tenants=tenants, timeout_s=200, cache=cache, retention=retention
+    ) as v:
+        paths = [v.path / f"f{n:04}" for n in range(count)]
+
+        def cold(numbers: Iterable[int]) -> dict[str, float]:
+            v.evict(v.path)
+            for n in numbers:
+                assert fresh(paths[n]) == contents[n]
+            return metrics(v.mountpoint)
+
+        for path, data in zip(paths, contents, strict=True):
+            path.write_bytes(data)
+        v.done("wait", v.path)
+        start = metrics(v.mountpoint)
+        whole = start["aof2_pack_window_bytes"]
+        assert whole == MIB
+        assert start["aof2_pack_bytes"] == start["aof2_pack_live_bytes"] > count * size / 2
+        assert start["aof2_pack_amplification"] == 1
+        rng = random.Random(3)
+        now = cold(rng.sample(range(count), 60))
+        assert now["aof2_pack_window_bytes"] <= whole / 4
+        assert now["aof2_pack_neighbours_unread_bytes_total"] > 4 * MIB
+        before = now["aof2_pack_neighbours_bytes_total"]
+        assert before > now["aof2_pack_neighbours_unread_bytes_total"]
+        now = cold(rng.sample(range(count), 20))
+        assert now["aof2_pack_neighbours_bytes_total"] - before < 20 * whole / 4
+        now = cold(range(count))
+        assert now["aof2_pack_window_bytes"] == whole
+        for path in paths[::2]:
+            path.unlink()
+        v.done("gc")
+        until(lambda: metrics(v.mountpoint)["aof2_pack_amplification"] > 1, "what is dead counts as needed")
+        assert not v.complaints()
 
 
 def test_damage_in_the_log_is_counted(tmp_path: Path) -> None:
