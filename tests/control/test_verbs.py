@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 from collections import deque
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,13 @@ from aof2.engine import namespace
 from aof2.engine.aio import result_of
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.rows import ObjectState
+from aof2.engine.inspect.paths import Place
 from aof2.engine.local.handles import Key
 from aof2.engine.remote.errors import RemoteUnavailableError
 from aof2.engine.remote.resilience import BreakerState
 from aof2.engine.settings import Settings
 from aof2.engine.volume import Volume
-from aof2.fs.control import durable
+from aof2.fs.control import durable, walk
 from aof2.fs.control.client import ControlClient, NotMountedError
 from aof2.fs.control.protocol import ControlError, Progress
 from tests.control.helpers import FakeMounted, run_mounted
@@ -291,6 +293,55 @@ def test_checkpoint_wait_and_flush(tmp_path: Path) -> None:
         assert await mounted.call("flush", wait=False) == {"files": 0, "bytes": 0}
         with pytest.raises(ControlError, match="there is no tenant 'x'"):
             await mounted.call("checkpoint", tenant="x")
+
+    run_mounted(small_settings(tmp_path), body)
+
+
+def test_what_is_not_uploaded_is_what_a_walk_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of every directory and file of a random tree with hard links, in which some files are uploaded: what `wait` takes
+    for not uploaded is all that is."""
+    monkeypatch.setattr(walk, "PAGE", 3)
+    rng = random.Random(3)
+
+    def by_walk(mounted: FakeMounted, places: list[Place]) -> set[int]:
+        found: set[int] = set()
+        for page in walk.files(mounted, places):
+            with mounted.volume.catalog.view() as view:
+                found |= {p.inode.ino for p in page if not walk.is_durable(walk.newest(view, p))}
+        return found
+
+    async def body(mounted: FakeMounted) -> None:
+        root = namespace.root_ino(TENANT)
+        folders = {"default": root}
+        for n in range(6):
+            above = rng.choice(list(folders))
+            folders[f"{above}/d{n}"] = await mkdir(mounted, folders[above], b"d%d" % n)
+        paths = list(folders)
+        for n in range(30):
+            where = rng.choice(list(folders))
+            ino = (await mounted.files.write("default", b"f%d" % n, data(str(n), n)))[1]
+            if folders[where] != root:
+                await move(mounted, b"f%d" % n, folders[where])
+            paths.append(f"{where}/f{n}")
+            if not n % 4:
+                other = rng.choice(list(folders.values()))
+                work = partial(namespace.link, ino=ino, parent=other, name=b"l%d" % n)
+                await result_of(mounted.volume.writer.submit(TENANT, work))
+            if n in (9, 19):
+                await mounted.call("checkpoint", wait=True)
+            if n == 24:
+                await mounted.files.seal()
+        sizes = set()
+        for path in paths:
+            places = walk.find(mounted, [path])
+            expected = by_walk(mounted, places)
+            assert await walk.not_uploaded(mounted, places) == expected, path
+            sizes.add(len(expected))
+        assert 0 in sizes and max(sizes) == 10
+        both = walk.find(mounted, paths[1:4])
+        assert await walk.not_uploaded(mounted, both) == by_walk(mounted, both)
+        await mounted.call("wait", paths=["default"])
+        assert not by_walk(mounted, walk.find(mounted, ["default"]))
 
     run_mounted(small_settings(tmp_path), body)
 
