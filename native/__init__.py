@@ -121,14 +121,6 @@ def _implementation(name: str) -> int:
     return available.index(name)
 
 
-def sha256(data: Buffer, *, portable: bool = False) -> bytes:
-    """For tests: what hashes small files here. Elsewhere it is hashlib's."""
-    digest = ffi.new("uint8_t[32]")
-    with ffi.from_buffer(data) as view:
-        lib.aof2_sha256_with(0 if portable else 1, view, len(view), digest)
-    return bytes(ffi.buffer(digest))
-
-
 # -- buffers and columns -----------------------------------------------------------------------------------------
 
 

@@ -24,6 +24,7 @@ ffibuilder.set_source(
     include_dirs=[str(NATIVE)],
     sources=sorted(str(path) for path in NATIVE.glob("*.c") if path.name != "_native.c"),
     depends=sorted(str(path) for path in NATIVE.glob("*.h")),
+    libraries=["crypto"],
     define_macros=[("_GNU_SOURCE", None)],
     extra_compile_args=["-O3", "-std=c11", "-Wall", "-Wextra"],
 )

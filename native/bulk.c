@@ -10,6 +10,7 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <openssl/sha.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -77,7 +78,7 @@ static int hash_one(const char *path, uint64_t loose_len, uint8_t *scratch, size
   int error = read_whole(out->fd, scratch, (size_t)size);
   if (error) return error == ENODATA ? AOF2_SMALL_CHANGED : -error;
   out->crc64 = aof2_crc64(0, scratch, (size_t)size);
-  aof2_sha256(scratch, (size_t)size, out->sha256);
+  SHA256(scratch, (size_t)size, out->sha256);
   /* It promises nothing, and an error that matters is met by the fsync that follows. */
   if (size) (void)sync_file_range(out->fd, 0, (off_t)size, SYNC_FILE_RANGE_WRITE);
   if (fstat(out->fd, &after)) return -errno;
@@ -115,7 +116,7 @@ static int read_one(const char *path, uint64_t len, uint64_t crc64, const uint8_
   close(fd);
   if (error) return error == ENODATA ? AOF2_SMALL_CHANGED : -error;
   if (aof2_crc64(0, out, (size_t)len) != crc64) return AOF2_SMALL_CHANGED;
-  aof2_sha256(out, (size_t)len, found);
+  SHA256(out, (size_t)len, found);
   return memcmp(found, sha256, sizeof found) ? AOF2_SMALL_CHANGED : AOF2_SMALL_READ;
 }
 

@@ -23,11 +23,6 @@ uint32_t aof2_crc32_with(int impl, uint32_t crc, const uint8_t *buf, size_t len)
 uint64_t aof2_crc64_combine(uint64_t crc_a, uint64_t crc_b, uint64_t len_b);
 uint32_t aof2_crc32_combine(uint32_t crc_a, uint32_t crc_b, uint64_t len_b);
 
-/* SHA-256. `impl`: 0 portable, 1 the SHA extensions of x86; `_with` is for tests and benchmarks. `digest`: 32 bytes. */
-int aof2_sha256_impl_best(void);
-void aof2_sha256(const uint8_t *buf, size_t len, uint8_t *digest);
-void aof2_sha256_with(int impl, const uint8_t *buf, size_t len, uint8_t *digest);
-
 /* -- scans ---------------------------------------------------------------------------------------------------- */
 enum { AOF2_CLEAN = 0, AOF2_TORN = 1, AOF2_CORRUPT = 2, AOF2_MORE = 3 };
 enum {

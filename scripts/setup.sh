@@ -26,6 +26,7 @@ missing_packages() {
   command -v gcc >/dev/null 2>&1 && echo 'int main(void){return 0;}' | gcc -x c - -o /dev/null 2>/dev/null || printf 'gcc libc6-dev '
   command -v pkg-config >/dev/null 2>&1 && pkg-config --exists fuse3 && command -v fusermount3 >/dev/null 2>&1 || printf 'libfuse3-dev fuse3 pkg-config '
   echo '#include <lmdb.h>' | gcc -E - >/dev/null 2>&1 || printf 'liblmdb-dev '
+  echo '#include <openssl/sha.h>' | gcc -E - >/dev/null 2>&1 || printf 'libssl-dev '
 }
 
 # What only tests use; those that need it are skipped where it is missing.

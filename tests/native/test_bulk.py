@@ -29,15 +29,6 @@ def written(folder: Path, name: str, data: bytes) -> str:
     return str(folder / name)
 
 
-@pytest.mark.parametrize("portable", [False, True])
-def test_sha256_of_every_length_and_alignment(portable: bool) -> None:
-    data = content(1, 600)
-    for start in range(17):
-        for end in (*range(start, start + 200), 599, 600):
-            piece = memoryview(data)[start:end]
-            assert native.sha256(piece, portable=portable) == hashlib.sha256(piece).digest()
-
-
 def hash_all(paths: list[str], size_max: int = 1 << 20) -> list[native.SmallFile]:
     found = native.hash_small(paths, size_max=size_max, loose_max=64 << 10)
     native.close_all([one.fd for one in found if one.fd >= 0])

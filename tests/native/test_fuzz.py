@@ -29,7 +29,7 @@ def build(folder: Path, *flags: str) -> Path:
         pytest.skip("this gcc cannot link libasan and libubsan")
     sources = [path for path in sorted(NATIVE.glob("*.c")) if path.name != "_native.c"]
     sources += sorted((NATIVE / "fuzz").glob("*.c"))
-    built = run("gcc", *FLAGS, *flags, *SANITIZE, *sources, "-o", folder / "driver")
+    built = run("gcc", *FLAGS, *flags, *SANITIZE, *sources, "-o", folder / "driver", "-lcrypto")
     assert built.returncode == 0, built.stderr
     return folder / "driver"
 
