@@ -1,6 +1,7 @@
 """S3Store: the remote tier on any S3, by boto3.
 
-Below 16 MiB an object is one PUT, above a multipart upload of 8 MiB parts; either way the server is told the crc64 (and
+Below 16 MiB an object is one PUT, above a multipart upload of 8 MiB parts, or, to a server nearby, one PUT that is sent
+as it is read (`s3_put.py`); either way the server is told the crc64 (and
 refuses other bytes, so a put that was answered needs no look at what it made). Whole objects are read in ranges of
 8 MiB, four at once, tied together by the ETag of the first; single ranges go over `s3_wire.py`, and the SDK is asked
 where that way is refused.
@@ -29,6 +30,7 @@ Owner: any thread. A crash leaves unfinished multipart uploads, no half objects.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -57,7 +59,8 @@ from aof2.engine.remote.s3_upload import (
     MultipartUpload,
     as_header,
 )
-from aof2.engine.remote.source import Buffer, ChunksSource, Source, checked_crc64, whole
+from aof2.engine.remote.s3_wire import Stream
+from aof2.engine.remote.source import Buffer, ChunksSource, Source, as_it_comes, checked_crc64, whole
 from aof2.engine.remote.store import (
     BlobInfo,
     check_metadata,
@@ -68,6 +71,8 @@ from aof2.engine.settings.remote import RemoteSettings
 from aof2.native import crc64 as crc64_of_bytes
 
 MULTIPART_BYTES: Final = 16 << 20
+STREAM_BYTES_MAX: Final = 128 << 20  # of what is sent again as a whole when a connection breaks
+STREAM_PIECE_BYTES: Final = 4 << 20
 CONDITIONS: Final = {"IfNoneMatch": "if-none-match", "IfMatch": "if-match"}
 WRITE_WINDOW: Final = 4
 DELETE_BATCH: Final = 1000
@@ -113,6 +118,10 @@ class S3Store(S3Reader):
                 if (found := crc64_of_bytes(body)) != crc:
                     raise CorruptError(f"the source of {key} has changed: crc64 {found:016x}, not {crc:016x}")
                 return self._put(name, body, crc, meta, deadline, **({"IfNoneMatch": "*"} if if_absent else {}))
+            if self._calls.quick.is_near and size <= STREAM_BYTES_MAX:
+                conditions = {"IfNoneMatch": "*"} if if_absent else {}
+                if (etag := self._stream(name, source, size, crc, meta, deadline, **conditions)) is not None:
+                    return etag
             with MultipartUpload(self._calls, self._active_uploads, name, deadline).started(meta) as upload:
                 parts = upload.send(source, size, crc, window=self._write_window)
                 return upload.complete(parts, crc, if_absent=if_absent)
@@ -142,9 +151,7 @@ class S3Store(S3Reader):
         self, name: str, body: Buffer, crc: int, metadata: dict[str, str], deadline: Deadline, **conditions: str
     ) -> str:
         payload = bytes(body) if isinstance(body, memoryview) else body
-        headers = {"x-amz-checksum-crc64nvme": as_header(crc)}
-        headers |= {f"x-amz-meta-{key}": value for key, value in metadata.items()}
-        headers |= {CONDITIONS[key]: value for key, value in conditions.items()}
+        headers = _headers_of(crc, metadata, conditions)
 
         def by_sdk() -> str:
             checksum = as_header(crc)
@@ -163,6 +170,47 @@ class S3Store(S3Reader):
         what = f"put of {name}"
         if len(payload) > QUICK_BYTES_MAX:
             return self._calls.write(what, by_sdk, deadline)
+        return self._calls.here(what, attempt, deadline)
+
+    def _stream(
+        self,
+        name: str,
+        source: Source,
+        size: int,
+        crc: int,
+        metadata: dict[str, str],
+        deadline: Deadline,
+        **conditions: str,
+    ) -> str | None:
+        """A large object over one connection, as it is read; None when it has to go in parts."""
+        what = f"put of {name}"
+
+        def changed(found: int) -> CorruptError:
+            return CorruptError(f"the source of {name} has changed: crc64 {found:016x}, not {crc:016x}")
+
+        def checked() -> Iterator[Buffer]:
+            """Its last bytes only where all of it is right: without them there is no object."""
+            found = 0
+            held: Buffer = b""
+            for piece in as_it_comes(source, size, STREAM_PIECE_BYTES):
+                if held:
+                    yield held
+                    self._calls.weather.sent(len(held))
+                held = bytes(piece) if isinstance(piece, memoryview) else piece
+                found = crc64_of_bytes(held, found)
+            if found != crc:
+                raise changed(found)
+            yield held
+            self._calls.weather.sent(len(held))
+
+        def sha256() -> str:
+            digest = hashlib.sha256()
+            for piece in as_it_comes(source, size, STREAM_PIECE_BYTES):
+                digest.update(piece)
+            return digest.hexdigest()
+
+        headers, body = _headers_of(crc, metadata, conditions), Stream(size, checked)
+        attempt = partial(self._calls.quick.stream, name, body, sha256, headers, deadline)
         return self._calls.here(what, attempt, deadline)
 
     def _already(self, key: str, size: int, crc: int, deadline: Deadline, *, fence: bool) -> str | None:
@@ -292,6 +340,12 @@ class S3Store(S3Reader):
 
     def close(self) -> None:
         self._calls.close()
+
+
+def _headers_of(crc: int, metadata: Mapping[str, str], conditions: Mapping[str, str]) -> dict[str, str]:
+    headers = {"x-amz-checksum-crc64nvme": as_header(crc)}
+    headers |= {f"x-amz-meta-{key}": value for key, value in metadata.items()}
+    return headers | {CONDITIONS[key]: value for key, value in conditions.items()}
 
 
 list_of = list  # the class has a method of that name

@@ -1,8 +1,13 @@
-"""PUTs of small objects with nothing between them and the socket: what a waiter of one small file waits for, twice.
+"""PUTs with nothing between them and the socket: what a waiter of one small file waits for, twice, and chunks of large
+files on their way to a server nearby.
 
 The SDK spends as long on a request as a server nearby does. Here one is signed by `s3_sign` and sent over a kept
-connection of `s3_wire`, headers and body at once. The server is told the crc64, and the SHA-256 of the payload is
-signed, so it stores these bytes or none.
+connection of `s3_wire`, a small one headers and body at once. The server is told the crc64, and the SHA-256 of the
+payload is signed (over TLS, not that of a large one), so it stores these bytes or none.
+
+A chunk of 64 MiB takes 0.02 s of processor this way, a tenth of what its parts take by the SDK; with the server on the
+same machine that is a third of the time. Over a long line several connections carry more than one: `is_near` says
+whether small ones were answered so soon that this does not matter.
 
 Only 200 with an etag is taken. An answer that may be about this way of asking is None, and the SDK sends the request
 again: the same bytes under the same name and condition, so nothing is done twice. Errors of the object or the server
@@ -14,18 +19,20 @@ Owner: any thread. A crash leaves a whole object or none.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 from urllib.parse import quote, urlsplit
 
 from aof2.engine.remote.resilience import Deadline
 from aof2.engine.remote.s3_client import answered
-from aof2.engine.remote.s3_sign import signed_headers
+from aof2.engine.remote.s3_sign import UNSIGNED, signed_headers
 from aof2.engine.remote.s3_url import UrlSigner
-from aof2.engine.remote.s3_wire import REFUSALS_MAX, Head, Wire
+from aof2.engine.remote.s3_wire import REFUSALS_MAX, Head, Stream, Wire
 
 QUICK_BYTES_MAX: Final = 1 << 20
 REFUSED_FOR_S: Final = 30.0
+NEAR_S: Final = 0.03
+FORGET: Final = 1.05  # what the quickest answer so far is multiplied with at each further one
 
 
 class QuickPut:
@@ -36,6 +43,12 @@ class QuickPut:
         self._wire = wire
         self._refusals = 0
         self._refused_s = 0.0
+        self._quickest_s = float("inf")
+
+    @property
+    def is_near(self) -> bool:
+        """Whether the server answers so soon that one connection carries what it takes."""
+        return self._quickest_s < NEAR_S
 
     def trust_again(self) -> None:
         """There are other keys: what was refused may be let in."""
@@ -47,13 +60,34 @@ class QuickPut:
 
     def put(self, name: str, body: bytes, headers: Mapping[str, str], deadline: Deadline) -> str | None:
         """The etag of what is there now; None when the SDK should be asked. Names of headers are in lower case."""
-        if len(body) > QUICK_BYTES_MAX or not self._wire.usable or self._is_of_no_use():
+        if len(body) > QUICK_BYTES_MAX:
+            return None
+        began_s = time.monotonic()
+        etag = self._put(name, body, body, headers, deadline)
+        if etag is not None:
+            self._quickest_s = min(self._quickest_s * FORGET, time.monotonic() - began_s)
+        return etag
+
+    def stream(
+        self, name: str, body: Stream, sha256: Callable[[], str], headers: Mapping[str, str], deadline: Deadline
+    ) -> str | None:
+        """The same of a large object. `sha256` is of the body, in hex, and asked where it is signed."""
+        place = self._signer.place()
+        if place is None:
+            return None
+        payload = UNSIGNED if place.base.startswith("https:") else sha256()
+        return self._put(name, body, payload, headers, deadline)
+
+    def _put(
+        self, name: str, body: bytes | Stream, payload: bytes | str, headers: Mapping[str, str], deadline: Deadline
+    ) -> str | None:
+        if not self._wire.usable or self._is_of_no_use():
             return None
         place = self._signer.place()
         if place is None:
             return None
         parts = urlsplit(place.base + quote(name, safe="/~"))
-        signed = signed_headers(place, "PUT", parts.netloc, parts.path, headers, body, time.time())
+        signed = signed_headers(place, "PUT", parts.netloc, parts.path, headers, payload, time.time())
         try:
             answer = self._wire.put(parts, signed, body, deadline)
         except TimeoutError:

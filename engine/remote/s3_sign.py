@@ -21,14 +21,16 @@ from aof2.engine.remote.s3_url import SERVICE, Place
 
 ALGORITHM: Final = "AWS4-HMAC-SHA256"
 TERMINATOR: Final = "aws4_request"
+UNSIGNED: Final = "UNSIGNED-PAYLOAD"
 
 
 def signed_headers(
-    place: Place, method: str, host: str, path: str, headers: Mapping[str, str], body: bytes, at_s: float
+    place: Place, method: str, host: str, path: str, headers: Mapping[str, str], body: bytes | str, at_s: float
 ) -> dict[str, str]:
-    """`headers` (names in lower case) and those that sign them. `path` is quoted as it is sent; `at_s` since 1970."""
+    """`headers` (names in lower case) and those that sign them. `path` is quoted as it is sent; `at_s` since 1970. Of
+    a body that is not in one piece, its SHA-256 in hex, or UNSIGNED."""
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(at_s))
-    day, payload = stamp[:8], hashlib.sha256(body).hexdigest()
+    day, payload = stamp[:8], body if isinstance(body, str) else hashlib.sha256(body).hexdigest()
     out = {**headers, "x-amz-content-sha256": payload, "x-amz-date": stamp}
     if place.keys.token:
         out["x-amz-security-token"] = place.keys.token

@@ -24,7 +24,7 @@ import socket
 import ssl
 import threading
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -45,6 +45,7 @@ HEAD_BYTES_MAX: Final = 64 << 10
 HEAD_READ_BYTES: Final = 2 << 10  # most of the body stays in the socket, for C to take
 ERROR_BYTES_MAX: Final = 64 << 10
 SCRATCH_BYTES: Final = 256 << 10
+SEND_BYTES: Final = 1 << 20  # within one silence of the socket
 REFUSALS_MAX: Final = 3
 
 _CODE: Final = re.compile(rb"<Code>(\w{1,64})</Code>")
@@ -60,6 +61,13 @@ class _OtherWayError(Exception):
 
 class _StaleError(Exception):
     """A kept connection had been closed meanwhile."""
+
+
+class Stream(NamedTuple):
+    """A body that is sent as it is made; `pieces` starts it anew."""
+
+    size: int
+    pieces: Callable[[], Iterable[bytes | bytearray | memoryview]]
 
 
 class Head(NamedTuple):
@@ -213,17 +221,19 @@ class Wire:
         return place, request.encode("ascii")
 
     def put(
-        self, url: SplitResult, headers: Mapping[str, str], body: bytes, deadline: Deadline
+        self, url: SplitResult, headers: Mapping[str, str], body: bytes | Stream, deadline: Deadline
     ) -> tuple[Head, str] | None:
         """Sends a signed PUT; its answer's head and S3's error code, or None where this way is of no use."""
         place = (url.scheme, url.netloc)
         if self._behind_proxy(url.scheme, url.hostname or ""):
             return None
-        lines = [f"PUT {url.path} HTTP/1.1", f"Host: {url.netloc}", f"Content-Length: {len(body)}"]
+        stream = body if isinstance(body, Stream) else None
+        size = stream.size if stream is not None else len(body)
+        lines = [f"PUT {url.path} HTTP/1.1", f"Host: {url.netloc}", f"Content-Length: {size}"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
         try:
-            request = "\r\n".join([*lines, "", ""]).encode("ascii") + body
-            sock, answer = self._ask(place, request, deadline)
+            request = "\r\n".join([*lines, "", ""]).encode("ascii") + (b"" if isinstance(body, Stream) else body)
+            sock, answer = self._ask(place, request, deadline, stream)
         except (_OtherWayError, UnicodeEncodeError):
             return None
         code = ""
@@ -267,19 +277,33 @@ class Wire:
 
     # -- connections -------------------------------------------------------------------------------------------
 
-    def _ask(self, place: tuple[str, str], request: bytes, deadline: Deadline) -> tuple[socket.socket, Body]:
+    def _ask(
+        self, place: tuple[str, str], request: bytes, deadline: Deadline, stream: Stream | None = None
+    ) -> tuple[socket.socket, Body]:
         while (kept := self._kept(place)) is not None:
             with contextlib.suppress(_StaleError):
-                return self._sent(place, kept, request, deadline, kept=True)
+                return self._sent(place, kept, request, deadline, stream, kept=True)
         fresh = self.bounded(lambda: self._connect(place, deadline), deadline)
-        return self._sent(place, fresh, request, deadline, kept=False)
+        return self._sent(place, fresh, request, deadline, stream, kept=False)
 
     def _sent(
-        self, place: tuple[str, str], sock: socket.socket, request: bytes, deadline: Deadline, *, kept: bool
+        self,
+        place: tuple[str, str],
+        sock: socket.socket,
+        request: bytes,
+        deadline: Deadline,
+        stream: Stream | None,
+        *,
+        kept: bool,
     ) -> tuple[socket.socket, Body]:
         try:
             sock.settimeout(min(self.read_timeout_s, max(0.001, deadline.left_s())))
             sock.sendall(request)
+            for piece in stream.pieces() if stream is not None else ():
+                with memoryview(piece) as view:
+                    for at in range(0, len(view), SEND_BYTES):
+                        sock.settimeout(min(self.read_timeout_s, max(0.001, deadline.left_s())))
+                        sock.sendall(view[at : at + SEND_BYTES])
             head, prefix = _read_head(sock)
             return sock, Body(sock, prefix, head, self.read_timeout_s, deadline)
         except (ConnectionError, ssl.SSLEOFError) as e:

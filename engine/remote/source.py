@@ -86,6 +86,21 @@ def pieces(source: Source, size: int, piece_bytes: int) -> Iterator[Buffer]:
                     yield piece
 
 
+def as_it_comes(source: Source, size: int, piece_bytes: int) -> Iterator[Buffer]:
+    """`pieces`, but those of a source that makes them are as long as it makes them: nothing is copied."""
+    if not isinstance(source, ChunksSource):
+        yield from pieces(source, size, piece_bytes)
+        return
+    left = size
+    for chunk in source.chunks():
+        left -= len(chunk)
+        if left < 0:
+            raise CorruptError(f"the source gives more than the {size} bytes that were to be sent")
+        yield chunk
+    if left:
+        raise CorruptError(f"the source has {size - left} bytes, {size} were to be sent")
+
+
 def whole(source: Source, size: int) -> bytes | bytearray:
     """All of it in one piece, which is the caller's."""
     out: bytes | bytearray = b""

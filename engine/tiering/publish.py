@@ -60,7 +60,7 @@ log = logging.getLogger(__name__)
 
 PIECE_BYTES: Final = 4 << 20
 WANTED_EVERY_BLOCKS: Final = 8
-CHUNKS_AT_ONCE: Final = 2  # of one object, waiting for their turn or on their way
+CHUNKS_AT_ONCE: Final = 4  # of one object, waiting for their turn or on their way
 PROBED_BLOCKS: Final = 3
 PURGE_AFTER_MS: Final = 3_600_000
 CRASH_POINTS: Final = ("publish.started", "publish.staged", "publish.uploaded", "publish.recorded")
@@ -142,7 +142,7 @@ class Publisher:
         self._room = room
         self.purge_after_ms = purge_after_ms
         self.limiter = trio.CapacityLimiter(parallel)
-        self._large = trio.CapacityLimiter(parallel)
+        self._large = trio.CapacityLimiter(max(parallel, CHUNKS_AT_ONCE))
         self._flights: dict[tuple[int, bytes], _Flight] = {}
         # By stream: content → keys that it may already be under, and what is there where that is known.
         self._begun: dict[int, dict[bytes, dict[str, Uploaded | None]]] = {}
