@@ -1,7 +1,7 @@
-"""The C core: checksums, record scans and encodes, line framing, page diff, bytes from a socket into a file, and what
-is done with many small files at once.
+"""The C core: checksums, record scans and encodes, line framing, page diff, bytes from a socket into a file. What is
+done with many small files at once is in `small`.
 
-Only this module imports the compiled `ffi` and `lib`. Every call works on memory its caller owns, releases the GIL
+Only these two modules import the compiled `ffi` and `lib`. Every call works on memory its caller owns, releases the GIL
 while it runs, and has let go of each buffer when it returns, so an mmap can be resized or closed right after it.
 `native.h` is the C side of the same API; `reference.py` says the same things slowly.
 """
@@ -9,12 +9,10 @@ while it runs, and has let go of each buffer when it returns, so an mmap can be 
 from __future__ import annotations
 
 import mmap
-import os
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
-from struct import Struct
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from aof2.native._native import ffi, lib
@@ -612,133 +610,3 @@ def receive(
             sock, file, offset, length, piece_bytes, len(begun), buf, len(buf), timeout_ms, crcs, done, error
         )
     return Received(Ending(ending), int(done[0]), list(crcs), int(error[0]))
-
-
-# -- small files, many at once -----------------------------------------------------------------------------------
-
-_SMALL: Final = Struct("=QQQQQQii32s")
-_PACK_ENTRY_LEN: Final = 88
-_BLOB_FOOTER_LEN: Final = 120
-_I32: Final = Struct("=i")
-
-
-class SmallStatus(IntEnum):
-    """What came of a small file. A negative number beside these is an errno."""
-
-    READ = 0
-    BUSY = 1
-    """A descriptor or a mapping can write to it."""
-    CHANGED = 2
-    """While it was read, or since its hash was taken."""
-    OTHER = 3
-    """Larger than was allowed, or not all of it data: it is looked at by itself."""
-
-
-class SmallFile(NamedTuple):
-    """A file as `hash_small` found it; `atime_ns`, as it was before. `fd` is the caller's to close; -1: none."""
-
-    size: int
-    inode: int
-    mtime_ns: int
-    ctime_ns: int
-    atime_ns: int
-    crc64: int
-    fd: int
-    status: int
-    sha256: bytes
-
-
-def _names(paths: Sequence[str]) -> bytes:
-    joined = "\0".join((*paths, ""))
-    if joined.count("\0") != len(paths):
-        raise ValueError("a path holds a zero byte")
-    return os.fsencode(joined)
-
-
-def hash_small(paths: Sequence[str], *, size_max: int, loose_max: int) -> list[SmallFile]:
-    """Opens each file, hashes it while nothing can write to it, and begins to write it out.
-
-    A file larger than `size_max`, with a hole, or with more than `loose_max` reserved beside its bytes is OTHER.
-    """
-    names, scratch = _names(paths), bytearray(max(1, size_max))
-    out = bytearray(len(paths) * _SMALL.size)
-    with ffi.from_buffer("uint8_t[]", scratch) as buf, ffi.from_buffer("uint8_t[]", out) as rows:
-        lib.aof2_small_hash(len(paths), names, loose_max, buf, size_max, ffi.cast("aof2_small *", rows))
-    return list(map(SmallFile._make, _SMALL.iter_unpack(out)))
-
-
-def close_all(fds: Sequence[int]) -> None:
-    with ffi.from_buffer("int32_t[]", array("i", fds)) as numbers:
-        lib.aof2_small_close(len(fds), numbers)
-
-
-def disk_bytes(paths: Sequence[str]) -> list[int]:
-    """What each file takes on the disk; 0 where there is none."""
-    out = array("Q", bytes(8 * len(paths)))
-    with ffi.from_buffer("uint64_t[]", out) as sizes:
-        lib.aof2_small_disk(len(paths), _names(paths), sizes)
-    return out.tolist()
-
-
-def read_small(
-    paths: Sequence[str], lengths: Sequence[int], crc64s: Sequence[int], sha256s: bytes
-) -> tuple[bytearray, list[int]]:
-    """The first `lengths[i]` bytes of each file, back to back, and a status each: READ, where they have the crc64 and
-    the SHA-256 given."""
-    names, out, status = _names(paths), bytearray(max(1, sum(lengths))), bytearray(len(paths) * _I32.size)
-    if not len(paths) == len(lengths) == len(crc64s) == len(sha256s) // 32:
-        raise ValueError(f"{len(paths)} paths need as many lengths, checksums and hashes")
-    with (
-        ffi.from_buffer("uint64_t[]", array("Q", lengths)) as length,
-        ffi.from_buffer("uint64_t[]", array("Q", crc64s)) as crc,
-        ffi.from_buffer("uint8_t[]", out) as buf,
-        ffi.from_buffer("int32_t[]", status) as states,
-    ):
-        lib.aof2_small_read(len(paths), names, length, crc, sha256s, buf, len(out), states)
-    return out, [number for (number,) in _I32.iter_unpack(status)]
-
-
-def encode_pack(
-    raw: Buffer,
-    lengths: Sequence[int],
-    *,
-    chunk_ids: Sequence[int],
-    generations: Sequence[int],
-    crc64s: Sequence[int],
-    sha256s: bytes,
-    block_bytes: int,
-    base: int,
-    packed: Buffer = b"",
-    packed_lengths: Sequence[int] = (),
-    saved_shift: int = 0,
-) -> tuple[memoryview, bytearray]:
-    """Blobs of one block each, back to back, and their entries in a pack's directory, in which they start at `base`.
-
-    `packed`: the blocks as zstd frames, back to back; one is stored where it saves length >> `saved_shift` bytes.
-    """
-    count = len(lengths)
-    if not count == len(chunk_ids) == len(generations) == len(crc64s) == len(sha256s) // 32:
-        raise ValueError(f"{count} blocks need as many of each column")
-    if len(packed_lengths) not in (0, count) or sum(packed_lengths) != _byte_len(packed):
-        raise ValueError("the frames are not those of the blocks")
-    if sum(lengths) > _byte_len(raw):
-        raise ValueError("the blocks are longer than their bytes")
-    out, entries = bytearray(sum(lengths) + count * _BLOB_FOOTER_LEN), bytearray(count * _PACK_ENTRY_LEN)
-    with (
-        ffi.from_buffer(raw) as raw_view,
-        ffi.from_buffer(packed) as packed_view,
-        ffi.from_buffer("uint64_t[]", array("Q", lengths)) as length,
-        ffi.from_buffer("uint64_t[]", array("Q", packed_lengths or [0] * count)) as packed_length,
-        ffi.from_buffer("uint64_t[]", array("Q", chunk_ids)) as ids,
-        ffi.from_buffer("uint64_t[]", array("Q", generations)) as generation,
-        ffi.from_buffer("uint64_t[]", array("Q", crc64s)) as crc,
-        ffi.from_buffer("uint8_t[]", out) as buf,
-        ffi.from_buffer("uint8_t[]", entries) as rows,
-    ):
-        written = lib.aof2_pack_encode(
-            count, raw_view, length, packed_view, packed_length, saved_shift, ids, generation, crc, sha256s,
-            block_bytes, base, buf, len(out), rows,
-        )  # fmt: skip
-    if written < 0:
-        raise ValueError(f"blocks are 1 to {block_bytes} bytes long")
-    return memoryview(out)[:written], entries

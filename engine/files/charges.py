@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from aof2 import native
 from aof2.engine.files.state import OpenFile
+from aof2.native import small
 
 if TYPE_CHECKING:
     from aof2.engine.files.table import Files
@@ -58,7 +58,7 @@ class Charges:
     def charge_all(self, files: Sequence[OpenFile]) -> None:
         """Charges dirty files that are closed, in one look at the disk."""
         change: Counter[str] = Counter()
-        for file, disk_bytes in zip(files, native.disk_bytes([file.path_text for file in files]), strict=True):
+        for file, disk_bytes in zip(files, small.disk_bytes([file.path_text for file in files]), strict=True):
             change[file.tenant] += disk_bytes - file.charged_bytes
             file.charged_bytes = disk_bytes
         for tenant, size in change.items():

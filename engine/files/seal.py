@@ -30,7 +30,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import trio
 
-from aof2 import native
 from aof2.engine import objects
 from aof2.engine.aio import Tasks, open_nursery, result_of
 from aof2.engine.catalog import tables as t
@@ -50,7 +49,8 @@ from aof2.engine.tiering.hashing import (
     ObjectDigest,
     small_digest,
 )
-from aof2.native import SmallStatus
+from aof2.native import small
+from aof2.native.small import SmallStatus
 
 if TYPE_CHECKING:
     from aof2.engine.files.table import Files
@@ -284,7 +284,7 @@ class Sealer:
                 files.fsync_dir(Path(folder))
             self._files.volume.env.failpoint("seal.synced")
         finally:
-            native.close_all(fds)
+            small.close_all(fds)
         return hashed, later
 
     def _hash_small(
@@ -300,7 +300,7 @@ class Sealer:
             later += group
             return []
         size_max = min(SMALL_BYTES, self._files.block_bytes)
-        found = native.hash_small([file.path_text for file in group], size_max=size_max, loose_max=LOOSE_BYTES)
+        found = small.hash_small([file.path_text for file in group], size_max=size_max, loose_max=LOOSE_BYTES)
         fds += [one.fd for one in found if one.fd >= 0]
         left: list[OpenFile] = []
         for file, (size, inode, mtime_ns, ctime_ns, atime_ns, crc64, _, status, sha256) in zip(

@@ -44,7 +44,8 @@ from aof2.engine.remote import keys
 from aof2.engine.tiering.hashing import add_zeros, block_crc
 from aof2.engine.tiering.publish import Along, Publisher
 from aof2.engine.tiering.tally import Tally
-from aof2.native import SmallStatus
+from aof2.native import small
+from aof2.native.small import SmallStatus
 
 MEMBER_BYTES_MAX: Final = 1 << 20
 PACK_BYTES_MAX: Final = (16 << 20) - (64 << 10)  # what S3 takes in one piece
@@ -299,7 +300,7 @@ class Packer:
         lengths = [chunk.length for chunk in chunks]
         crcs = [block_crc(chunk.block_crcs, 0) for chunk in chunks]
         sha256s = b"".join([chunk.sha256 for chunk in chunks])
-        raw, statuses = native.read_small(paths, lengths, crcs, sha256s)
+        raw, statuses = small.read_small(paths, lengths, crcs, sha256s)
         for chunk, path, status in zip(chunks, paths, statuses, strict=True) if any(statuses) else ():
             if status == SmallStatus.CHANGED:
                 staged.changed[chunk.chunk_id] = CorruptError(
@@ -312,7 +313,7 @@ class Packer:
         if staged.changed:
             return 0  # none of it goes into a pack
         packed, packed_lengths = compress_all(raw, lengths) if compression == "zstd" else (b"", [])
-        blobs, entries = native.encode_pack(
+        blobs, entries = small.encode_pack(
             raw,
             lengths,
             chunk_ids=[chunk.chunk_id for chunk in chunks],

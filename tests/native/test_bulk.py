@@ -15,7 +15,8 @@ from aof2 import native
 from aof2.engine.blob import pack
 from aof2.engine.blob.writer import LEVEL, SAVED_SHIFT, BlobWriter, compress_all
 from aof2.engine.env import Files
-from aof2.native import SmallStatus
+from aof2.native import small
+from aof2.native.small import SmallStatus
 
 SIZES = [0, 1, 55, 56, 63, 64, 65, 119, 120, 127, 128, 1000, 4096, 65_536, 100_001]
 
@@ -29,9 +30,9 @@ def written(folder: Path, name: str, data: bytes) -> str:
     return str(folder / name)
 
 
-def hash_all(paths: list[str], size_max: int = 1 << 20) -> list[native.SmallFile]:
-    found = native.hash_small(paths, size_max=size_max, loose_max=64 << 10)
-    native.close_all([one.fd for one in found if one.fd >= 0])
+def hash_all(paths: list[str], size_max: int = 1 << 20) -> list[small.SmallFile]:
+    found = small.hash_small(paths, size_max=size_max, loose_max=64 << 10)
+    small.close_all([one.fd for one in found if one.fd >= 0])
     return found
 
 
@@ -50,7 +51,7 @@ def test_no_descriptor_is_left(tmp_path: Path) -> None:
     paths = [written(tmp_path, f"f{i}", b"x") for i in range(20)] + [str(tmp_path / "none")]
     before = len(os.listdir("/proc/self/fd"))
     hash_all(paths)
-    native.read_small(paths, [1] * 21, [native.crc64(b"x")] * 21, hashlib.sha256(b"x").digest() * 21)
+    small.read_small(paths, [1] * 21, [native.crc64(b"x")] * 21, hashlib.sha256(b"x").digest() * 21)
     assert len(os.listdir("/proc/self/fd")) == before
 
 
@@ -84,7 +85,7 @@ def test_only_what_was_sealed_is_read(tmp_path: Path) -> None:
     shas[2] = shas[3]
     written(tmp_path, "f4", data[4][:-1])
     (tmp_path / "f5").unlink()
-    out, statuses = native.read_small(paths, list(map(len, data)), crcs, b"".join(shas))
+    out, statuses = small.read_small(paths, list(map(len, data)), crcs, b"".join(shas))
     changed = SmallStatus.CHANGED
     assert statuses == [SmallStatus.READ, changed, changed, SmallStatus.READ, changed, -errno.ENOENT]
     assert out[:50] == data[0]
@@ -102,7 +103,7 @@ def test_a_pack_as_python_makes_it(level: int) -> None:
         members.append(pack.member_of(writer.finish(), at))
     raw = bytearray(b"".join(data))
     packed, packed_lengths = compress_all(raw, list(map(len, data))) if level else (b"", [])
-    blobs, entries = native.encode_pack(
+    blobs, entries = small.encode_pack(
         raw,
         list(map(len, data)),
         chunk_ids=[i + 9 for i in range(len(data))],
@@ -131,10 +132,10 @@ def test_lengths_that_lie() -> None:
     }
     for lengths in ([0], [4097], [9000]):
         with pytest.raises(ValueError, match="bytes"):
-            native.encode_pack(bytearray(8192), lengths, **columns)  # type: ignore[arg-type]
+            small.encode_pack(bytearray(8192), lengths, **columns)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="frames"):
-        native.encode_pack(bytearray(10), [10], **columns, packed=b"x", packed_lengths=[2])  # type: ignore[arg-type]
+        small.encode_pack(bytearray(10), [10], **columns, packed=b"x", packed_lengths=[2])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="column"):
-        native.encode_pack(bytearray(10), [5, 5], **columns)  # type: ignore[arg-type]
+        small.encode_pack(bytearray(10), [5, 5], **columns)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="zero byte"):
-        native.hash_small(["a\0b"], size_max=1, loose_max=0)
+        small.hash_small(["a\0b"], size_max=1, loose_max=0)
