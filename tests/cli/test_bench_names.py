@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from aof2.fs.bench import nameloops, names, tree, venue
+from aof2.fs.bench import nameloops, names, tree
 from aof2.fs.bench.contestants import Setup
 from aof2.fs.bench.juicefs import JuiceFs
 from aof2.fs.bench.process import Processes, StepError, is_mounted
@@ -180,18 +180,6 @@ TINY = (
     "four,tree",
     "--json",
 )
-
-
-def test_tiny_run_of_the_disk_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    result = run(*TINY, "--without-aof2")
-    assert result.exit_code == 0, result.output
-    disk = venue.filesystem_of(tmp_path)
-    measured = [(r["what"], r["baseline"]) for r in objects(result)]
-    assert {("create, 4 processes", disk), ("rmdir, 4 processes", disk), ("tar x, 200 files", disk)} <= set(measured)
-    assert not [what for what, _ in measured if "on their way" in what]
-    assert all(r["baseline_value"] for r in objects(result))
-    assert list(tmp_path.iterdir()) == []
 
 
 @needs_root

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from aof2.fs.bench import smallrows, venue, work
+from aof2.fs.bench import smallrows, work
 from aof2.fs.bench.measure import Measurement
 from aof2.fs.bench.seaweed import parse_requests
 from aof2.fs.bench.verdict import BEST_PEER, Outcome, judge
@@ -129,17 +129,6 @@ def test_usage(arguments: list[str], message: str) -> None:
 
 
 TINY = ("bench", "small", "--quick", "--size", "2MiB", "--files", "30", "--json")
-
-
-def test_tiny_run_of_the_disk_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    result = run(*TINY, "--peers", "none", "--without-aof2")
-    assert result.exit_code == 0, result.output
-    measured = {(r["what"], r["baseline"]) for r in objects(result)}
-    disk = venue.filesystem_of(tmp_path)
-    assert ("30 files of 4 KiB, 8 threads, created", disk) in measured
-    assert ("4 × 2 MiB at once, to durable", "boto3") in measured
-    assert list(tmp_path.iterdir()) == []
 
 
 @needs_root

@@ -80,16 +80,16 @@ def test_the_only_copy_is_reported_and_left(settings: Settings, caplog: pytest.L
 def test_it_keeps_to_its_rate_and_its_period(settings: Settings) -> None:
     async def main() -> None:
         async with open_volume(settings, env=env, parts=("jobs",)) as v:
-            one = scrubber(v, env, [], every_s=1000.0, bytes_per_s=CHUNK // 10)
+            one = scrubber(v, env, [], every_s=200.0, bytes_per_s=CHUNK // 10)
             began = trio.current_time()
             await one.scrub()
             took, least = trio.current_time() - began, one.checked_bytes / (CHUNK // 10)
             assert least <= took < 2 * least
             async with trio.open_nursery() as nursery:
                 await nursery.start(one.run)
-                await trio.sleep(900)
+                await trio.sleep(180)
                 assert one.passes == 1
-                await trio.sleep(900)
+                await trio.sleep(180)
                 assert one.passes == 2
                 nursery.cancel_scope.cancel()
 
