@@ -32,6 +32,7 @@
 #define HOLD_MS_MAX 200     /* then those that wait for the file's lock get their turn */
 #define ASK_MS 5            /* a writer that was to ask has done so by now, if it writes */
 #define INTERRUPTS 16
+#define STEPS_LATE 2        /* that are done though their writer was to ask again */
 #define STEPS_MAX 8         /* of so many at once; more may pass the limit by a little */
 
 static uint64_t interrupted[INTERRUPTS]; /* uniques, the last few: the question may still be on its way to us */
@@ -95,8 +96,11 @@ static int64_t running_room(const pool *p) {
   return room < brake.margin ? room : brake.margin;
 }
 
-/* Each of them may have a step on its way, which is counted when it is done. */
-int64_t steps_room(const pool *p) { return (p->silent < STEPS_MAX ? p->silent : STEPS_MAX) * (int64_t)STEP; }
+/* Each of them may have a step on its way, which is counted when it is done; on a busy machine one that had asked before is, too. */
+int64_t steps_room(const pool *p) {
+  uint32_t steps = p->silent < STEPS_MAX ? p->silent : STEPS_MAX;
+  return steps ? (steps + STEPS_LATE) * (int64_t)STEP : 0;
+}
 
 /* The last resort, of what cannot be held: the file becomes immutable, and its writer gets EPERM (a mapping's, SIGBUS). */
 static void stop_silent(watch *w, int64_t past) {
