@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import tempfile
 from pathlib import Path
 from typing import BinaryIO
 
@@ -289,7 +290,7 @@ def test_an_ordinary_user_can_do_all_of_it(tmp_path: Path) -> None:
     """Sealed chunks are read-only for their owner, too: marking and cutting them must not need root."""
     tmp_path.chmod(0o777)
     for parent in tmp_path.parents:
-        if parent.stat().st_mode & 0o5 != 0o5 and os.access(parent, os.W_OK) and "pytest" in parent.name:
+        if parent.stat().st_mode & 0o5 != 0o5 and parent.is_relative_to(tempfile.gettempdir()):
             parent.chmod(0o755)
     directory = tmp_path / "log"
     pid = os.fork()
