@@ -103,9 +103,8 @@ def mount(
         size=usual.size if size is None else _size(size),
         files=files or usual.files,
         rounds=rounds or usual.rounds,
-        peers=[] if peers == "none" else _names("--peers", peers, PEERS),
-        only=list(ROWS) if only is None else _names("--only", only, ROWS),
         with_aof2=not without_aof2,
+        **_chosen(peers, PEERS, only, ROWS),
     )
     _race(run, plan, check=check, as_json=as_json)
 
@@ -147,10 +146,9 @@ def names(
         changes=changes or usual.changes,
         files=files or usual.files,
         rounds=rounds or usual.rounds,
-        peers=[] if peers == "none" else _names("--peers", peers, PEERS),
-        only=list(ROWS) if only is None else _names("--only", only, ROWS),
         tree=tree.absolute() if tree else None,
         with_aof2=not without_aof2,
+        **_chosen(peers, PEERS, only, ROWS),
     )
     _race(run, plan, check=check, as_json=as_json)
 
@@ -193,10 +191,9 @@ def small(
         files=files or usual.files,
         size=usual.size if size is None else _size(size),
         rounds=rounds or usual.rounds,
-        peers=[] if peers == "none" else _names("--peers", peers, PEERS),
-        only=list(ROWS) if only is None else _names("--only", only, ROWS),
         tree=tree.absolute() if tree else None,
         with_aof2=not without_aof2,
+        **_chosen(peers, PEERS, only, ROWS),
     )
     _race(run, plan, check=check, as_json=as_json)
 
@@ -221,6 +218,14 @@ def _size(text: str) -> int:
     if size < MIB or size % MIB:
         raise click.BadParameter(f"{text!r}: whole MiB, at least 1MiB", param_hint="--size")
     return size
+
+
+def _chosen(peers: str, known: Collection[str], only: str | None, rows: Collection[str]) -> dict[str, list[str]]:
+    """Who takes part, and in what."""
+    return {
+        "peers": [] if peers == "none" else _names("--peers", peers, known),
+        "only": list(rows) if only is None else _names("--only", only, rows),
+    }
 
 
 def _names(option: str, text: str, allowed: Collection[str]) -> list[str]:
