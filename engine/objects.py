@@ -24,7 +24,6 @@ from aof2.engine.catalog.store import View
 from aof2.engine.errors import Aof2Error, TransientError
 from aof2.engine.local.sparse import on_disk as on_disk  # what counts bytes counts them here
 from aof2.engine.manifest import payloads as p
-from aof2.engine.manifest.format import ReasonCode
 from aof2.engine.remote.keys import ChunkBlobKey, DeltaBlobKey, PackKey, chunk_blob_key, is_pack, parse_key
 from aof2.engine.tiering.hashing import ChunkDigest, ObjectDigest
 
@@ -149,7 +148,7 @@ def seal(
         if index in kept:
             chunk_id = row.chunks[index]
             if mask:
-                _hydrated(b, chunk_id, mask_bytes(mask, c.length, block_bytes))
+                hydrated(b, chunk_id, mask_bytes(mask, c.length, block_bytes))
         else:
             chunk_id = given.get(index) or segments.taken(b, dirty, row.generation, index * row.chunk_bytes)
             dirty = None
@@ -226,7 +225,7 @@ def _sealed_segment(b: Batch, chunk_id: int, row: ObjectRow, c: ChunkDigest) -> 
     b.record(sealed, segment_id=chunk_id, logical_offset=c.length)
 
 
-def _hydrated(b: Batch, chunk_id: int, resident_bytes: int) -> None:
+def hydrated(b: Batch, chunk_id: int, resident_bytes: int) -> None:
     b.record(p.HydrationDone(resident_bytes), segment_id=chunk_id, logical_offset=resident_bytes)
 
 
@@ -559,86 +558,6 @@ def blob_rebuilt(b: Batch, sha256: bytes, chunk_ids: Sequence[int], up: Uploaded
         if chunk is not None and chunk.key == old_key:
             b.apply(o.UpsertChunk(_located(chunk, blob, chunk.compression)))
         b.record(p.UploadDone(up.key, up.etag), segment_id=chunk_id, logical_offset=blob.raw_bytes)
-
-
-def resident(
-    b: Batch,
-    ino: int,
-    generation: int,
-    masks: Mapping[int, int],
-    backing: tuple[int, int, int] | None,
-    *,
-    block_bytes: int,
-) -> None:
-    """Blocks that came in since (chunk id → bits to set); their bytes are synced."""
-    row = get_object(b, ino, generation)
-    for chunk_id, added in masks.items():
-        chunk = b.get(t.CHUNKS, chunk_id)
-        if chunk is None:
-            continue  # purged meanwhile: nothing to account
-        old = b.get(t.RESIDENCY, chunk_id) or ResidencyRow()
-        mask = old.mask | added | chunk.holes
-        b.put(t.RESIDENCY, chunk_id, msgspec.structs.replace(old, mask=mask))
-        before, now = (chunk_disk_bytes(m, chunk, block_bytes) for m in (old.mask, mask))
-        account(b, now - before)
-        if mask:
-            _hydrated(b, chunk_id, mask_bytes(mask, chunk.length, block_bytes))
-    if backing is not None:
-        b.put(t.OBJECTS, (ino, generation), msgspec.structs.replace(row, backing=backing))
-
-
-def hydration_started(b: Batch, chunk_id: int, tier: int) -> None:
-    if b.get(t.CHUNKS, chunk_id) is not None:  # not purged meanwhile
-        b.record(p.HydrationStarted(tier), segment_id=chunk_id)
-
-
-def hydration_failed(b: Batch, chunk_id: int, reason_code: int) -> None:
-    if b.get(t.CHUNKS, chunk_id) is not None:
-        b.record(p.HydrationFailed(reason_code), segment_id=chunk_id)
-
-
-def evicted(b: Batch, chunk_ids: Sequence[int], *, block_bytes: int) -> int:
-    """Gives up the local bytes of chunks that are in the remote; how many bytes. Refuses any that are not."""
-    freed = 0
-    for chunk_id in chunk_ids:
-        chunk = b.get(t.CHUNKS, chunk_id)
-        old = b.get(t.RESIDENCY, chunk_id)
-        if chunk is None or old is None or not old.mask:
-            continue
-        if not chunk.key:
-            raise NotDurableError(f"chunk {chunk_id} is not in the remote yet")
-        size = mask_bytes(old.mask, chunk.length, block_bytes)
-        freed += chunk_disk_bytes(old.mask, chunk, block_bytes)
-        b.put(t.RESIDENCY, chunk_id, msgspec.structs.replace(old, mask=0))
-        b.record(p.LocalEvicted(size), segment_id=chunk_id, logical_offset=chunk.length)
-    account(b, -freed)
-    return freed
-
-
-class NotDurableError(Aof2Error):
-    """The bytes exist only here. Upload them first; they are never evicted before."""
-
-
-def lost(b: Batch, chunk_id: int, bad: int, *, block_bytes: int) -> int:
-    """Local blocks failed their checksum: they are not here any more; how many bytes that were."""
-    chunk, old = b.get(t.CHUNKS, chunk_id), b.get(t.RESIDENCY, chunk_id)
-    if chunk is None or old is None:
-        return 0
-    mask = old.mask & ~bad | old.mask & chunk.holes
-    mask = mask if mask & ~chunk.holes else 0
-    gone = chunk_disk_bytes(old.mask, chunk, block_bytes) - chunk_disk_bytes(mask, chunk, block_bytes)
-    b.put(t.RESIDENCY, chunk_id, msgspec.structs.replace(old, mask=mask))
-    account(b, -gone)
-    if mask != old.mask:
-        kept_bytes = mask_bytes(mask, chunk.length, block_bytes)
-        lost_bytes = mask_bytes(old.mask, chunk.length, block_bytes) - kept_bytes
-        if chunk.key:
-            b.record(p.LocalEvicted(lost_bytes), segment_id=chunk_id, logical_offset=chunk.length)
-        else:
-            b.record(p.HydrationFailed(int(ReasonCode.OBJECT_MISSING)), segment_id=chunk_id)  # they were only here
-        if kept_bytes:
-            _hydrated(b, chunk_id, kept_bytes)
-    return gone
 
 
 def account(b: Batch, change: int) -> None:

@@ -21,8 +21,9 @@ import trio
 
 from aof2.engine.catalog.lmdb_errors import translated
 from aof2.engine.errors import CorruptError, FatalIOError, LimitError, ReadOnlyError, TransientError
-from aof2.engine.objects import NotDurableError, ObjectGoneError
+from aof2.engine.objects import ObjectGoneError
 from aof2.engine.quota import QuotaExceededError
+from aof2.engine.residency import NotDurableError
 from aof2.fs.channel_wire import ChannelError
 
 log = logging.getLogger(__name__)

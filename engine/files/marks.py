@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from aof2.engine import objects, segments
+from aof2.engine import objects, residency, segments
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.batch import Batch
 from aof2.engine.catalog.rows import DirtyRow, InodeRow, ObjectRow, ObjectState, ResidencyRow
@@ -72,7 +72,7 @@ def reopen(b: Batch, ino: int, *, block_bytes: int, present: Sequence[int] | Non
         return Reopened(old, b.get(t.DIRTY, ino) or DirtyRow(old.generation), 0)
     if old.state == ObjectState.SEALED:
         return _write_on(b, old, block_bytes=block_bytes, present=present)
-    freed = objects.evicted(b, old.data_chunks, block_bytes=block_bytes)
+    freed = residency.evicted(b, old.data_chunks, block_bytes=block_bytes)
     generation = old.generation + 1
     row = objects.create(b, ino, generation, chunk_bytes=old.chunk_bytes)
     dirty = b.get(t.DIRTY, ino) or DirtyRow(generation)

@@ -26,7 +26,7 @@ import msgspec
 import trio
 
 from aof2 import native
-from aof2.engine import objects, packrows
+from aof2.engine import packrows, residency
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.batch import Batch
 from aof2.engine.catalog.rows import PackRow
@@ -235,7 +235,7 @@ class RewritePacks:
         def work(b: Batch) -> None:
             for chunk_id in chunk_ids:
                 if b.get(t.CHUNKS, chunk_id) is not None:
-                    objects.hydration_failed(b, chunk_id, int(ReasonCode.OBJECT_MISSING))
+                    residency.hydration_failed(b, chunk_id, int(ReasonCode.OBJECT_MISSING))
 
         await job.commit(work, sync=True)
 

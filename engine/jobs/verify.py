@@ -25,7 +25,7 @@ from typing import Final
 import msgspec
 import trio
 
-from aof2.engine import objects
+from aof2.engine import objects, residency
 from aof2.engine.aio import open_nursery
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.batch import Batch
@@ -244,7 +244,7 @@ def _mark_verified(b: Batch, hashes: list[bytes]) -> None:
 
 def _mark_bad(b: Batch, chunk_ids: list[int]) -> None:
     for chunk_id in chunk_ids:
-        objects.hydration_failed(b, chunk_id, int(ReasonCode.OBJECT_MISSING))
+        residency.hydration_failed(b, chunk_id, int(ReasonCode.OBJECT_MISSING))
 
 
 def _name(names: list[str], key: str) -> None:

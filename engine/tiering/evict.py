@@ -3,7 +3,7 @@
 Objects are evicted whole, by unlink; of an object larger than the room wanted, single chunks are punched out.
 
 Invariants
-- Only chunks whose content is in the remote are given up (`objects.evicted` refuses others inside the commit), and
+- Only chunks whose content is in the remote are given up (`residency.evicted` refuses others inside the commit), and
   only of objects whose publication the remote's log has: what is evicted can be restored.
 - No process has the file open or mapped: its handle has no users, and the kernel grants a write lease on it. New users
   wait until the eviction is over, so the lease is asked for once and need not be held.
@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 
 import trio
 
-from aof2.engine import objects, pins, segments
+from aof2.engine import objects, pins, residency, segments
 from aof2.engine.aio import open_nursery
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.batch import Batch
@@ -59,7 +59,7 @@ def _give_up(b: Batch, chunk_ids: Sequence[int], kept: Mapping[int, int], block_
     """One commit: what is kept compressed, and what leaves hot_cache."""
     for chunk_id, stored_bytes in kept.items():
         segments.warmed(b, chunk_id, stored_bytes)
-    return objects.evicted(b, chunk_ids, block_bytes=block_bytes)
+    return residency.evicted(b, chunk_ids, block_bytes=block_bytes)
 
 
 class Piece(NamedTuple):
@@ -407,7 +407,7 @@ class Evictor:
             finally:
                 self.hot.env.files.close(fd)
             work = partial(
-                objects.resident,
+                residency.resident,
                 ino=victim.key[1],
                 generation=victim.key[2],
                 masks={},
@@ -438,10 +438,10 @@ class Evictor:
             return kept
         fd = self.hot.open(victim.path)
         try:
-            for chunk, residency in zip(chunks, here, strict=True):
-                if chunk is None or residency is None or residency.warm_bytes:
+            for chunk, local in zip(chunks, here, strict=True):
+                if chunk is None or local is None or local.warm_bytes:
                     continue
-                if residency.mask != objects.full_mask(chunk.length, self._block_bytes):
+                if local.mask != objects.full_mask(chunk.length, self._block_bytes):
                     continue
                 stored = self._stage_warm(warm, stream_id, victim.tenant, chunk, fd, chunk.index * row.chunk_bytes)
                 if stored is not None:

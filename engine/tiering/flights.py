@@ -24,7 +24,7 @@ from typing import Final, NamedTuple, Protocol
 
 import trio
 
-from aof2.engine import objects, segments
+from aof2.engine import objects, residency, segments
 from aof2.engine.aio import open_nursery, result_of
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.rows import BlobRow, ChunkRow
@@ -411,7 +411,7 @@ class Flights:
         """Once a chunk and tier for what is fetched together: a commit for each of its runs would take their time."""
         if (chunk_id, tier) not in said:
             said.add((chunk_id, tier))
-            self._writer.submit(stream_id, partial(objects.hydration_started, chunk_id=chunk_id, tier=tier))
+            self._writer.submit(stream_id, partial(residency.hydration_started, chunk_id=chunk_id, tier=tier))
 
     def count_fetched(self, slot: tuple[int, int], size: int) -> None:
         self.fetched_bytes += size
@@ -473,6 +473,6 @@ class Flights:
 
     async def _failed(self, stream_id: int, chunk: ChunkRow, reason: ReasonCode) -> None:
         self._metrics.hydrations_total[Result.ERROR].inc()
-        work = partial(objects.hydration_failed, chunk_id=chunk.chunk_id, reason_code=int(reason))
+        work = partial(residency.hydration_failed, chunk_id=chunk.chunk_id, reason_code=int(reason))
         with contextlib.suppress(ReadOnlyError, FatalIOError, OSError):  # the reader is told what happened either way
             await result_of(self._writer.submit(stream_id, work))

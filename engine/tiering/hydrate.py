@@ -26,7 +26,7 @@ from typing import Final, NamedTuple, Protocol
 import trio
 
 from aof2 import native
-from aof2.engine import objects
+from aof2.engine import residency
 from aof2.engine.aio import Tasks, result_of
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.rows import BlobRow, ChunkRow
@@ -455,7 +455,7 @@ class Hydrator:
             await self._listener.lost(handle.key, blocks)
         for chunk, bits in by_chunk.items():
             chunk_id = handle.chunks[chunk].chunk_id
-            work = partial(objects.lost, chunk_id=chunk_id, bad=bits, block_bytes=self.block_bytes)
+            work = partial(residency.lost, chunk_id=chunk_id, bad=bits, block_bytes=self.block_bytes)
             self.room.give_back(handle.tenant, await result_of(self.writer.submit(handle.key[0], work)))
 
     # -- recording ----------------------------------------------------------------------------------------------

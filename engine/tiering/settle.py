@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 import msgspec
 import trio
 
-from aof2.engine import objects
+from aof2.engine import objects, residency
 from aof2.engine.aio import result_of
 from aof2.engine.catalog.batch import Batch
 from aof2.engine.catalog.writer import CatalogWriter
@@ -154,7 +154,7 @@ class Settler:
                 continue
             _, ino, generation = handle.key
             try:
-                objects.resident(b, ino, generation, masks, backing, block_bytes=self._block_bytes)
+                residency.resident(b, ino, generation, masks, backing, block_bytes=self._block_bytes)
             except objects.ObjectGoneError:  # raised before anything of it changed
                 gone.add(handle.key)
         return gone
@@ -184,7 +184,7 @@ class Settler:
         backing = None if handle.added else identity
         stream_id, ino, generation = handle.key
         work = partial(
-            objects.resident,
+            residency.resident,
             ino=ino,
             generation=generation,
             masks=masks,

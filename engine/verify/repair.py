@@ -32,7 +32,7 @@ from typing import Any, Final
 import msgspec
 
 from aof2 import native
-from aof2.engine import objects, packrows, segments
+from aof2.engine import objects, packrows, residency, segments
 from aof2.engine.blob.writer import BlobWriter
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.batch import Batch
@@ -108,7 +108,7 @@ def _unlink_unused(v: OpenVolume, path: Path) -> None:
 def _clear(v: OpenVolume, fix: fixes.Clear) -> None:
     """The blocks are not here any more; with the last one the file goes, too."""
     for chunk_id, bad in fix.masks.items():
-        v.commit(fix.stream_id, partial(objects.lost, chunk_id=chunk_id, bad=bad, block_bytes=v.block_bytes))
+        v.commit(fix.stream_id, partial(residency.lost, chunk_id=chunk_id, bad=bad, block_bytes=v.block_bytes))
     if not _is_resident(v, fix.stream_id, next(iter(fix.masks))):
         _unlink_unused(v, Path(fix.path))
 

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 import trio
 
-from aof2.engine import objects
+from aof2.engine import objects, residency
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.fold import entry_of, load_index
 from aof2.engine.local.handles import Key
@@ -247,7 +247,7 @@ def test_the_only_copy_is_not_evicted(tmp_path: Path) -> None:
         key = await put_object(v, "default", b"a", dull(1))
         await v.checkpoint("default")
         chunk_id = object_row(v, key).chunks[0]
-        v.writer.call(TENANT, lambda b: objects.hydration_failed(b, chunk_id, 4))
+        v.writer.call(TENANT, lambda b: residency.hydration_failed(b, chunk_id, 4))
         await v.evictor.make_room(v.settings.cache.hot_bytes)
         assert entry(v, chunk_id).residency == HOT | REMOTE and backing_path(v, key).exists()
         v.writer.call(TENANT, lambda b: b.record(p.UploadDone(f"k{chunk_id}", ""), segment_id=chunk_id))  # put again
