@@ -32,6 +32,8 @@
 #define BUCKETS 4096
 #define BUCKET_LOCKS 64
 #define QUEUE_NICE (-10)
+#define AUTOGROUP "/proc/self/autogroup"
+#define GROUP_NICE "-10" /* as QUEUE_NICE */
 #define URING_CMD 46 /* IORING_OP_URING_CMD */
 #define WOKEN 0      /* user_data of the read that waits for others; else an entry */
 
@@ -324,6 +326,16 @@ static void serve_queue(queue *q) {
   }
 }
 
+/* Where the kernel shares a core out to sessions first (sched_autogroup), a thread's own nice counts among those of its session alone,
+ * and the channel is a session of its own: its threads would wait for their turn behind every other session that computes. */
+static void group_first(void) {
+  int fd = open(AUTOGROUP, O_WRONLY | O_CLOEXEC);
+  if (fd < 0) return; /* there are no such groups */
+  ssize_t done = write(fd, GROUP_NICE, sizeof GROUP_NICE - 1); /* refused where we may not: only speed is lost */
+  (void)done;
+  close(fd);
+}
+
 static void be_nice(int nice) { setpriority(PRIO_PROCESS, (id_t)gettid(), nice); }
 
 void uring_unpin(void) {
@@ -459,6 +471,7 @@ bool uring_open(uint32_t kernel_minor, uint32_t kernel_flags2) {
   if (sched_getaffinity(0, sizeof everywhere, &everywhere)) return failed("sched_getaffinity", errno);
   list_open(&waiting);
   sem_init(&waits, 0, 0);
+  group_first();
   int error = start_queues(n);
   for (int i = 0; i < channel.workers && !error; i++) error = start_thread(pool_thread, NULL);
   if (!error) return true;

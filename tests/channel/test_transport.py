@@ -72,6 +72,13 @@ def test_root_turns_it_on(start: Callable[..., Daemon], transport: str) -> None:
     assert PARAMETER.read_text() == "Y\n"
 
 
+def test_its_session_goes_before_those_that_compute(daemon: Daemon, transport: str) -> None:
+    group = Path(f"/proc/{daemon.channel_pid}/autogroup")
+    if transport == "read" or not group.exists() or os.geteuid() != 0:
+        pytest.skip("over io_uring, as root, where the kernel groups sessions")
+    assert group.read_text().rstrip().endswith("nice -10")
+
+
 def test_a_mount_keeps_its_rings_when_the_kernel_offers_no_more(daemon: Daemon, transport: str) -> None:
     if transport == "read":
         pytest.skip("it has none")
