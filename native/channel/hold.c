@@ -9,6 +9,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <semaphore.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
@@ -33,7 +34,7 @@ typedef struct {
 
 static pthread_mutex_t hands_lock = PTHREAD_MUTEX_INITIALIZER; /* never held over anything that waits */
 static hand hands[HANDS_MAX];
-static int faults = -1;
+static atomic_int faults = -1;
 
 bool hold_hurry(void) {
   struct sched_param least = {.sched_priority = 1};

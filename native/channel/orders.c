@@ -38,9 +38,9 @@ void brake_open(const control_message *m, int fd) {
     brake.margin = MARGIN_MS * brake.rate;
     brake.woken = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     pthread_t thread;
+    int why = hold_open(); /* before the thread, which looks at once whether there is something to wait for */
     error = pthread_create(&thread, NULL, brake_thread, NULL);
     if (!error) error = ask_open(is_asking);
-    int why = hold_open();
     if (why) note("splice and sendfile may take a little more than there is room for: no userfaultfd: %s", strerror(why));
   }
   if (fd >= 0) close(fd);
