@@ -100,7 +100,8 @@ static void request_put(void) {
   static const uint32_t opcodes[] = {WIRE_OPEN, WIRE_READ, WIRE_WRITE, WIRE_RELEASE, WIRE_GETXATTR, WIRE_CREATE, WIRE_INTERRUPT,
                                      WIRE_FALLOCATE, WIRE_LSEEK, WIRE_COPY_FILE_RANGE, WIRE_COPY_FILE_RANGE_64, WIRE_TMPFILE,
                                      WIRE_INIT, WIRE_STATX, WIRE_READ, WIRE_WRITE, WIRE_LOOKUP, WIRE_GETATTR, WIRE_SETATTR,
-                                     WIRE_READDIRPLUS, WIRE_LOOKUP, WIRE_READLINK, WIRE_LISTXATTR, WIRE_OPENDIR, WIRE_RELEASEDIR, WIRE_MKDIR, WIRE_RMDIR, WIRE_UNLINK, WIRE_RENAME, WIRE_RENAME2, WIRE_LINK};
+                                     WIRE_READDIRPLUS, WIRE_LOOKUP, WIRE_READLINK, WIRE_LISTXATTR, WIRE_OPENDIR, WIRE_RELEASEDIR, WIRE_MKDIR, WIRE_RMDIR, WIRE_UNLINK, WIRE_RENAME, WIRE_RENAME2, WIRE_LINK,
+                                     WIRE_SYMLINK, WIRE_SETXATTR, WIRE_REMOVEXATTR};
   static const char *names[] = {"security.selinux", "security.capability", "system.posix_acl_access", "user.x", ""};
   uint8_t m[400] = {0};
   wire_in_header h = {.opcode = opcodes[below(sizeof opcodes / sizeof *opcodes)], .unique = below(20), .nodeid = number(6)};
@@ -217,9 +218,89 @@ static void tree_put(void) {
   step_put(STEP_CONTROL, 0, m, 20);
 }
 
+static void tell(uint16_t kind, uint8_t flags, uint64_t first, uint64_t second, uint64_t third, size_t len) {
+  uint8_t m[32] = {0};
+  store_u16(m, kind);
+  store_u64(m + 8, first);
+  store_u64(m + 16, second);
+  store_u64(m + 24, third);
+  step_put(STEP_CONTROL, flags, m, len);
+}
+
+/* A tenant with a page, a log and numbers, in the order the daemon says so: changes of its names are made here. */
+static void stream_put(void) {
+  static const uint8_t folded[] = "\1\14\0\0\0\0nintents"; /* and how far */
+  tell(PROTO_BIRTH_PAGE, WITH_FD, 0, 0, 0, 8);
+  tell(PROTO_BIRTH_DIR, WITH_FD, 0, below(3), 0, 20);
+  tell(PROTO_BIRTH_LOG, WITH_FD, 0, 0, 0, 24);
+  tell(PROTO_BIRTH_INOS, 0, 0, 1000, number(9), 32);
+  step_put(STEP_ROW, 0, folded, sizeof folded);
+}
+
+static const char *const TEXTS[] = {"a", "b", "c", "user.x", "user.y", "..", ""};
+
+/* Texts with a zero behind each; the length of all. */
+static size_t texts_put(uint8_t *at, size_t n) {
+  size_t len = 0;
+  for (; n; n--) {
+    const char *text = TEXTS[below(sizeof TEXTS / sizeof *TEXTS)];
+    memcpy(at + len, text, strlen(text) + 1);
+    len += strlen(text) + 1;
+  }
+  return len;
+}
+
+/* A request that changes names, with names in it. */
+static void change_put(void) {
+  static const struct {
+    uint32_t opcode;
+    size_t fixed, texts;
+  } kinds[] = {{WIRE_UNLINK, 0, 1}, {WIRE_RMDIR, 0, 1}, {WIRE_RENAME, 8, 2}, {WIRE_RENAME2, 16, 2}, {WIRE_LINK, 8, 1}, {WIRE_MKDIR, 8, 1},
+               {WIRE_SYMLINK, 0, 2}, {WIRE_SETXATTR, 8, 2}, {WIRE_REMOVEXATTR, 0, 1}, {WIRE_SETATTR, 88, 0}};
+  size_t kind = below(sizeof kinds / sizeof *kinds);
+  uint8_t m[400] = {0}, *body = m + sizeof(wire_in_header);
+  wire_in_header h = {.opcode = kinds[kind].opcode, .unique = below(20), .nodeid = below(8) ? 1 + below(5) : 1000 + below(4)};
+  size_t len = kinds[kind].fixed + texts_put(body + kinds[kind].fixed, kinds[kind].texts);
+  store_u64(body, below(8) ? 1 + below(5) : number(1003)); /* a directory, an inode, or what is set */
+  if (h.opcode == WIRE_RENAME2) store_u32(body + 8, (uint32_t)below(4));
+  if (h.opcode == WIRE_MKDIR) store_u32(body, 0755);
+  if (h.opcode == WIRE_SETATTR)
+    for (size_t at = 0; at < 88; at += 4) store_u32(body + at, (uint32_t)number(4096));
+  if (h.opcode == WIRE_SETXATTR) { /* the value is as long as is said, mostly */
+    size_t name_len = strlen((char *)body + 8) + 1;
+    store_u32(body, (uint32_t)(len - 8 - name_len));
+    store_u32(body + 4, (uint32_t)below(4));
+  }
+  h.len = (uint32_t)(sizeof h + len);
+  memcpy(m, &h, sizeof h);
+  step_put(STEP_REQUEST, (uint8_t)below(2), m, h.len);
+}
+
+/* A record of any kind, as the daemon appends it. */
+static void intent_put(void) {
+  uint8_t m[200] = {0};
+  size_t name_len = texts_put(m + 72, 1 + below(2)) - below(2), len = (72 + name_len + 7) & ~(size_t)7;
+  store_u32(m, (uint32_t)(below(20) ? len : number(300)));
+  store_u16(m + 8, (uint16_t)below(16));
+  store_u16(m + 10, (uint16_t)(below(20) ? name_len : number(300)));
+  store_u32(m + 12, below(2) ? 0040755 : 0100644);
+  store_u64(m + 16, 1 + below(5));
+  store_u64(m + 24, 1 + below(5));
+  store_u32(m + 32, (uint32_t)number(4));
+  store_u32(m + 36, (uint32_t)number(4));
+  store_u64(m + 40, number(1000));
+  store_u64(m + 48, number(6));
+  store_u32(m + 56, (uint32_t)number(32));
+  store_u64(m + 64, 1 + below(5));
+  step_put(STEP_INTENT, 0, m, len);
+}
+
 static void make(void) {
   input_len = 0;
-  if (below(2)) tree_put();
+  bool changes = below(2);
+  if (changes) stream_put();
+  if (changes || below(2)) tree_put();
+  for (size_t n = changes ? below(12) : 0; n; n--) below(3) ? change_put() : intent_put();
   for (size_t steps = 1 + below(STEPS_MAX); steps; steps--) {
     size_t what = below(11);
     if (what < 4) control_put();

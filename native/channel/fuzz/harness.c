@@ -107,6 +107,39 @@ int backing_new(void) {
   return dup(file);
 }
 
+/* The page and the first log of an input, which have files of their own: records would lie over the page else. */
+static intent_page *page;
+static int log_fd = -1;
+static uint32_t log_slot;
+
+static int shared_new(const control_message *m) {
+  if (m->kind != PROTO_BIRTH_PAGE && m->kind != PROTO_BIRTH_LOG) return backing_new();
+  int fd = memfd_create("shared", MFD_CLOEXEC);
+  CHECK(fd >= 0 && ftruncate(fd, FILE_LEN) == 0);
+  if (m->kind == PROTO_BIRTH_LOG && log_fd < 0) CHECK((log_fd = dup(fd)) >= 0);
+  if (m->kind == PROTO_BIRTH_PAGE && !page) {
+    page = mmap(NULL, sizeof *page, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    CHECK(page != MAP_FAILED);
+  }
+  return fd;
+}
+
+static void shared_reset(void) {
+  if (page) munmap(page, sizeof *page);
+  if (log_fd >= 0) close(log_fd);
+  page = NULL;
+  log_fd = -1;
+  log_slot = 0;
+}
+
+/* As the daemon does it. */
+static void intent_put(const uint8_t *record, size_t len) {
+  if (!page || log_fd < 0 || atomic_load(&page->streams[log_slot].end) > FILE_LEN) return;
+  CHECK(page_lock(page, 1));
+  page_append(page, log_slot, log_fd, record, len);
+  page_unlock(page);
+}
+
 static uint64_t nodes_seen[NODES_SEEN_MAX];
 static size_t n_seen;
 
@@ -117,8 +150,10 @@ static void step(uint8_t what, uint8_t flags, const uint8_t *data, size_t len) {
   memcpy(exact, data, len);
   if (what == STEP_CONTROL) {
     control_message m;
-    int fd = flags & WITH_FD ? backing_new() : -1;
-    if (control_decode(exact, len, &m)) {
+    bool known = control_decode(exact, len, &m);
+    int fd = !(flags & WITH_FD) ? -1 : known ? shared_new(&m) : backing_new();
+    if (known) {
+      if (m.kind == PROTO_BIRTH_DIR && log_fd < 0 && m.caps_on < STREAMS_MAX) log_slot = m.caps_on;
       if (m.kind == PROTO_NODE && n_seen < NODES_SEEN_MAX) nodes_seen[n_seen++] = m.nodeid;
       if (m.kind == PROTO_NODE && n_seen == NODES_SEEN_MAX) m.kind = PROTO_DROP;
       control_apply(&m, fd);
@@ -131,6 +166,8 @@ static void step(uint8_t what, uint8_t flags, const uint8_t *data, size_t len) {
     if (len % 2) keeper_round();
   } else if (what == STEP_ROW) {
     fake_put(exact, len);
+  } else if (what == STEP_INTENT) {
+    intent_put(exact, len);
   } else {
     seen.backing_error = flags & 2 ? EPERM : 0;
     reply_handle(exact, len, room);
@@ -162,6 +199,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   listing_reset();
   fake_reset();
   births_reset();
+  shared_reset();
   answers_reset();
   CHECK(seen.backings_open == 0);
   CHECK(bitmap_bytes_used() == 0);

@@ -2,7 +2,7 @@
  *
  * An input is a sequence of steps: u8 step, u8 flags, u16 length (little-endian), then so many bytes. Steps are messages from
  * each side, handled one after the other as the threads would, on files in memory; or rows that the catalog has: u8 database, u8
- * length of the key, key, value.
+ * length of the key, key, value; or a record that the daemon puts into the first intent log there is.
  */
 #ifndef AOF2_CHANNEL_FUZZ_HARNESS_H
 #define AOF2_CHANNEL_FUZZ_HARNESS_H
@@ -11,7 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { STEP_CONTROL, STEP_REQUEST, STEP_REPLY, STEP_ROW, STEPS };
+enum { STEP_CONTROL, STEP_REQUEST, STEP_REPLY, STEP_ROW, STEP_INTENT, STEPS };
 enum { STEP_HEADER_LEN = 4, WITH_FD = 1 };
 
 #define CHECK(condition)                                                          \
