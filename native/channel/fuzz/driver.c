@@ -227,6 +227,8 @@ static void tell(uint16_t kind, uint8_t flags, uint64_t first, uint64_t second, 
   step_put(STEP_CONTROL, flags, m, len);
 }
 
+static const char *const TEXTS[] = {"a", "b", "c", "user.x", "user.y", "..", ""};
+
 /* A tenant with a page, a log and numbers, in the order the daemon says so: changes of its names are made here. */
 static void stream_put(void) {
   static const uint8_t folded[] = "\1\14\0\0\0\0nintents"; /* and how far */
@@ -235,9 +237,19 @@ static void stream_put(void) {
   tell(PROTO_BIRTH_LOG, WITH_FD, 0, 0, 0, 24);
   tell(PROTO_BIRTH_INOS, 0, 0, 1000, number(9), 32);
   step_put(STEP_ROW, 0, folded, sizeof folded);
+  for (uint8_t ino = 1; ino <= 5; ino++) { /* 1 and 2 are directories; the others have names in them, some two */
+    uint8_t m[100] = {0};
+    const uint8_t row[] = {0x9C, ino, 0xCD, ino < 3 ? 0x41 : 0x81, 0xED, 1, 2, 7, (uint8_t)(1 + below(3)), 9, 9, 9, 0, 1, 1};
+    const uint8_t name[] = {0x92, ino, 0xCD, ino < 3 ? 0x40 : 0x80, 0};
+    m[1] = (uint8_t)put_key(m + 2, 'i', ino, "");
+    memcpy(m + 2 + m[1], row, sizeof row);
+    step_put(STEP_ROW, 0, m, 2 + m[1] + sizeof row);
+    if (ino == 1) continue;
+    m[1] = (uint8_t)put_key(m + 2, 'e', 1 + below(2), TEXTS[below(3)]);
+    memcpy(m + 2 + m[1], name, sizeof name);
+    step_put(STEP_ROW, 0, m, 2 + m[1] + sizeof name);
+  }
 }
-
-static const char *const TEXTS[] = {"a", "b", "c", "user.x", "user.y", "..", ""};
 
 /* Texts with a zero behind each; the length of all. */
 static size_t texts_put(uint8_t *at, size_t n) {
@@ -261,7 +273,7 @@ static void change_put(void) {
   uint8_t m[400] = {0}, *body = m + sizeof(wire_in_header);
   wire_in_header h = {.opcode = kinds[kind].opcode, .unique = below(20), .nodeid = below(8) ? 1 + below(5) : 1000 + below(4)};
   size_t len = kinds[kind].fixed + texts_put(body + kinds[kind].fixed, kinds[kind].texts);
-  store_u64(body, below(8) ? 1 + below(5) : number(1003)); /* a directory, an inode, or what is set */
+  if (kinds[kind].fixed) store_u64(body, below(8) ? 1 + below(5) : number(1003)); /* a directory, an inode, or what is set */
   if (h.opcode == WIRE_RENAME2) store_u32(body + 8, (uint32_t)below(4));
   if (h.opcode == WIRE_MKDIR) store_u32(body, 0755);
   if (h.opcode == WIRE_SETATTR)
