@@ -1,7 +1,10 @@
 """Processes that change names at once, each with a model of what it was told.
 
-    python -m tests.mount.changers TOP NUMBER SEED       until the mount is gone; then the model as JSON on stdout,
-                                                         below a line for every ten changes that were answered
+    python -m tests.mount.changers TOP NUMBER SEED JOURNAL       until the mount is gone; on stdout a line for every ten
+                                                                 changes that were answered
+
+The journal has a line for each change that is asked for, and one for each that was answered, flushed before the next
+is asked for: `Told` reads from it what may be there.
 
 All of them work in the same directories, each with names of its own, so that a model is exact whatever the others do.
 One name, CURRENT, is everybody's: they put file after file in its place. When the mount goes, one change is uncertain a
@@ -74,14 +77,20 @@ def made(nodes: Nodes, change: list[Any]) -> Nodes:
 
 
 class Changer:
-    def __init__(self, top: Path, number: int, seed: int) -> None:
+    def __init__(self, top: Path, number: int, seed: int, journal: Path) -> None:
         self.top = top
         self.own = f"w{number}-"
         self.rng = random.Random(seed)
         self.nodes: Nodes = {}
         self.count = 0
         self.answered = 0
-        self.replaced: list[list[float]] = []  # of CURRENT: inode, when it was asked for, when answered
+        self.journal = journal.open("a")
+        self.note("own", self.own)
+
+    def note(self, what: str, value: Any = None) -> None:
+        """In the journal before anything else happens."""
+        self.journal.write(json.dumps([what, value]) + "\n")
+        self.journal.flush()
 
     # -- what is there -----------------------------------------------------------------------------------------
 
@@ -104,15 +113,15 @@ class Changer:
 
     def do(self, call: Callable[[], object], *change: Any) -> None:
         """The call, then the change in the model. Where the mount goes meanwhile, either may be so."""
-        self.pending = list(change)
+        self.note("asked", change)
         try:
             call()
         except OSError as e:
             if e.errno in GONE or not os.path.isdir(self.top):
                 raise GoneError from e
             raise
-        self.nodes = made(self.nodes, self.pending)
-        self.pending = []
+        self.note("answered")
+        self.nodes = made(self.nodes, list(change))
         self.answered += 1
         if self.answered % 10 == 0:
             print(self.answered, flush=True)
@@ -121,12 +130,16 @@ class Changer:
         path = self.free()
         node: Node = {"kind": kind, "mode": None, "ino": None, "xattrs": {}, "target": None, "text": None}
         self.do(lambda: call(self.at(path)), "new", path, node)
-        node.update(fields)
+        self.know(path, fields)
         try:
-            node["ino"] = os.lstat(self.at(path)).st_ino
+            self.know(path, {"ino": os.lstat(self.at(path)).st_ino})
         except OSError as e:
             raise GoneError from e
         return path
+
+    def know(self, path: str, fields: Node) -> None:
+        self.note("known", [path, fields])
+        self.nodes[path].update(fields)
 
     def create(self) -> str:
         text = f"{self.own}{self.count}"
@@ -186,11 +199,9 @@ class Changer:
     def put_current(self) -> None:
         """Everybody's name: the model has only when this was asked for and answered."""
         path = self.create()
-        ino = self.nodes[path]["ino"]
-        asked_s = time.monotonic()
-        self.replaced.append([ino, asked_s, float("inf")])
+        self.note("current asked", [self.nodes[path]["ino"], time.monotonic()])
         self.do(lambda: os.rename(self.at(path), self.at(CURRENT)), "remove", path)
-        self.replaced[-1][2] = time.monotonic()
+        self.note("current answered", time.monotonic())
 
     def chmod(self) -> None:
         path, mode = self.some("f", "d"), self.rng.choice((0o700, 0o750, 0o644))
@@ -215,38 +226,46 @@ class Changer:
             self.replace: 6, self.exchange: 3, self.put_current: 2, self.chmod: 2, self.set_xattr: 4,
             self.remove_xattr: 1,
         }  # fmt: skip
-        self.pending: list[Any] = []
         try:
             while True:
                 self.rng.choices(list(weights), list(weights.values()))[0]()
         except GoneError:
             pass
 
-    def said(self) -> dict[str, Any]:
-        """Inodes with several paths once."""
-        inodes: list[Node] = []
-        paths: dict[str, int] = {}
-        for path, node in self.nodes.items():
-            known = next((i for i, other in enumerate(inodes) if other is node), None)
-            if known is None:
-                known = len(inodes)
-                inodes.append(node)
-            paths[path] = known
-        told = {"answered": self.answered, "pending": self.pending, "replaced": self.replaced}
-        return {"own": self.own, "inodes": inodes, "paths": paths, **told}
-
 
 # -- what is left --------------------------------------------------------------------------------------------------
 
 
-def nodes_of(said: dict[str, Any]) -> list[Nodes]:
-    """What may be there: without the change that was not answered, and with it."""
-    allowed = []
-    for pending in (False, True) if said["pending"] else (False,):
-        inodes = copy.deepcopy(said["inodes"])
-        nodes = {path: inodes[i] for path, i in said["paths"].items()}
-        allowed.append(made(nodes, said["pending"]) if pending else nodes)
-    return allowed
+class Told:
+    """What a process was told, by its journal."""
+
+    def __init__(self, journal: Path) -> None:
+        self.own = ""
+        self.nodes: Nodes = {}
+        self.pending: list[Any] = []
+        self.answered = 0
+        self.replaced: list[list[float]] = []  # of CURRENT: inode, when it was asked for, when answered
+        for what, value in map(json.loads, journal.read_text().splitlines()):
+            self._read(what, value)
+
+    def _read(self, what: str, value: Any) -> None:
+        if what == "own":
+            self.own = value
+        elif what == "asked":
+            self.pending = value
+        elif what == "answered":
+            self.nodes, self.pending = made(self.nodes, self.pending), []
+            self.answered += 1
+        elif what == "known":
+            self.nodes[value[0]].update(value[1])
+        elif what == "current asked":
+            self.replaced.append([*value, float("inf")])
+        else:
+            self.replaced[-1][2] = value
+
+    def allowed(self) -> list[Nodes]:
+        """What may be there: without the change that was not answered, and with it."""
+        return [self.nodes, made(copy.deepcopy(self.nodes), self.pending)] if self.pending else [self.nodes]
 
 
 def own_paths(top: Path, own: str) -> dict[str, os.stat_result]:
@@ -288,6 +307,4 @@ def may_be_current(ino: int, replaced: list[list[float]]) -> bool:
 
 
 if __name__ == "__main__":
-    changer = Changer(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
-    changer.run()
-    json.dump(changer.said(), sys.stdout)
+    Changer(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])).run()

@@ -19,6 +19,8 @@ from tests.mount import damage as damaged
 from tests.mount import test_full_disk as full_disk
 from tests.mount.durable import Copier, DirectoryCopier, DurableRounds, S3Copier, after_umount, in_every_order
 from tests.mount.machines import Machines
+from tests.mount.namerounds import KINDS as NAME_KINDS
+from tests.mount.namerounds import NameRounds
 from tests.mount.outage import BlinkingLoad, everything_is_there, s3_world
 from tests.mount.recency import Trace
 from tests.mount.room import MIB, TOOLS, command, content_hash, random_file, run_all, sha256, watching
@@ -29,6 +31,7 @@ from tests.support.mount import mounted_volume
 from tests.support.seaweed import running_seaweed
 
 CACHE_BYTES = 64 << 20  # the smallest there is
+NAMES_MAX_S = 300.0
 FULL_MAX_S = 3600.0  # 10,000 files are evicted and read again
 
 
@@ -55,6 +58,32 @@ def kill(times: int, seed: int | None, kind: tuple[str, ...], keep: bool) -> Non
     click.echo(f"{times} kills: {rounds.acknowledged} operations acknowledged, all there")
     if not keep:
         shutil.rmtree(root)
+
+
+@main.command()
+@click.option("--times", default=50, show_default=True)
+@click.option("--processes", default=8, show_default=True, help="That change names at once.")
+@click.option("--seed", default=None, type=int, help="Of the run before, to do the same again.")
+@click.option("--kind", type=click.Choice(NAME_KINDS), multiple=True, help="What is killed; by default each in turn.")
+def names(times: int, processes: int, seed: int | None, kind: tuple[str, ...]) -> None:
+    """Kill daemon, channel or both under processes that change names; mount; compare with what each was told."""
+    seed = int(time.time()) if seed is None else seed
+    root = Path(tempfile.mkdtemp(prefix="aof2-torture-"))
+    click.echo(f"seed {seed}, in {root}")
+    with mounted_volume(root / "v", timeout_s=0) as volume:
+        rounds = NameRounds(volume, root / "journals", seed, processes=processes)
+        for n in range(times):
+            kinds = kind or NAME_KINDS
+            before, killed = rounds.answered, kinds[n % len(kinds)]
+            with volume.deadline(NAMES_MAX_S):
+                rounds.one(killed, rounds.rng.choice((10, 50, 200, 600)))
+                volume.options = rounds.rng.choice(([], ["nopassthrough"]))
+                if n % 5 == 4 or n == times - 1:
+                    rounds.is_clean()
+                    volume.mount()
+            click.echo(f"round {n}: killed {killed}; {rounds.answered - before} changes answered, all there")
+    click.echo(f"{times} kills: {rounds.answered} changes answered, all there, verify clean")
+    shutil.rmtree(root)
 
 
 @main.command()

@@ -94,13 +94,15 @@ class MountedVolume:
 
     # -- the command -------------------------------------------------------------------------------------------
 
+    def environ(self) -> dict[str, str]:
+        return {k: v for k, v in os.environ.items() if k != "NOTIFY_SOCKET"} | {"AOF2_CONF": str(self.conf)}
+
     def aof2(self, *args: object, timeout_s: float = COMMAND_MAX_S) -> subprocess.CompletedProcess[str]:
         """`aof2 ARGS…` with this conf, whatever it answers."""
-        env = {k: v for k, v in os.environ.items() if k != "NOTIFY_SOCKET"} | {"AOF2_CONF": str(self.conf)}
         return subprocess.run(
             [AOF2, *map(str, args)],
             cwd=self.root,
-            env=env,
+            env=self.environ(),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -136,8 +138,17 @@ class MountedVolume:
     # -- its life ----------------------------------------------------------------------------------------------
 
     def mount(self) -> None:
-        options = [part for option in self.options for part in ("-o", option)]
-        self.done("mount", *options)
+        self.done("mount", *self._options())
+
+    def mounting(self) -> subprocess.Popen[bytes]:
+        """A mount that has begun."""
+        command = [AOF2, "mount", *self._options()]
+        return subprocess.Popen(
+            command, cwd=self.root, env=self.environ(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+
+    def _options(self) -> list[str]:
+        return [part for option in self.options for part in ("-o", option)]
 
     def umount(self) -> None:
         """As a user would: what is left is uploaded first."""
@@ -158,6 +169,9 @@ class MountedVolume:
 
     def daemon_pid(self) -> int:
         return next(pid for pid in _processes(self.root) if not _is_channel(pid))
+
+    def channel_pid(self) -> int:
+        return next(pid for pid in _processes(self.root) if _is_channel(pid))
 
     def log(self) -> list[dict[str, Any]]:
         """The daemon's log; what is not JSON shows as {"level": "RAW", …}."""
