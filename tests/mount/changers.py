@@ -1,7 +1,8 @@
 """Processes that change names at once, each with a model of what it was told.
 
-    python -m tests.mount.changers TOP NUMBER SEED JOURNAL       until the mount is gone; on stdout a line for every ten
-                                                                 changes that were answered
+    python -m tests.mount.changers TOP NUMBER SEED JOURNAL [sync]     until the mount is gone; on stdout a line for
+                                                                      every ten changes that were answered; sync:
+                                                                      now and then one is made durable
 
 The journal has a line for each change that is asked for, and one for each that was answered, flushed before the next
 is asked for: `Told` reads from it what may be there.
@@ -29,7 +30,7 @@ from typing import Any
 
 from tests.posix.helpers import RENAME_EXCHANGE, renameat2
 
-GONE = (errno.ENOTCONN, errno.ECONNABORTED, errno.ECANCELED, errno.EIO, errno.ESTALE)
+GONE = (errno.ENOTCONN, errno.ECONNABORTED, errno.ECANCELED, errno.EIO, errno.ESTALE, errno.EROFS)
 SHARED = ("s0", "s1", "s2")
 CURRENT = "s0/current"
 XATTRS = ("user.a", "user.bb", "user.long")
@@ -220,11 +221,28 @@ class Changer:
             name = self.rng.choice(sorted(self.nodes[path]["xattrs"]))
             self.do(lambda: os.removexattr(self.at(path), name), "xattr", path, name, None)
 
-    def run(self) -> None:
+    # -- syncing -----------------------------------------------------------------------------------------------
+
+    def sync(self) -> None:
+        """fsync of a file or a directory: every change before it survives power loss, of a file its bytes."""
+        path = self.some("f", "d")
+        if not path:
+            return
+        try:
+            fd = os.open(self.at(path), os.O_RDONLY)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        except OSError as e:
+            raise GoneError from e
+        self.note("synced", path)
+
+    def run(self, *, syncing: bool) -> None:
         weights = {
             self.create: 8, self.mkdir: 2, self.symlink: 1, self.link: 3, self.unlink: 3, self.rmdir: 1, self.rename: 4,
             self.replace: 6, self.exchange: 3, self.put_current: 2, self.chmod: 2, self.set_xattr: 4,
-            self.remove_xattr: 1,
+            self.remove_xattr: 1, self.sync: 1 if syncing else 0,
         }  # fmt: skip
         try:
             while True:
@@ -244,6 +262,7 @@ class Told:
         self.nodes: Nodes = {}
         self.pending: list[Any] = []
         self.answered = 0
+        self.since_sync: list[Nodes] = []  # as it was at the last sync, and after each change since
         self.replaced: list[list[float]] = []  # of CURRENT: inode, when it was asked for, when answered
         for what, value in map(json.loads, journal.read_text().splitlines()):
             self._read(what, value)
@@ -256,8 +275,13 @@ class Told:
         elif what == "answered":
             self.nodes, self.pending = made(self.nodes, self.pending), []
             self.answered += 1
+            self.since_sync.append(copy.deepcopy(self.nodes))
         elif what == "known":
             self.nodes[value[0]].update(value[1])
+            self.since_sync[-1:] = [copy.deepcopy(self.nodes)]
+        elif what == "synced":
+            self.nodes[value]["synced"] = True
+            self.since_sync = [copy.deepcopy(self.nodes)]
         elif what == "current asked":
             self.replaced.append([*value, float("inf")])
         else:
@@ -266,6 +290,13 @@ class Told:
     def allowed(self) -> list[Nodes]:
         """What may be there: without the change that was not answered, and with it."""
         return [self.nodes, made(copy.deepcopy(self.nodes), self.pending)] if self.pending else [self.nodes]
+
+    def allowed_after_power_loss(self) -> list[Nodes]:
+        """As it was at the last sync, or after a later change; of files that were not synced, any bytes."""
+        found = copy.deepcopy([*(self.since_sync or [{}]), *self.allowed()[1:]])
+        for node in [node for nodes in found for node in nodes.values()]:
+            node["text"] = node["text"] if node.get("synced") else None
+        return found
 
 
 def own_paths(top: Path, own: str) -> dict[str, os.stat_result]:
@@ -279,7 +310,10 @@ def own_paths(top: Path, own: str) -> dict[str, os.stat_result]:
 
 
 def differences(nodes: Nodes, top: Path, own: str) -> list[str]:
-    there = own_paths(top, own)
+    return differences_from(nodes, top, own_paths(top, own))
+
+
+def differences_from(nodes: Nodes, top: Path, there: dict[str, os.stat_result]) -> list[str]:
     out = [f"{path}: missing" for path in nodes.keys() - there.keys()]
     out += [f"{path}: should not be there" for path in there.keys() - nodes.keys()]
     for path in nodes.keys() & there.keys():
@@ -307,4 +341,4 @@ def may_be_current(ino: int, replaced: list[list[float]]) -> bool:
 
 
 if __name__ == "__main__":
-    Changer(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])).run()
+    Changer(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])).run(syncing=len(sys.argv) > 5)

@@ -27,7 +27,7 @@ ROUNDS_KEPT = 3
 END_MAX_S = 60.0
 PROJECT = Path(__file__).parents[2]
 # Said by the daemon, and by libfuse in it, when the channel was killed.
-CHANNEL_KILLED = ("the channel ended by itself", "short read on fuse device", "Broken pipe")
+CHANNEL_KILLED = ("the channel ended by itself", "short read on fuse", "fuse: reading device", "Broken pipe")
 
 
 class NameRounds:

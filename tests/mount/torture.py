@@ -22,6 +22,7 @@ from tests.mount.machines import Machines
 from tests.mount.namerounds import KINDS as NAME_KINDS
 from tests.mount.namerounds import NameRounds
 from tests.mount.outage import BlinkingLoad, everything_is_there, s3_world
+from tests.mount.power import PowerRounds, on_a_disk
 from tests.mount.recency import Trace
 from tests.mount.room import MIB, TOOLS, command, content_hash, random_file, run_all, sha256, watching
 from tests.mount.rounds import KINDS, Rounds
@@ -83,6 +84,25 @@ def names(times: int, processes: int, seed: int | None, kind: tuple[str, ...]) -
                     volume.mount()
             click.echo(f"round {n}: killed {killed}; {rounds.answered - before} changes answered, all there")
     click.echo(f"{times} kills: {rounds.answered} changes answered, all there, verify clean")
+    shutil.rmtree(root)
+
+
+@main.command()
+@click.option("--times", default=30, show_default=True)
+@click.option("--seed", default=None, type=int, help="Of the run before, to do the same again.")
+def power(times: int, seed: int | None) -> None:
+    """Cut the power of state_dir's disk under processes that change and fsync names; mount; compare. Root only."""
+    seed = int(time.time()) if seed is None else seed
+    root = Path(tempfile.mkdtemp(prefix="aof2-torture-"))
+    click.echo(f"seed {seed}, in {root}")
+    with on_a_disk(root, options=[], timeout_s=0) as (volume, disk):
+        rounds = PowerRounds(volume, disk, root / "journals", seed)
+        for n in range(times):
+            with volume.deadline(NAMES_MAX_S):
+                rounds.one(rounds.rng.choice((10, 50, 200, 600)))
+            volume.options = rounds.rng.choice(([], ["nopassthrough"]))
+            click.echo(f"round {n}: {rounds.answered} changes answered so far, {rounds.lost} not synced and lost")
+    click.echo(f"{times} cuts: what was synced is there, verify clean")
     shutil.rmtree(root)
 
 

@@ -1,4 +1,4 @@
-"""A small filesystem of its own, in a file: for tests of a disk that is full. Root only.
+"""A small filesystem of its own, in a file: for tests of a disk that is full, or loses its power. Root only.
 
 Owner: the test that made it.
 """
@@ -6,8 +6,10 @@ Owner: the test that made it.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
+import struct
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,15 +21,37 @@ def _run(*args: object) -> None:
     subprocess.run([*map(str, args)], check=True, capture_output=True, timeout=60)
 
 
+SHUTDOWN = 0x8004587D  # EXT4_IOC_SHUTDOWN
+NO_LOG_FLUSH = 2
 FOLDER = "other"  # what another user of the disk has
 
 
 class LoopDisk:
     """ext4 in a file, mounted at `path`."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, image: Path) -> None:
         self.path = path
+        self._image = image
         self._filled = 0
+
+    def sync(self) -> None:
+        _run("sync", "-f", self.path)
+
+    def cut(self) -> None:
+        """From here on nothing reaches the image: neither pages nor what the journal has in memory."""
+        fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.ioctl(fd, SHUTDOWN, struct.pack("I", NO_LOG_FLUSH))
+        finally:
+            os.close(fd)
+
+    def let_go(self) -> bool:
+        """Whether it is unmounted."""
+        return subprocess.run(["umount", self.path], capture_output=True, timeout=60, check=False).returncode == 0
+
+    def power_up(self) -> None:
+        """What the image has, mounted again."""
+        _run("mount", "-o", "loop", self._image, self.path)
 
     def free_inodes(self) -> int:
         return os.statvfs(self.path).f_favail
@@ -103,7 +127,7 @@ def loop_disk(folder: Path, *, size_bytes: int, inodes: int = 0) -> Iterator[Loo
     except subprocess.CalledProcessError as e:
         pytest.skip(f"no loop devices: {e.stderr.decode().strip()}")
     try:
-        yield LoopDisk(path)
+        yield LoopDisk(path, image)
     finally:
         _run("umount", "-l", path)
         image.unlink()
