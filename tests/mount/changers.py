@@ -262,7 +262,7 @@ class Told:
         self.nodes: Nodes = {}
         self.pending: list[Any] = []
         self.answered = 0
-        self.since_sync: list[Nodes] = []  # as it was at the last sync, and after each change since
+        self.since_sync: list[Nodes] = [{}]  # as it was at the last sync, and after each change since
         self.replaced: list[list[float]] = []  # of CURRENT: inode, when it was asked for, when answered
         for what, value in map(json.loads, journal.read_text().splitlines()):
             self._read(what, value)
@@ -293,7 +293,7 @@ class Told:
 
     def allowed_after_power_loss(self) -> list[Nodes]:
         """As it was at the last sync, or after a later change; of files that were not synced, any bytes."""
-        found = copy.deepcopy([*(self.since_sync or [{}]), *self.allowed()[1:]])
+        found = copy.deepcopy([*self.since_sync, *self.allowed()[1:]])
         for node in [node for nodes in found for node in nodes.values()]:
             node["text"] = node["text"] if node.get("synced") else None
         return found
