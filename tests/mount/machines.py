@@ -122,7 +122,7 @@ class Machines:
         machine.killed = False
         self.taken += machine is not self.holder
         self.claim += 1
-        machine.claim = self.claim
+        machine.claim, machine.seen = self.claim, len(self.durable)
         self.holder = machine
         self._check_holder()
 
