@@ -24,7 +24,7 @@ class Machine:
         self.world = World(root / name, remote=remote, conf=CONF)
         self.claim = -1
         self.seen = -1  # durable writes that it had when it was restored, or made itself
-        self.killed = False  # since its last mount: what is left of that answers ENOTCONN
+        self.killed = False  # since its last mount: what is left of that answers that it is dead
 
     @property
     def mounted(self) -> bool:
@@ -69,7 +69,7 @@ class Machines:
         try:
             (machine.world.files / name).write_bytes(data)
         except OSError as e:
-            is_dead = machine.killed and e.errno == errno.ENOTCONN
+            is_dead = machine.killed and e.errno in (errno.ENOTCONN, errno.ECONNABORTED)
             assert is_dead or machine is not self.holder, f"the holder is refused: {e}\n{machine.world.log_tail()}"
             return
         done = machine.world.run("wait", machine.world.files / name)
