@@ -31,6 +31,8 @@
 #define WARM_MAX 64 /* entries of a queue that keep the memory of a long payload */
 #define BUCKETS 4096
 #define BUCKET_LOCKS 64
+#define ROAM_AFTER 4 /* long answers in a row; and so many other requests end it */
+#define PIN_AFTER 16
 #define QUEUE_NICE (-10)
 #define AUTOGROUP "/proc/self/autogroup"
 #define GROUP_NICE "-10" /* as QUEUE_NICE */
@@ -63,6 +65,8 @@ typedef struct queue {
   sem_t go;
   entry *entries;
   uint32_t entries_count, alive, warm; /* alive: those the kernel has not taken back for good */
+  uint32_t long_reads, others;         /* in a row; since the last long read */
+  bool roams;
   list answered; /* by other threads */
 } queue;
 
@@ -266,6 +270,23 @@ static bool assemble(entry *e) {
   return true;
 }
 
+static void pin(uint32_t core);
+
+/* A long answer takes its core for as long as its reader takes to use it. Read one behind the other, as read-ahead does, they go to
+ * whichever core is idle: reader and queue work side by side, which is worth far more than a wake-up. */
+static void choose_core(queue *q, const request *r) {
+  wire_read_in in;
+  bool is_long = r->header.opcode == WIRE_READ && r->body_len >= sizeof in;
+  if (is_long) memcpy(&in, r->body, sizeof in), is_long = in.size >= LONG_PAYLOAD;
+  if (is_long) {
+    q->others = 0;
+    if (!q->roams && ++q->long_reads >= ROAM_AFTER) q->roams = !sched_setaffinity(0, sizeof everywhere, &everywhere);
+  } else {
+    q->long_reads = 0;
+    if (q->roams && ++q->others >= PIN_AFTER) q->roams = false, pin(q->number);
+  }
+}
+
 static void arrived(entry *e) {
   request r;
   e->ours = true;
@@ -276,6 +297,7 @@ static void arrived(entry *e) {
     return device_reply(e->unique, EIO, NULL, 0);
   }
   bool reads = r.header.opcode == WIRE_READ;
+  choose_core(e->queue, &r);
   if (reads && serve_read_now(&r, e->payload)) return;
   if (!reads && r.header.opcode != WIRE_WRITE) return request_handle(e->raw, e->raw_len, e->payload);
   list_put(&waiting, e);

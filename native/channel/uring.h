@@ -5,7 +5,8 @@
  *        │                                          │          └── READ, WRITE that may wait ──► pool ──┐
  *        └── COMMIT_AND_FETCH ◄── queue thread n ◄──┴── hand_over ◄── reply thread, control, brake, pool ◄─┘
  *
- * So what the channel answers by itself wakes no other core, which is most of what a round trip takes. FORGET, INTERRUPT, and
+ * So what the channel answers by itself wakes no other core, which is most of what a round trip takes. While long READs come one
+ * behind the other a queue's thread leaves its core for one that is idle: the reader and it work side by side. FORGET, INTERRUPT, and
  * whatever comes before the rings are ready come by read, as without io_uring; whence a request came is found by its unique.
  *
  * Invariants
