@@ -25,7 +25,7 @@ from pathlib import Path
 
 from tests.mount import model
 from tests.mount.load import content
-from tests.mount.world import HANG_S, World, alive, children, is_mounted, kill, name_of, refuses, wait_for
+from tests.mount.world import HANG_S, World, alive, children, is_mounted, kill, name_of, refuses, says, wait_for
 
 WRITERS = 3
 COLD_FILES = 5
@@ -141,7 +141,8 @@ class Rounds:
             kill(daemon)
         wait_for(lambda: not alive(channel), "the channel to end after its daemon")
         # In this order: one that was let go of may leave between the two.
-        assert refuses(world.mnt) or not is_mounted(world.mnt), "a mount without a daemon answers"
+        if not refuses(world.mnt) and is_mounted(world.mnt):
+            raise AssertionError(f"killed {kind}, and the mount answers: {says(world.mnt)}, then {says(world.mnt)}")
 
     def _mount_again(self, kind: str) -> None:
         if kind == "mounting":

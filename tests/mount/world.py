@@ -195,8 +195,12 @@ def wait_for(condition: object, what: str, hang_s: float = HANG_S) -> None:
         time.sleep(0.02)
 
 
-def refuses(path: Path) -> bool:
-    """Whether the mount there says that nobody is behind it. Asked by a process that may hang without harm."""
+def says(path: Path) -> int:
+    """What the mount there answers: 0 or an errno. Asked by a process that may hang without harm."""
     code = "import os, sys\ntry: os.statvfs(sys.argv[1])\nexcept OSError as e: sys.exit(e.errno)\n"
-    done = subprocess.run([sys.executable, "-c", code, str(path)], timeout=HANG_S, check=False)
-    return done.returncode in (errno.ENOTCONN, errno.ECONNABORTED)
+    return subprocess.run([sys.executable, "-c", code, str(path)], timeout=HANG_S, check=False).returncode
+
+
+def refuses(path: Path) -> bool:
+    """Whether the mount there says that no daemon is behind it."""
+    return says(path) in (errno.ENOTCONN, errno.ECONNABORTED)
