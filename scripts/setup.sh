@@ -29,11 +29,15 @@ missing_packages() {
   echo '#include <openssl/sha.h>' | gcc -E - >/dev/null 2>&1 || printf 'libssl-dev '
 }
 
-# What only tests use; those that need it are skipped where it is missing.
-missing_test_packages() {
+missing_java() {
   local java
   java=$(java -version 2>&1 | sed -n 's/.* version "\([0-9]*\).*/\1/p' || true)
   [ "${java:-0}" -ge 17 ] || printf 'default-jre-headless '
+}
+
+# What only tests use; those that need it are skipped where it is missing.
+missing_test_packages() {
+  missing_java
   command -v rsync >/dev/null 2>&1 || printf 'rsync '
   command -v make >/dev/null 2>&1 || printf 'make '
 }
@@ -41,6 +45,7 @@ missing_test_packages() {
 install_system() {
   local packages for_tests=''
   packages=$(missing_packages)
+  [ "$1" = spark ] && packages="$packages$(missing_java)"
   [ "$1" = dev ] && for_tests=$(missing_test_packages)
   if [ -z "$packages" ] && [ -n "$for_tests" ] && [ "$(id -u)" -ne 0 ]; then
     say "some tests will be skipped; for all of them run:  sudo apt-get install -y $for_tests"
