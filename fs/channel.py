@@ -25,7 +25,16 @@ from typing import Final, Protocol
 
 import trio
 
-from aof2.engine.kinds.kernel import Grown, NestAction, Short, Touched, Written
+from aof2.engine.kinds.kernel import (
+    PARTIAL_BYTES_MAX,
+    AppendState,
+    Framing,
+    Grown,
+    NestAction,
+    Short,
+    Touched,
+    Written,
+)
 from aof2.fs import channel_wire as wire
 from aof2.fs.channel_outbox import Outbox, sealed_memory, socket_pair
 from aof2.fs.channel_process import MountOptions, detach, end_process, mounted
@@ -50,6 +59,10 @@ class Told(Protocol):
     def room_short(self, short: Short) -> None: ...
 
     def touched(self, touched: Touched) -> None: ...
+
+    def appended(self, state: AppendState) -> None: ...
+
+    def partial(self, nodeid: int, fh: int, data: bytes) -> None: ...
 
 
 class _Waiter:
@@ -240,6 +253,54 @@ class Channel:
     def names(self, ino: int, packed: bytes) -> None:
         self._tell(Kind.NAMES, wire.NODEID.pack(ino) + packed)
 
+    # -- streams -----------------------------------------------------------------------------------------------
+
+    def append_give(
+        self,
+        state: AppendState,
+        fd: int,
+        *,
+        stream_ino: int,
+        base_record_count: int,
+        room_end: int,
+        ext_id: int,
+        max_size: int,
+        framing: Framing,
+        record_max: int,
+    ) -> None:
+        body = wire.APPEND.pack(
+            *(state.nodeid, state.segment_id, stream_ino, base_record_count),
+            *(state.end, state.next_logical, state.record_count, state.crc64, state.last_ts_ms),
+            *(room_end, ext_id, max_size, framing, record_max),
+        )
+        self._tell(Kind.APPEND, body, fd, now=True)
+
+    def append_room(self, nodeid: int, room_end: int) -> None:
+        self._tell(Kind.APPEND_ROOM, wire.GRANT.pack(nodeid, room_end))
+
+    async def append_take(self, nodeid: int) -> AppendState | None:
+        return await self._ask_appended(Kind.APPEND_TAKE, nodeid)
+
+    async def append_state(self, nodeid: int) -> AppendState | None:
+        return await self._ask_appended(Kind.APPEND_STATE, nodeid)
+
+    async def _ask_appended(self, kind: Kind, nodeid: int) -> AppendState | None:
+        (_, body), *_ = await self._ask(kind, wire.NODEID.pack(nodeid))
+        state = AppendState(*wire.APPENDED.unpack_from(body))
+        return state if state.segment_id else None
+
+    def append_handle(self, nodeid: int, fh: int, *, ext_id: int = 0, forwards: bool = False) -> None:
+        flags = wire.FORWARDS if forwards else 0
+        self._tell(Kind.APPEND_HANDLE, wire.APPEND_HANDLE.pack(nodeid, fh, ext_id, flags), now=True)
+
+    def append_partial(self, nodeid: int, fh: int, data: bytes) -> None:
+        if len(data) > PARTIAL_BYTES_MAX:
+            raise ValueError(f"the channel keeps at most {PARTIAL_BYTES_MAX} bytes of a line, not {len(data)}")
+        self._tell(Kind.APPEND_PARTIAL, wire.GRANT.pack(nodeid, fh) + data, now=True)
+
+    def hear(self) -> None:
+        self._receive()
+
     # -- names -------------------------------------------------------------------------------------------------
 
     async def read_names(
@@ -362,7 +423,15 @@ class Channel:
 
     def _take(self, kind: int, flags: int, seq: int, body: bytes) -> None:
         match kind:
-            case Kind.EV_UPCALL | Kind.EV_REFUSED | Kind.EV_BIRTHS | Kind.EV_SHORT | Kind.EV_TOUCHED:
+            case (
+                Kind.EV_UPCALL
+                | Kind.EV_REFUSED
+                | Kind.EV_BIRTHS
+                | Kind.EV_SHORT
+                | Kind.EV_TOUCHED
+                | Kind.EV_APPENDED
+                | Kind.EV_PARTIAL
+            ) if not seq:
                 if self._nursery is None or self._told is None:
                     self._early.append((kind, flags, seq, body))
                 elif kind == Kind.EV_UPCALL:
@@ -432,8 +501,13 @@ class Channel:
             told.changes_waiting()
         elif kind == Kind.EV_SHORT:
             told.room_short(Short(*wire.SHORT.unpack_from(body)))
-        else:
+        elif kind == Kind.EV_TOUCHED:
             told.touched(Touched(*wire.TOUCHED.unpack_from(body)))
+        elif kind == Kind.EV_APPENDED:
+            told.appended(AppendState(*wire.APPENDED.unpack_from(body)))
+        else:
+            nodeid, fh = wire.GRANT.unpack_from(body)
+            told.partial(nodeid, fh, body[wire.GRANT.size :])
 
     async def _log_lines(self) -> None:
         """What the channel has to say, one line each; none in a normal life."""

@@ -32,6 +32,9 @@ SHORT: Final = struct.Struct("<QqQQQQ")
 GROWN: Final = struct.Struct("<QqQI")
 TOUCHED: Final = struct.Struct("<QQQQ")
 CATALOG: Final = struct.Struct("<QIII")
+APPEND: Final = struct.Struct("<11Q3I")
+APPEND_HANDLE: Final = struct.Struct("<QQQI")
+APPENDED: Final = struct.Struct("<7Q")
 INIT: Final = struct.Struct("<IIIII")
 TRANSPORT: Final = struct.Struct("<II")
 NOTIFY: Final = struct.Struct("=IiQ")
@@ -55,6 +58,7 @@ SILENT: Final = 1
 WATCH_APPEND: Final = 1
 LOOKS_UID: Final = 1
 LOOKS_GID: Final = 2
+FORWARDS: Final = 1  # of APPEND_HANDLE
 
 
 class Kind(IntEnum):
@@ -91,6 +95,12 @@ class Kind(IntEnum):
     EXPECT = 29
     CATALOG = 30
     TREE = 31
+    APPEND = 32
+    APPEND_ROOM = 33
+    APPEND_TAKE = 34
+    APPEND_STATE = 35
+    APPEND_HANDLE = 36
+    APPEND_PARTIAL = 37
     EV_MOUNTED = 128
     EV_FAILED = 129
     EV_INIT = 130
@@ -112,6 +122,8 @@ class Kind(IntEnum):
     EV_TOUCHED = 146
     EV_TRANSPORT = 147
     EV_CATALOG = 148
+    EV_APPENDED = 149
+    EV_PARTIAL = 150
 
 
 class Notify(IntEnum):

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Protocol
+from typing import Final, NamedTuple, Protocol
+
+PARTIAL_BYTES_MAX: Final = 60_000
+"""The longest part of a line that the channel keeps for a handle. Spoken to the channel: never more."""
 
 
 class KernelGoneError(Exception):
@@ -42,6 +45,29 @@ class NodeFlags(IntEnum):
     """A write by another user comes here, where suid, sgid and capabilities are cleared."""
     STILL = 4
     """No writer changes or cuts it until `Kernel.clear` was awaited: the channel may answer from a mapping."""
+
+
+class Framing(IntEnum):
+    """What one record of a stream is: a line with its newline, or what one write brought. Spoken to the channel: never
+    renumber."""
+
+    LINE = 1
+    RECORD = 2
+
+
+class AppendState(NamedTuple):
+    """How far a stream's active segment is: every byte before `end` is a whole record that was acknowledged."""
+
+    nodeid: int
+    """Of the stream's `_append`."""
+    segment_id: int
+    end: int
+    """File offset after the last record; 0: not even the header is written."""
+    next_logical: int
+    record_count: int
+    crc64: int
+    """Of [0, end)."""
+    last_ts_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +189,49 @@ class Kernel(Protocol):
 
     def invalidate_inode(self, nodeid: int, offset: int = 0, length: int = 0) -> None:
         """The kernel forgets attributes and cached bytes of the range (0: to the end)."""
+
+    # -- streams that the channel appends to by itself -----------------------------------------------------------
+
+    def append_give(
+        self,
+        state: AppendState,
+        fd: int,
+        *,
+        stream_ino: int,
+        base_record_count: int,
+        room_end: int,
+        ext_id: int,
+        max_size: int,
+        framing: Framing,
+        record_max: int,
+    ) -> None:
+        """The active segment is the channel's from here on, until `append_take`. `fd`: the file, for reading and
+        writing, without O_APPEND; it stays the caller's. `stream_ino`, `base_record_count`, `ext_id` and `max_size` are
+        the header's. Nothing is written at or behind `room_end`, of which the last 96 bytes are kept for the footer;
+        what of the file lies behind `end` must be zeros, and so it stays."""
+
+    def append_room(self, nodeid: int, room_end: int) -> None:
+        """The segment may grow up to here: further than it could before."""
+
+    async def append_take(self, nodeid: int) -> AppendState | None:
+        """The segment is ours again: no write to it is on its way, the channel's descriptor is closed. All that was
+        told before, `Kind.partial` among it, was heard when this returns. None: it was not the channel's."""
+
+    async def append_state(self, nodeid: int) -> AppendState | None:
+        """How far the channel is; from here on it tells of the next record (`Kind.appended`). None: the segment is not
+        the channel's."""
+
+    def append_handle(self, nodeid: int, fh: int, *, ext_id: int = 0, forwards: bool = False) -> None:
+        """An open of `_append`, before its reply is sent; again when something about it changes. Its records get
+        `ext_id`. With `forwards` all its writes come here, as for a line that is too long to be kept there."""
+
+    def append_partial(self, nodeid: int, fh: int, data: bytes) -> None:
+        """The part of a line that a handle wrote last, at most PARTIAL_BYTES_MAX: the channel's from here on, instead
+        of what it has. b"": there is none."""
+
+    def hear(self) -> None:
+        """Takes what the channel has told so far. Called first where a WRITE or RELEASE of an `_append` is answered:
+        the handle's part of a line (`Kind.partial`) was told before it."""
 
     # -- what can be had ---------------------------------------------------------------------------------------
 

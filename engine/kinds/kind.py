@@ -31,7 +31,7 @@ from aof2.engine.catalog.rows import InodeRow
 from aof2.engine.errors import os_error
 
 if TYPE_CHECKING:
-    from aof2.engine.kinds.kernel import Short, Touched
+    from aof2.engine.kinds.kernel import AppendState, Short, Touched
 
 NAME_MAX: Final = 255
 
@@ -321,3 +321,11 @@ class Kind(ABC):
 
     def touched(self, touched: Touched) -> None:
         """A passthrough write is held: it would go into blocks that are claimed."""
+
+    def appended(self, state: AppendState) -> None:
+        """The channel appended records to a stream: the first ones since it was given the segment, or since
+        `Kernel.append_state`. There is something to commit."""
+
+    def partial(self, nodeid: int, fh: int, data: bytes) -> None:
+        """The part of a line that a handle of `_append` wrote last, which the channel kept: it is the kind's now. A
+        WRITE or RELEASE of the handle follows; neither does where the mount went away under its writers."""

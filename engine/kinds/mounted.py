@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from aof2.engine.catalog.rows import stream_of
 from aof2.engine.errors import os_error
 from aof2.engine.kinds import registry
-from aof2.engine.kinds.kernel import Kernel, Short, Touched
+from aof2.engine.kinds.kernel import AppendState, Kernel, Short, Touched
 from aof2.engine.kinds.kind import Answers, Asked, FileHandle, Kind, Unsealed, Way
 from aof2.engine.kinds.opens import Opens
 from aof2.engine.kinds.registry import MountWish, Surroundings
@@ -115,6 +115,12 @@ class Kinds:
 
     def touched(self, touched: Touched) -> None:
         self.of(touched.ino).touched(touched)
+
+    def appended(self, state: AppendState) -> None:
+        self.of(state.nodeid).appended(state)
+
+    def partial(self, nodeid: int, fh: int, data: bytes) -> None:
+        self.of(nodeid).partial(nodeid, fh, data)
 
 
 def make_kinds(

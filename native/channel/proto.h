@@ -45,6 +45,12 @@ enum proto_kind { /* daemon to channel */
   PROTO_EXPECT = 29,
   PROTO_CATALOG = 30,
   PROTO_TREE = 31,
+  PROTO_APPEND = 32,
+  PROTO_APPEND_ROOM = 33,
+  PROTO_APPEND_TAKE = 34,
+  PROTO_APPEND_STATE = 35,
+  PROTO_APPEND_HANDLE = 36,
+  PROTO_APPEND_PARTIAL = 37,
 };
 
 enum proto_event { /* channel to daemon */
@@ -69,6 +75,8 @@ enum proto_event { /* channel to daemon */
   EV_TOUCHED = 146,
   EV_TRANSPORT = 147,
   EV_CATALOG = 148,
+  EV_APPENDED = 149,
+  EV_PARTIAL = 150,
 };
 
 #define PROTO_SERVE 600 /* as the error of a READ's answer on F: its blocks are here now, serve it. Never the kernel's */
