@@ -24,16 +24,19 @@ class Rank(enum.IntEnum):
 
     FILE = 1
     FILE_ROOM = 2
-    TENANT_ROOM = 3
-    PUSH = 4
-    PARTS = 5
-    FILE_IO = 6
-    WINDOW = 7
-    DOOMED = 8
-    EVICTION = 9
-    WALK = 10
-    SNAPSHOT = 11
-    BRIEF = 12
+    STREAM = 3
+    TENANT_ROOM = 4
+    PUSH = 5
+    PARTS = 6
+    FILE_IO = 7
+    WINDOW = 8
+    DOOMED = 9
+    EVICTION = 10
+    WALK = 11
+    SNAPSHOT = 12
+    NAMING = 13
+    COMMIT = 14
+    BRIEF = 15
 
 
 class TaskLock(AbstractAsyncContextManager[None], Protocol):

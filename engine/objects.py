@@ -130,11 +130,13 @@ def seal(
     block_bytes: int,
     parts: Mapping[int, int] | None = None,
     ahead: Mapping[int, int] | None = None,
+    record: p.SealSegment | None = None,
 ) -> ObjectRow:
     """The bytes are hashed and synced: gives them chunks, fully resident.
 
     `parts`: chunks that were uploaded before and did not change since, by index, with their blocks that are here.
-    `ahead`: the ids of chunks that are on their way already, by index.
+    `ahead`: the ids of chunks that are on their way already, by index. `record`: what the log says of a one-chunk object
+    whose bytes were sealed in another form.
     """
     row = get_object(b, ino, generation)
     kept, given = parts or {}, ahead or {}
@@ -152,7 +154,7 @@ def seal(
         else:
             chunk_id = given.get(index) or segments.taken(b, dirty, row.generation, index * row.chunk_bytes)
             dirty = None
-            _seal_chunk(b, row, index, c, chunk_id)
+            _seal_chunk(b, row, index, c, chunk_id, record)
         chunk_ids.append(chunk_id)
         b.put(t.RESIDENCY, chunk_id, ResidencyRow(mask))
         account(b, chunk_disk_bytes(mask, c, block_bytes))
@@ -207,11 +209,13 @@ def count_pending_anew(b: Batch) -> None:
     b.put(t.COUNTERS, PENDING_BYTES, sum(on_disk(size) for _, size in b.scan(t.UNPUBLISHED)))
 
 
-def _seal_chunk(b: Batch, row: ObjectRow, index: int, c: ChunkDigest, chunk_id: int) -> None:
+def _seal_chunk(
+    b: Batch, row: ObjectRow, index: int, c: ChunkDigest, chunk_id: int, record: p.SealSegment | None
+) -> None:
     chunk = ChunkRow(chunk_id, row.ino, row.generation, index, c.length, c.sha256, c.crc64, c.block_crcs, holes=c.holes)
     b.apply(o.UpsertChunk(chunk))
     _put_pieces(b, chunk_id, c.piece_crcs)
-    _sealed_segment(b, chunk_id, row, c)
+    _sealed_segment(b, chunk_id, row, c, record)
 
 
 def _put_pieces(b: Batch, chunk_id: int, piece_crcs: bytes) -> None:
@@ -219,9 +223,11 @@ def _put_pieces(b: Batch, chunk_id: int, piece_crcs: bytes) -> None:
         b.put(t.PIECES, chunk_id, piece_crcs)
 
 
-def _sealed_segment(b: Batch, chunk_id: int, row: ObjectRow, c: ChunkDigest) -> None:
+def _sealed_segment(
+    b: Batch, chunk_id: int, row: ObjectRow, c: ChunkDigest, record: p.SealSegment | None = None
+) -> None:
     """The watermark is how far the log had got: everything before that record is before the seal."""
-    sealed = p.SealSegment(c.length, c.crc64, row.ino, b.ordinal, 0)
+    sealed = record or p.SealSegment(c.length, c.crc64, row.ino, b.ordinal, 0)
     b.record(sealed, segment_id=chunk_id, logical_offset=c.length)
 
 

@@ -25,6 +25,7 @@ import trio
 from aof2.engine import objects
 from aof2.engine.aio import open_nursery
 from aof2.engine.files.brake import Brake
+from aof2.engine.files.ledger import Ledger
 from aof2.engine.files.seek import RoomSeeker, Writing
 from aof2.engine.files.state import OpenFile
 from aof2.engine.files.watch import MASK_BLOCKS_MAX, WATCH_S, Watch
@@ -81,6 +82,7 @@ class WriteRoom:
         self.seeker = RoomSeeker(files)
         self.brake = Brake(files, self.seeker)
         self.watch = Watch(files, self.seeker, self.brake, self.disk_room)
+        self.beside: list[Ledger] = []  # of kinds whose unsealed bytes are in no file table
         self._passing: dict[str, tuple[float, bool]] = {}
         self._pending: _Counted[int] = _Counted(self._count_pending)
 
@@ -151,9 +153,8 @@ class WriteRoom:
 
     def _unevictable(self, tenant: str | None = None) -> int:
         names = self._volume.tenant_names()
-        return self._files.known.ledger.bytes_in(tenant) + sum(
-            n for stream, n in self._pending.get().items() if tenant in (None, names.get(stream))
-        )
+        dirty = sum(ledger.bytes_in(tenant) for ledger in (self._files.known.ledger, *self.beside))
+        return dirty + sum(n for stream, n in self._pending.get().items() if tenant in (None, names.get(stream)))
 
     def _count_pending(self) -> dict[int, int]:
         """Sealed and not in the remote, by stream."""

@@ -190,6 +190,9 @@ class Kernel(Protocol):
     def invalidate_inode(self, nodeid: int, offset: int = 0, length: int = 0) -> None:
         """The kernel forgets attributes and cached bytes of the range (0: to the end)."""
 
+    def invalidate_entry(self, parent: int, name: bytes, child: int = 0) -> None:
+        """The kernel forgets a name, also that it is not there; with `child`, that it is gone."""
+
     # -- streams that the channel appends to by itself -----------------------------------------------------------
 
     def append_give(

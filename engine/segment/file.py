@@ -42,19 +42,28 @@ class SegmentFile:
         self.end = end  # where the next byte goes
         self.refusal = ""  # why no write is taken
 
+    @property
+    def fd(self) -> int:
+        return self._fd
+
+    def adopt(self, end: int) -> None:
+        """Bytes up to there were written through the descriptor; what failed on the way was cut off."""
+        self.end = end
+        self._reserved_end = max(end, min(self._reserved_end, os.fstat(self._fd).st_size))
+
     def check_writable(self) -> None:
         if self.refusal:
             raise ReadOnlyError(f"{self.path}: takes no writes: {self.refusal}")
 
     def append(self, data: bytes) -> None:
         """Puts `data` at the end. OSError: the file is as before."""
-        self._reserve(self.end + len(data) + self._tail_bytes)
+        self.reserve(self.end + len(data) + self._tail_bytes)
         self._write(data)
         self.end += len(data)
 
     def put_tail(self, data: bytes) -> None:
         """Puts the footer behind the end, which stays where it is."""
-        self._reserve(self.end + self._tail_bytes)
+        self.reserve(self.end + self._tail_bytes)
         self._write(data)
 
     def _write(self, data: bytes) -> None:
@@ -65,7 +74,8 @@ class SegmentFile:
             self.sync()  # or bytes of the failed write could pass for records after a crash
             raise
 
-    def _reserve(self, wanted_end: int) -> None:
+    def reserve(self, wanted_end: int) -> None:
+        """The disk has room up to there, and a step further where there is one. OSError: as before."""
         if wanted_end <= self._reserved_end:
             return
         target = max(wanted_end, min(self._reserved_end + self._step_bytes, self._size_max))

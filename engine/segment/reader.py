@@ -93,6 +93,10 @@ class SegmentReader:
         # Places a scan may start at, each found by a scan: a sparse index that grows with use.
         self._marks = [Position(0, fmt.HEADER_BYTES[self._version], self.header.base_offset)]
 
+    def go_on_from(self, earlier: SegmentReader) -> None:
+        """What an earlier look at the same file, when it was shorter, found on its way."""
+        self._marks = earlier._marks
+
     @property
     def sealed(self) -> bool:
         return self.footer is not None

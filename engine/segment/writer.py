@@ -7,6 +7,7 @@ Invariants
 - A record counts only when its write returned. A failed reservation or write leaves the writer as it was.
 - `segment_crc64` runs along with the appends; nothing is read back.
 - After a failed fsync the writer is read-only for good, and can not be sealed: FatalIOError once, then ReadOnlyError.
+- `flush` may run on another thread beside appends: it vouches for what was there when it began.
 - Sealing is: records synced, footer written, file cut to its exact size, synced, made read-only. It succeeds once.
   Publishing the pointer is another step (pointer.py), and takes what `seal` returned.
 - A stream seals a segment before it flushes records into the next one: recovery counts on it.
@@ -123,7 +124,31 @@ class SegmentWriter:
         """File offset after the last record; 0 before the first. A reader of this segment passes it as `end`."""
         return self._file.end
 
+    @property
+    def fd(self) -> int:
+        """For one that appends by itself for a while; `adopt` takes over what it did."""
+        return self._file.fd
+
+    @property
+    def refused(self) -> bool:
+        """Whether it takes no records any more."""
+        return bool(self._file.refusal)
+
+    def adopt(self, *, end_offset: int, next_logical_offset: int, record_count: int, crc64: int, ts_ms: int) -> None:
+        """Whole records were appended through `fd`, up to there."""
+        self._file.check_writable()
+        if end_offset < self.end_offset or record_count < self.record_count:
+            raise ValueError(f"{self.path}: ends at {self.end_offset}, not before, at {end_offset}")
+        self._file.adopt(end_offset)
+        self.crc64, self.record_count = crc64, record_count
+        self.next_logical_offset, self.last_record_ts_ms = next_logical_offset, ts_ms
+
     # -- appending
+
+    def reserve(self, end_offset: int) -> None:
+        """Takes the disk's room up to there, footer included. OSError: as before."""
+        self._file.check_writable()
+        self._file.reserve(min(end_offset, self.header.max_size))
 
     def set_ext_id(self, ext_id: int) -> None:
         """The segment's external id. The first record fixes it with the header; v2 keeps it in the footer alone."""
@@ -219,13 +244,14 @@ class SegmentWriter:
         """Makes every record so far durable, and the file's name with the first of them."""
         self._file.check_writable()
         self._env.failpoint("segment.flush.before")
-        if self.flushed_offset == self.end_offset:
+        end = self.end_offset  # what another thread appends meanwhile is not known to be synced
+        if self.flushed_offset == end:
             return
         self._file.sync()
         self._env.failpoint("segment.flush.synced")
         if self._file.sync_name():
             self._env.failpoint("segment.flush.named")
-        self.flushed_offset = self.end_offset
+        self.flushed_offset = max(self.flushed_offset, end)
 
     def seal(self, coordinator_watermark: int, *, flush_failure: bool = False, flags: int = 0) -> SealedSegment:
         """Ends the segment for good and closes it. `flags`: COMPACTED, PARTIAL. OSError (no room): try again."""
