@@ -1,8 +1,9 @@
 """The C core: checksums, record scans and encodes, line framing, page diff, bytes from a socket into a file. What is
-done with many small files at once is in `small`.
+done with many small files at once is in `small`, with a segment in two files in `segment_index`.
 
-Only these two modules import the compiled `ffi` and `lib`. Every call works on memory its caller owns, releases the GIL
-while it runs, and has let go of each buffer when it returns, so an mmap can be resized or closed right after it.
+Only modules of this folder import the compiled `ffi` and `lib`. Every call works on memory its caller owns, releases
+the GIL while it runs, and has let go of each buffer when it returns, so an mmap can be resized or closed right after
+it.
 `native.h` is the C side of the same API; `reference.py` says the same things slowly.
 """
 

@@ -1,8 +1,9 @@
 /* The whole C API of AOF2's core: pure functions over caller-owned memory, and a few that move bytes.
  *
- * Nothing here allocates, keeps state between calls or trusts a length it read, and nothing blocks but what reads files
- * (aof2_small_*) or a socket (aof2_receive). aof2_page_take and _append wait for the channel, a second at most.
- * Every function may be called from any thread. Formats: engine/FORMATS.md. Only native/__init__.py calls these.
+ * Nothing here allocates, keeps state between calls or trusts a length it read, and nothing blocks but what reads or
+ * writes files (aof2_small_*, aof2_segment_spread) or a socket (aof2_receive). aof2_page_take and _append wait for the
+ * channel, a second at most. Every function may be called from any thread. Formats: engine/FORMATS.md. Only the modules
+ * of native/ call these.
  */
 #ifndef AOF2_NATIVE_H
 #define AOF2_NATIVE_H
@@ -66,6 +67,32 @@ uint64_t aof2_segment_resync(const uint8_t *buf, size_t len, size_t from, size_t
 int64_t aof2_segment_encode(uint32_t version, size_t n, const uint8_t *payloads, size_t payloads_len,
                             const uint32_t *length, const uint64_t *logical_offset, const uint64_t *timestamp_ms,
                             const uint64_t *ext_id, const uint32_t *flags, uint8_t *out, size_t out_cap);
+
+/* -- a segment in two files ------------------------------------------------------------------------------------
+ * `headers`: the 36-byte headers of n v3 records that follow one another. start[i]: where payload i begins among the
+ * payloads laid back to back, start[n]: where the last one ends. `payload` holds payload_len of those bytes, from
+ * payload_start on.
+ *
+ * Fills start[0..n] from start_first on. Returns n, or the index of the first header that no segment would hold there: out
+ * of order after *next_logical, unknown flags, all zero. *next_logical goes on behind what was accepted. */
+size_t aof2_index_starts(const uint8_t *headers, size_t n, uint64_t *next_logical, uint64_t start_first,
+                         uint64_t *start);
+void aof2_index_columns(const uint8_t *headers, size_t n, uint32_t *length, uint64_t *logical_offset,
+                        uint64_t *timestamp_ms, uint64_t *ext_id, uint32_t *flags);
+/* The first record that was not appended before timestamp_ms, or n. */
+size_t aof2_index_find_time(const uint8_t *headers, size_t n, uint64_t timestamp_ms);
+/* How many records, from the first on, have the checksum that their header tells, payload included. */
+size_t aof2_index_check(const uint8_t *headers, size_t n, const uint64_t *start, const uint8_t *payload,
+                        size_t payload_len, uint64_t payload_start);
+/* `len` bytes of the raw segment's records into `out`, from `at` on, counted from the first record's header; start[0] is
+ * 0. -1: they are not all there, or need payload that is not in the buffer. */
+int aof2_index_compose(const uint8_t *headers, size_t n, const uint64_t *start, const uint8_t *payload,
+                       size_t payload_len, uint64_t payload_start, uint64_t at, uint8_t *out, size_t len);
+/* Writes the n records that lie at offset[] of `buf` to two files: payloads back to back from payload_at on, headers
+ * from index_at on, by way of `scratch`. 0 or an errno (EINVAL: a record is not inside `buf`). */
+int aof2_segment_spread(const uint8_t *buf, size_t len, size_t n, const uint64_t *offset, const uint32_t *length,
+                        int payload_fd, uint64_t payload_at, int index_fd, uint64_t index_at, uint8_t *scratch,
+                        size_t scratch_len);
 
 /* Manifest records from state->pos up to `end`. Checks structure, each payload's crc and each commit marker
  * (CustomEvent of schema 1: crc64 of the bytes since the marker before it). TORN: ran past the end or met zeros;

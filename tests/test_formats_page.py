@@ -29,6 +29,7 @@ from aof2.engine.manifest.snapshot import decode_snapshot, encode_snapshot
 from aof2.engine.recency import saved
 from aof2.engine.recency.segmented import USED_BIT
 from aof2.engine.segment import format as segment_format
+from aof2.engine.segment.index import SegmentIndex
 from aof2.engine.segment.reader import SegmentReader
 from tests.blob.build import encode_blob, read_all
 
@@ -129,6 +130,16 @@ def test_segments(tmp_path: Path, version: int) -> None:
     if version == 3:
         assert (reader.header.base_offset, reader.header.base_record_count, reader.header.ext_id) == (1000, 40, 9)
         assert (footer.coordinator_watermark, footer.last_record_ts_ms) == (55, 1_700_000_000_002)
+
+
+def test_segment_index() -> None:
+    raw, payload = example("segment-v3"), b"hello\n!"
+    data = example("segment-index")
+    index = SegmentIndex.decode(data)
+    assert (index.record_count, index.payload_bytes, index.raw_bytes) == (2, len(payload), len(raw))
+    assert index.raw(0, len(raw), lambda start, length: payload[start : start + length]) == raw
+    assert index.check(payload, 0, 0, 2) == 2
+    assert data == raw[:96] + raw[-96:] + raw[96:132] + raw[138:174]
 
 
 def test_pointer() -> None:

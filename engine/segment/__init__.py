@@ -7,6 +7,7 @@ file.py      SegmentFile: space and durability of an unsealed file
 writer.py    SegmentWriter: append, flush, seal
 scan.py      the state of a segment's tail, and the judgement torn or corrupt
 reader.py    SegmentReader: verified records out of a v2 or v3 file
+index.py     a sealed segment in two files, payloads and index, and the raw segment made of them again
 pointer.py   the `current.sealed` pointer
 recovery.py  recover_stream: what a stream's folder holds after a crash
 state.py     StreamState: what recovery found, and the counters

@@ -83,6 +83,16 @@ static size_t manifest_with_markers(uint8_t *out, size_t cap) {
   return at;
 }
 
+/* Record headers of the batch, then its payloads. */
+static size_t index_of(uint8_t *out, size_t cap, const batch *b) {
+  uint8_t raw[INPUT_MAX];
+  size_t len = (size_t)aof2_segment_encode(3, b->n, b->payloads, b->total, b->length, b->logical, b->ids, b->ids,
+                                           b->flags, raw, cap);
+  for (size_t i = 0, at = 0; i < b->n; at += 36 + b->length[i++]) memcpy(out + 36 * i, raw + at, 36);
+  memcpy(out + 36 * b->n, b->payloads, b->total);
+  return len;
+}
+
 static void sample_new(sample *s) {
   uint8_t target = (uint8_t)below(TARGETS);
   uint8_t *body = s->data + PREFIX_LEN;
@@ -94,6 +104,8 @@ static void sample_new(sample *s) {
     uint32_t version = target == TARGET_SEGMENT_V2 || target == TARGET_RESYNC_V2 ? 2 : 3;
     len = (size_t)aof2_segment_encode(version, b.n, b.payloads, b.total, b.length, b.logical, b.ids, b.ids, b.flags,
                                       body, cap);
+  } else if (target == TARGET_INDEX) {
+    len = index_of(body, cap, &b);
   } else {
     len = b.total;
     memcpy(body, b.payloads, len);
@@ -102,6 +114,10 @@ static void sample_new(sample *s) {
   s->data[AT_TARGET] = target;
   s->data[AT_ROWS] = (uint8_t)random_u64();
   store_u16(s->data + AT_PARAM, (uint16_t)below(200));
+  if (target == TARGET_INDEX) {
+    s->data[AT_ROWS] = (uint8_t)(b.n - 1);
+    store_u16(s->data + AT_PARAM, (uint16_t)below(b.logical[0] + 2));
+  }
   if (target >= TARGET_PAGES) store_u16(s->data + AT_START, (uint16_t)below(2 * len + 1));
   s->len = PREFIX_LEN + len;
 }
@@ -116,6 +132,20 @@ static void fix_segment(uint8_t *body, size_t len, size_t at, uint32_t version) 
     size_t skip = version == 2 ? header_len : 0;
     store_u32(body + at + 4, aof2_crc32(0, body + at + skip, header_len - skip + payload_len));
     at += header_len + payload_len;
+  }
+}
+
+static void fix_index(uint8_t *body, size_t len, size_t n) {
+  if (n > len / 36) n = len / 36;
+  uint8_t *payload = body + 36 * n;
+  for (size_t i = 0, left = len - 36 * n; i < n; i++) {
+    uint8_t *header = body + 36 * i;
+    uint32_t payload_len = load_u32(header);
+    if (payload_len > left) return;
+    store_u32(header + 4, 0);
+    store_u32(header + 4, aof2_crc32(aof2_crc32(0, header, 36), payload, payload_len));
+    payload += payload_len;
+    left -= payload_len;
   }
 }
 
@@ -144,6 +174,7 @@ static void fix_checksums(sample *s) {
     case TARGET_RESYNC_V3: return fix_segment(body, len, start, 3);
     case TARGET_MANIFEST:
     case TARGET_PROBE: return fix_manifest(body, len, start);
+    case TARGET_INDEX: return fix_index(body, len, 1 + (size_t)s->data[AT_ROWS] % 16);
   }
 }
 

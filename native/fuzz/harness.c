@@ -274,6 +274,46 @@ static void fuzz_manifest_encode(const input *in) {
   free(length), free(columns), free(type), free(out);
 }
 
+/* -- a segment in two files -------------------------------------------------------------------------------------- */
+/* The body is n record headers, then payload that begins with payload `state`. What is composed of the headers that hold
+ * is, piece by piece, what is composed of them in one go; a record that is called whole is one to the scan as well. */
+static void fuzz_index(const input *in) {
+  size_t n = in->rows < in->len / 36 ? in->rows : in->len / 36, payload_len = in->len - 36 * n;
+  const uint8_t *payload = in->buf + 36 * n;
+  uint64_t *start = exactly((n + 1) * 8), floor = in->param, next = floor, shift = in->state >> 40;
+  size_t good = aof2_index_starts(in->buf, n, &next, 0, start);
+  CHECK(good <= n && start[0] == 0 && next >= floor);
+  for (size_t i = 0; i < good; i++) CHECK(start[i + 1] - start[i] == load_u32(in->buf + 36 * i));
+  CHECK(aof2_index_find_time(in->buf, n, in->state) <= n);
+
+  segment_columns c = segment_columns_new(n);
+  aof2_index_columns(in->buf, n, c.length, c.logical_offset, c.timestamp_ms, c.ext_id, c.flags);
+  for (size_t i = 0; i < good; i++) CHECK(c.logical_offset[i] >= floor && (c.flags[i] & ~3u) == 0);
+  segment_columns_free(&c);
+
+  CHECK(aof2_index_check(in->buf, good, start, payload, payload_len, shift) <= good);
+  size_t whole = aof2_index_check(in->buf, good, start, payload, payload_len, 0);
+  CHECK(whole <= good && start[whole] <= payload_len);
+  size_t raw_len = 36 * whole + (size_t)start[whole];
+  uint8_t *raw = exactly(raw_len);
+  CHECK(aof2_index_compose(in->buf, whole, start, payload, payload_len, 0, 0, raw, raw_len) == 0);
+  if (raw_len && in->start) /* past its end */
+    CHECK(aof2_index_compose(in->buf, whole, start, payload, payload_len, 0, in->start, raw, raw_len) == -1);
+  for (size_t at = 0, step = 1 + in->param % 50; at < raw_len; at += step) {
+    size_t piece_len = raw_len - at < step ? raw_len - at : step;
+    uint8_t *piece = exactly(piece_len);
+    CHECK(aof2_index_compose(in->buf, whole, start, payload, payload_len, 0, at, piece, piece_len) == 0);
+    CHECK(memcmp(piece, raw + at, piece_len) == 0);
+    free(piece);
+  }
+  input back = {raw, raw_len, 0, raw_len, 1, 0, 0};
+  aof2_segment_state state = {.next_logical = floor};
+  c = segment_columns_new(whole + 1);
+  CHECK(segment_step(&back, 3, &state, whole + 1, &c) == AOF2_CLEAN && state.count == whole);
+  segment_columns_free(&c);
+  free(raw), free(start);
+}
+
 /* -- dispatch --------------------------------------------------------------------------------------------------- */
 static void fuzz_target(uint8_t target, const input *in) {
   switch (target % TARGETS) {
@@ -288,6 +328,7 @@ static void fuzz_target(uint8_t target, const input *in) {
     case TARGET_CRC: return fuzz_crc(in);
     case TARGET_SEGMENT_ENCODE: return fuzz_segment_encode(in);
     case TARGET_MANIFEST_ENCODE: return fuzz_manifest_encode(in);
+    case TARGET_INDEX: return fuzz_index(in);
   }
 }
 
