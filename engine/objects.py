@@ -135,8 +135,8 @@ def seal(
     """The bytes are hashed and synced: gives them chunks, fully resident.
 
     `parts`: chunks that were uploaded before and did not change since, by index, with their blocks that are here.
-    `ahead`: the ids of chunks that are on their way already, by index. `record`: what the log says of a one-chunk object
-    whose bytes were sealed in another form.
+    `ahead`: the ids of chunks that are on their way already, by index. `record`: what the log says of a one-chunk
+    object whose bytes were sealed in another form.
     """
     row = get_object(b, ino, generation)
     kept, given = parts or {}, ahead or {}

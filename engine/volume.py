@@ -59,6 +59,7 @@ from aof2.engine.replicate.mend import record_mended
 from aof2.engine.replicate.position import Replication
 from aof2.engine.replicate.tail import read_tail
 from aof2.engine.replicate.uploader import LogReplicator
+from aof2.engine.segment.state import StreamState
 from aof2.engine.settings import Settings
 from aof2.engine.shadows import Shadows
 from aof2.engine.telemetry import connect
@@ -262,6 +263,7 @@ class Volume:
         self._log_wanted_s = float("-inf")  # when room last asked for the log to be uploaded
         self.unborn_from: dict[int, int] = {}  # by stream: from this inode on, files may be there before their rows
         self.dirty_inos: list[int] = []  # files that were being written when the volume was last closed
+        self.streams_left: dict[int, StreamState] = {}  # by inode: streams with segments that were, and are not sealed
 
     def _compression_of(self, tenant: str) -> str:
         return self.settings.tenants[tenant].compression if tenant in self.settings.tenants else "none"

@@ -75,8 +75,8 @@ class Sealed(NamedTuple):
     ids: Ids
     base_offset: int
     ext: str
-    payload: SealedFile
-    index: SealedFile
+    payload_file: SealedFile
+    index_file: SealedFile
     record: p.SealSegment
     position: Position
 
@@ -170,18 +170,18 @@ def seal(b: Batch, one: Sealed, *, chunk_bytes: int, block_bytes: int) -> list[O
     stream = nodes.directory(b, one.stream_ino)
     below = nodes.lookup(b, stream.ino, names.SEGMENTS).ino
     mode = stat.S_IMODE(stream.mode) & 0o666
-    _enter(b, one.payload, stream.ino, names.payload_name(one.base_offset, one.ext), stream, mode)
-    _enter(b, one.index, below, names.index_name(one.ids.segment_id), stream, mode)
-    row = ObjectRow(
-        one.ids.payload_ino, GENERATION, ObjectState.DIRTY, chunk_bytes=chunk_bytes, created_ms=b.now_ms
-    )
+    _enter(b, one.payload_file, stream.ino, names.payload_name(one.base_offset, one.ext), stream, mode)
+    _enter(b, one.index_file, below, names.index_name(one.ids.segment_id), stream, mode)
+    row = ObjectRow(one.ids.payload_ino, GENERATION, ObjectState.DIRTY, chunk_bytes=chunk_bytes, created_ms=b.now_ms)
     b.put(t.OBJECTS, (row.ino, GENERATION), row)
     objects.create(b, one.ids.index_ino, GENERATION, chunk_bytes=chunk_bytes)
     put_position(b, stream.ino, one.position)
-    sizes = {"block_bytes": block_bytes}
+    payload, index = one.payload_file, one.index_file
     return [
-        objects.seal(b, row.ino, GENERATION, one.payload.digest, one.payload.backing, record=one.record, **sizes),
-        objects.seal(b, one.ids.index_ino, GENERATION, one.index.digest, one.index.backing, **sizes),
+        objects.seal(
+            b, row.ino, GENERATION, payload.digest, payload.backing, block_bytes=block_bytes, record=one.record
+        ),
+        objects.seal(b, one.ids.index_ino, GENERATION, index.digest, index.backing, block_bytes=block_bytes),
     ]
 
 
@@ -218,9 +218,12 @@ def unlink_segment(b: Batch, payload: tuple[int, bytes], is_open: namespace.IsOp
     return gone
 
 
-def undelete_index(b: Batch, payload_ino: int) -> InodeRow | None:
-    """The index of a payload file that was undeleted; None: there is none to be had."""
-    index = b.get(t.INODES, names.index_ino(payload_ino))
-    if index is None or index.nlink:
-        return index
-    return namespace.undelete(b, index.ino)
+def undelete_segment(b: Batch, ino: int, parent: int, name: bytes) -> InodeRow:
+    """A payload file and its index. ENOENT where the index never reached the remote: one is of no use alone."""
+    row = namespace.undelete(b, ino, parent, name)
+    index = b.get(t.INODES, names.index_ino(ino))
+    if index is None or not index.last_name.endswith(names.INDEX_SUFFIX):
+        raise os_error(errno.ENOENT, name)
+    if not index.nlink:
+        namespace.undelete(b, index.ino)
+    return row

@@ -10,8 +10,8 @@ Invariants
 - What was given up meanwhile gets no names (`Stream.naming`).
 - A segment that turns out to be damaged is left as it is, and its stream takes no records: they would leave a gap.
 
-Owner: the trio thread; files are made on worker threads. A crash leaves a segment's file, perhaps with a footer, perhaps
-backing files without rows, perhaps a file that the catalog has already: `recover.py` tells them apart.
+Owner: the trio thread; files are made on worker threads. A crash leaves a segment's file, perhaps with a footer,
+perhaps backing files without rows, perhaps a file that the catalog has already: `recover.py` tells them apart.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ CRASH_POINTS: Final = (
 
 
 class _Made(NamedTuple):
-    payload: rows.SealedFile
-    index: rows.SealedFile
+    payload_file: rows.SealedFile
+    index_file: rows.SealedFile
 
 
 class Sealing:
@@ -82,7 +82,7 @@ class Sealing:
                     await self._one(stream, segment)
                 except (ReadOnlyError, FatalIOError, CorruptError) as e:
                     self._failed(stream, segment, e)
-                    log.error("a segment stays unsealed", extra={"path": str(segment.path), "error": str(e)})
+                    log.critical("a segment stays unsealed", extra={"path": str(segment.path), "error": str(e)})
                     if isinstance(e, CorruptError):
                         stream.refusal = str(e)
                     return
@@ -161,9 +161,7 @@ class Sealing:
 
     def _file(self, ino: int, fd: int, size: int, path: Path) -> rows.SealedFile:
         engine = self._volume.settings.engine
-        digest = digest_file(
-            fd, size, chunk_bytes=engine.chunk_bytes, block_bytes=engine.block_bytes, path=str(path)
-        )
+        digest = digest_file(fd, size, chunk_bytes=engine.chunk_bytes, block_bytes=engine.block_bytes, path=str(path))
         identity = self._volume.hot.identity(fd)
         return rows.SealedFile(ino, digest, identity, identity.mtime_ns)
 
@@ -178,7 +176,7 @@ class Sealing:
         )
         one = rows.Sealed(
             *(stream.ino, segment.ids, segment.base_offset, stream.settings.ext),
-            *(made.payload, made.index, record, segment.position),
+            *(made.payload_file, made.index_file, record, segment.position),
         )
         with volume.jobs.beginning(stream_id, wanted=stream.begins) as begin_job:
 
@@ -188,7 +186,7 @@ class Sealing:
 
             _, job = await result_of(volume.writer.submit(stream_id, work, sync=True))
         self._sealed(stream, segment, made)
-        volume.jobs.begun(stream_id, made.payload.digest.data_bytes + made.index.digest.data_bytes, job)
+        volume.jobs.begun(stream_id, made.payload_file.digest.data_bytes + made.index_file.digest.data_bytes, job)
 
     def _sealed(self, stream: Stream, segment: Segment, made: _Made) -> None:
         """The commit is in, durably."""
@@ -196,9 +194,7 @@ class Sealing:
         stream.position = segment.position
         stream.full.popleft()
         stream.begins = stream.begins and bool(stream.full)
-        stream.sealed_lately.append(
-            SealedPart(segment.base_offset, segment.next_logical, segment.ids.payload_ino)
-        )
+        stream.sealed_lately.append(SealedPart(segment.base_offset, segment.next_logical, segment.ids.payload_ino))
         files_bytes = 0
         for file in made:
             disk_bytes = objects.digest_disk_bytes(file.digest, self._volume.settings.engine.block_bytes)

@@ -21,7 +21,7 @@ from typing import Final
 
 import trio
 
-from aof2.engine.append.framing import FOOTER, HEADER
+from aof2.engine.append.framing import FOOTER, HEADER, OVERHEAD
 from aof2.engine.append.room import SegmentRoom
 from aof2.engine.append.rows import Ids, Position
 from aof2.engine.env import Env
@@ -33,6 +33,11 @@ from aof2.engine.segment.reader import SegmentReader
 from aof2.engine.segment.writer import SegmentWriter
 
 INLINE_BYTES: Final = 64 << 10  # what is written at once, without a thread
+
+
+def next_logical(raw: SealedSegment) -> int:
+    """Where its payload ends: records of a stream have no gaps."""
+    return raw.base_offset + raw.durable_bytes - HEADER - OVERHEAD * raw.record_count
 
 
 class Segment:
@@ -76,9 +81,7 @@ class Segment:
 
     @property
     def next_logical(self) -> int:
-        if self.raw is not None and self.raw.next_logical_offset is not None:
-            return self.raw.next_logical_offset
-        return self.writer.next_logical_offset
+        return next_logical(self.raw) if self.raw is not None else self.writer.next_logical_offset
 
     @property
     def end(self) -> int:

@@ -30,7 +30,6 @@ import trio
 from aof2.engine.aio import result_of
 from aof2.engine.append import names, rows
 from aof2.engine.append.framing import FOOTER, HEADER, OVERHEAD, fitting, frame, framing_of, record_max
-from aof2.engine.append.room import SegmentRoom
 from aof2.engine.append.rows import Position
 from aof2.engine.append.segment import Segment
 from aof2.engine.catalog.rows import stream_of
@@ -77,8 +76,10 @@ class Stream:
         self.active: Segment | None = None
         self.full: deque[Segment] = deque()  # to be sealed, in order
         self.handles: dict[int, AppendHandle] = {}
+        self.tail_handles = 0
         self.refusal = ""  # why it takes no records
         self.removed = False
+        self.committed_ns = 0
         self.tail_told = False  # the kernel was told how long `_tail` is
         self.sealed_lately: deque[SealedPart] = deque(maxlen=SEALED_KEPT)
         self.begins = False  # a caller waits for the upload of what is sealed
@@ -251,6 +252,11 @@ class Stream:
             if state is not None:
                 segment.adopt(state)
 
+    async def take_back(self) -> None:
+        """The channel appends nothing from here on, until it is given the segment again."""
+        async with self.lock:
+            await self._take()
+
     def _give(self) -> None:
         """The channel appends by itself, as far as there is room."""
         segment = self.active
@@ -326,11 +332,12 @@ class Stream:
                 await result_of(self._volume.writer.submit(stream_of(self.ino), lambda _: None, sync=True))
                 segment.named = True
         except FatalIOError as e:
-            log.error("a stream could not be made durable", extra={"path": str(segment.path), "error": str(e)})
+            log.critical("a stream could not be made durable", extra={"path": str(segment.path), "error": str(e)})
             segment.flush_failed = True
             self._streams.tasks.begin(self._distrust, segment)
             raise os_error(errno.EIO) from None
         segment.committed(end, logical)
+        self.committed_ns = self._volume.env.now_ns()
 
     async def _distrust(self, segment: Segment) -> None:
         """A flush failed: nothing more goes into the segment. What the file gives back whole is sealed, and says so."""
@@ -380,6 +387,16 @@ class Stream:
             sealed += not segment.dropped
         return sealed
 
+    async def settle(self) -> None:
+        """A segment without records is given up; what was given up before is gone when this returns."""
+        async with self.lock:
+            await self._take()
+            if self.active is not None and not self.active.record_count:
+                await self.rotate()
+            going = [segment for segment in self.full if segment.dropped]
+        for segment in going:
+            await segment.over.wait()
+
     async def write_footer(self, segment: Segment, watermark: int) -> None:
         """Not beside a commit, which uses the same descriptor."""
         async with self._committing:
@@ -409,9 +426,7 @@ class Stream:
     async def _give_up(self, left: list[Segment]) -> None:
         newest = max(segment.segment_id for segment in left)
         position = self.position._replace(segment_id=newest)
-        work = partial(
-            rows.drop_tail, stream_ino=self.ino, given_up=[one.ids for one in left], position=position
-        )
+        work = partial(rows.drop_tail, stream_ino=self.ino, given_up=[one.ids for one in left], position=position)
         await result_of(self._volume.writer.submit(stream_of(self.ino), work, sync=True))
         self.position = position
         for segment in left:

@@ -27,10 +27,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, Protocol
 
 import trio
 
+from aof2.engine import namespace
 from aof2.engine.catalog.rows import InodeRow
 from aof2.engine.errors import os_error
 
 if TYPE_CHECKING:
+    from aof2.engine.catalog.batch import Batch
     from aof2.engine.kinds.kernel import AppendState, Short, Touched
 
 NAME_MAX: Final = 255
@@ -297,9 +299,20 @@ class Kind(ABC):
     def unsealed(self) -> Unsealed:
         return Unsealed()
 
+    def unsealed_inos(self) -> set[int]:
+        """Directories that hold what is in no file yet, until it is sealed: `seal` takes them."""
+        return set()
+
     async def seal(self, inos: Collection[int] | None = None, *, begin: bool = False) -> int:
         """Seals what is closed and dirty now, of these or all; how many files. `begin`: their upload begins with it."""
         return 0
+
+    def undelete(self, b: Batch, ino: int, parent: int, name: bytes) -> InodeRow:
+        """Gives what was deleted a name again, with what belongs to it. On the catalog thread, in a batch."""
+        return namespace.undelete(b, ino, parent, name)
+
+    def undeleted(self, row: InodeRow) -> None:
+        """That is committed."""
 
     def holding(self, ino: int) -> AbstractAsyncContextManager[None]:
         """One at a time for what changes a file's state."""

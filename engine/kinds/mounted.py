@@ -84,6 +84,9 @@ class Kinds:
         counts = [kind.unsealed() for kind in self.all]
         return Unsealed(sum(one.files for one in counts), sum(one.bytes for one in counts))
 
+    def unsealed_inos(self) -> set[int]:
+        return set().union(*(kind.unsealed_inos() for kind in self.all))
+
     async def seal(self, inos: Collection[int] | None = None, *, begin: bool = False) -> int:
         """Seals what is closed and dirty now, of these or all; how many files. `begin`: their upload begins with it."""
         return sum([await kind.seal(inos, begin=begin) for kind in self.all])
@@ -129,7 +132,8 @@ def make_kinds(
     """A kind object for each kind that a tenant of the volume has; `top` makes the one for what is in no tenant."""
     opens = Opens()
     by_stream: dict[int, Kind] = {}
-    for number, tenants in volume.tenants.by_kind().items():
-        kind = registry.by_number(number).make(Surroundings(volume, kernel, opens, wish, tenants))
-        by_stream |= dict.fromkeys(tenants, kind)
+    made: dict[int, Kind] = {}
+    for number, tenants in sorted(volume.tenants.by_kind().items()):
+        made[number] = registry.by_number(number).make(Surroundings(volume, kernel, opens, wish, tenants, dict(made)))
+        by_stream |= dict.fromkeys(tenants, made[number])
     return Kinds({**by_stream, TOP: top(opens, by_stream)}, opens)

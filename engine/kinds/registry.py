@@ -41,6 +41,7 @@ class Surroundings(NamedTuple):
     opens: Opens
     wish: MountWish
     tenants: Mapping[int, str]  # of this kind, by stream
+    made: Mapping[int, Kind] = {}  # kinds with a smaller number, by that
 
 
 class KindEntry(NamedTuple):
@@ -63,7 +64,7 @@ class KindEntry(NamedTuple):
 
 REGISTERED: Final = [
     KindEntry(0, "files", FilesTenant, FILES_KEYS, "aof2.engine.files.kind"),
-    KindEntry(1, "append", AppendTenant, APPEND_KEYS, "aof2.engine.kinds.empty"),
+    KindEntry(1, "append", AppendTenant, APPEND_KEYS, "aof2.engine.append.kind"),
     KindEntry(2, "paged", PagedTenant, PAGED_KEYS, "aof2.engine.kinds.empty"),
 ]
 DEFAULT: Final = "files"  # of a tenant whose table names none

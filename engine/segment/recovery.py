@@ -31,7 +31,7 @@ What a crash leaves behind: a folder on which recovery starts again (repair.py h
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -58,14 +58,16 @@ def recover_stream(
     durable_hints: Mapping[int, int] | None = None,
     locate: Callable[[int], Path | None] | None = None,
     full: bool = False,
+    expects: Collection[state.WarningKind] = (),
 ) -> state.StreamState:
     """Recovers the stream in `directory`.
 
     `stream_id`: files of another stream are damage. `durable_hints`: segment id → file offset up to which its records
     are known to be durable; a fault below it is damage, not a torn write. `locate`: where a sealed segment went that
-    is no longer in the folder. `full`: open every file, whatever the pointer says.
+    is no longer in the folder. `full`: open every file, whatever the pointer says. `expects`: what is nothing to warn
+    of, because the caller's streams look so after any stop.
     """
-    return _Recovery(env, directory, stream_id, durable_hints or {}, locate, full).run()
+    return _Recovery(env, directory, stream_id, durable_hints or {}, locate, full, expects).run()
 
 
 @dataclass
@@ -78,6 +80,7 @@ class _Recovery:
     durable_hints: Mapping[int, int]
     locate: Callable[[int], Path | None] | None
     full: bool
+    expects: Collection[state.WarningKind] = ()
     pointer: Pointer | NoPointer = NoPointer.MISSING
     agrees: bool = False  # the pointer's segment is there and tells the same
     older_ids: tuple[int, ...] = ()
@@ -332,4 +335,5 @@ class _Recovery:
     def _warn(self, kind: state.WarningKind, message: str, segment_id: int | None = None, size_bytes: int = 0) -> None:
         self.warnings.append(state.RecoveryWarning(kind, message, segment_id, size_bytes))
         where = {"event": str(kind), "stream_dir": str(self.directory), "segment_id": segment_id}
-        log.warning("%s: %s", self.directory.name, message, extra={**where, "size_bytes": size_bytes})
+        level = logging.INFO if kind in self.expects else logging.WARNING
+        log.log(level, "%s: %s", self.directory.name, message, extra={**where, "size_bytes": size_bytes})

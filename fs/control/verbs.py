@@ -106,6 +106,7 @@ async def wait(mounted: Mounted, args: Paths, tell: Tell) -> Uploaded:
     places = walk.find(mounted, args.paths)
     tenants = {place.tenant_id for place in places}
     done = Uploaded(0, 0)
+    await walk.seal_below(mounted, places, begin=True)
     inos = await walk.not_uploaded(mounted, places)
     if 0 < len(inos) <= durable.SOON_FILES:
         for tenant_id in tenants:
@@ -159,9 +160,11 @@ async def undelete(mounted: Mounted, args: Undelete, _: Tell) -> dict[str, objec
     if not found:
         window = format_time(int(mounted.volume.settings.retention.undelete_window_s * 1000))
         raise ControlError(f"{shown}: nothing of that name that was in the remote was deleted in the last {window}")
-    change = partial(namespace.undelete, ino=found[0].ino, parent=place.inode.ino, name=raw)
+    kind = mounted.kinds.of(place.inode.ino)
+    change = partial(kind.undelete, ino=found[0].ino, parent=place.inode.ino, name=raw)
     row = await result_of(mounted.volume.writer.submit(place.tenant_id, change, sync=True))
     mounted.channel.invalidate_entry(place.inode.ino, raw)
+    kind.undeleted(row)
     return {"path": shown, "size": row.size, "generation": row.generation}
 
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 import trio
 
 from aof2.engine.catalog import tables as t
-from aof2.engine.catalog.rows import InodeRow, ObjectRow, ObjectState
+from aof2.engine.catalog.rows import InodeRow, ObjectRow, ObjectState, stream_of
 from aof2.engine.catalog.store import View
 from aof2.engine.catalog.tables import Table
 from aof2.engine.inspect.paths import Place, resolve
@@ -127,6 +127,19 @@ async def not_uploaded(mounted: Mounted, places: Iterable[Place]) -> set[int]:
                     }
                 await trio.lowlevel.checkpoint()
     return found
+
+
+async def seal_below(mounted: Mounted, places: Iterable[Place], *, begin: bool = False) -> None:
+    """What is at or below the places and in no file yet is in one when this returns."""
+    waiting = mounted.kinds.unsealed_inos()
+    found: set[int] = set()
+    with mounted.volume.catalog.view() as view:
+        for place in places:
+            below = _Below(place.tenant_id, [place.inode.ino])
+            rows = view.get_many(place.tenant_id, t.INODES, [i for i in waiting if stream_of(i) == place.tenant_id])
+            found |= {row.ino for row in rows if row is not None and below.has(view, row)}
+    if found:
+        await mounted.kinds.seal(found, begin=begin)
 
 
 def _waiting(

@@ -1,0 +1,422 @@
+"""The kind `append`: each directory is a stream. Names of what is sealed are rows of the catalog, and what they name
+are files as those of kind `files` are, in the same file table; `_append`, `_tail` and raw segments are made up
+(`names.py`).
+
+Invariants
+- What is sealed never changes: opening it to write, cutting it, another name for it are EPERM; so is any file that a
+  caller would make here.
+- A payload file and its index come and go together.
+- `_append`, `.segments` and what is in that belong to the stream: removing them changes nothing, so that `rm -r` of a
+  stream gets to its payload files and its directory. Removing `_tail` gives up what it shows.
+
+Owner: the trio thread. A crash leaves segments' files: `recover.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import stat
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from typing import Final
+
+import trio
+
+from aof2.engine import namespace
+from aof2.engine.append import names, rows
+from aof2.engine.append.handles import AppendHandle, RawHandle, TailHandle
+from aof2.engine.append.names import Tag
+from aof2.engine.append.recover import recover as recover
+from aof2.engine.append.stream import Stream
+from aof2.engine.append.streams import Streams
+from aof2.engine.catalog.batch import Batch
+from aof2.engine.catalog.rows import InodeRow, stream_of
+from aof2.engine.errors import Aof2Error, os_error
+from aof2.engine.files.kind import FilesKind
+from aof2.engine.files.state import wants_write
+from aof2.engine.kinds import facts
+from aof2.engine.kinds.catalogued import Catalogued
+from aof2.engine.kinds.kernel import AppendState, KernelGoneError
+from aof2.engine.kinds.kind import Answers, AttributeChange, Caller, Told, Unsealed, Way, refuse
+from aof2.engine.kinds.registry import Surroundings
+
+FILES_NUMBER: Final = 0
+SEAL_AT_END_MAX_S: Final = 30.0
+
+
+def make(at: Surroundings) -> AppendKind:
+    return AppendKind(at)
+
+
+class AppendKind(Catalogued):
+    """All tenants of kind `append` of one mount."""
+
+    def __init__(self, at: Surroundings) -> None:
+        super().__init__(at.volume, at.tenants)
+        self._opens = at.opens
+        self._kernel = at.kernel
+        # Sealed files are in the mount's one file table; where no tenant has files, that is run here.
+        made = at.made.get(FILES_NUMBER)
+        of_files = made if isinstance(made, FilesKind) else FilesKind(at._replace(tenants={}))
+        self._own_files = of_files if of_files is not made else None
+        self.files = of_files.files
+        self.streams = Streams(self.files, at.kernel)
+
+    # -- life --------------------------------------------------------------------------------------------------
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        async with trio.open_nursery() as nursery:
+            if self._own_files is not None:
+                await nursery.start(self._own_files.run)
+            await nursery.start(self.streams.run)
+            for ino, left in self.volume.streams_left.items():
+                self.streams.adopt(ino, left)
+            task_status.started()
+
+    async def end(self) -> None:
+        with trio.move_on_after(SEAL_AT_END_MAX_S), contextlib.suppress(Aof2Error, OSError, KernelGoneError):
+            for stream in self.streams:
+                for handle in list(stream.handles.values()):
+                    await handle.close()  # the mount went under its writer
+            await self.seal()
+        if self._own_files is not None:
+            await self._own_files.end()
+
+    def way(self) -> Way | None:
+        return self._own_files.way() if self._own_files is not None else None
+
+    def stop_ahead(self) -> None:
+        if self._own_files is not None:
+            self._own_files.stop_ahead()
+
+    def refuse_writes(self) -> int:
+        return self.streams.refuse_writes()
+
+    # -- which directory -----------------------------------------------------------------------------------------
+
+    def _is_stream(self, row: InodeRow) -> bool:
+        is_top = row.ino == namespace.root_ino(stream_of(row.ino))
+        return stat.S_ISDIR(row.mode) and not is_top and row.last_name != names.SEGMENTS
+
+    def _is_segments_dir(self, row: InodeRow) -> bool:
+        return stat.S_ISDIR(row.mode) and row.last_name == names.SEGMENTS
+
+    def _ext(self, ino: int) -> str:
+        return self.streams.settings(stream_of(ino)).ext
+
+    def _is_reserved(self, ino: int, name: bytes) -> bool:
+        """Whether no stream may have this name."""
+        ext = self._ext(ino)
+        return name in (names.APPEND, names.tail_name(ext), names.SEGMENTS) or names.is_payload_name(name, ext)
+
+    # -- names: reading ----------------------------------------------------------------------------------------
+
+    def answers(self, stream_id: int) -> Answers:
+        return Answers.NOTHING
+
+    def row(self, ino: int) -> InodeRow:
+        of = names.made_up(ino)
+        return super().row(ino) if of is None else self._made_up(of, super().row(of.of))
+
+    def _made_up(self, what: names.MadeUp, of: InodeRow) -> InodeRow:
+        if what.tag is Tag.APPEND:
+            return names.append_row(of)
+        if what.tag is Tag.TAIL:
+            stream = self.streams.known(of.ino)
+            if stream is None:
+                return names.tail_row(of, 0, 0)
+            return names.tail_row(of, stream.committed_logical - stream.position.next_logical, stream.committed_ns)
+        return names.raw_row(of, super().row(names.payload_ino(of.ino)))
+
+    def find(self, parent: int, name: bytes) -> InodeRow | None:
+        made_up = self._find_made_up(parent, name)
+        return super().find(parent, name) if made_up is None else made_up
+
+    def _find_made_up(self, parent: int, name: bytes) -> InodeRow | None:
+        if name in (names.APPEND, names.tail_name(self._ext(parent))):
+            above = super().row(parent)
+            tag = Tag.APPEND if name == names.APPEND else Tag.TAIL
+            return self._made_up(names.MadeUp(tag, parent), above) if self._is_stream(above) else None
+        if name.endswith(names.RAW_SUFFIX) and self._is_segments_dir(super().row(parent)):
+            index = super().find(parent, name.removesuffix(names.RAW_SUFFIX) + names.INDEX_SUFFIX)
+            return self._made_up(names.MadeUp(Tag.RAW, index.ino), index) if index is not None else None
+        return None
+
+    def entries(self, ino: int, after: bytes | None, count: int) -> list[tuple[bytes, InodeRow]]:
+        above = super().row(ino)
+        found = super().entries(ino, after, count)
+        if self._is_segments_dir(above):
+            found += [(self._raw_of(name), row) for name, row in found]
+            if after is not None and after.endswith(names.INDEX_SUFFIX):
+                found.append((self._raw_of(after), above))  # right behind its index
+            found = [(name, row) for name, _ in found if (row := self.find(ino, name)) is not None]
+        elif self._is_stream(above):
+            last = found[-1][0] if len(found) == count else None
+            made_up = [(name, self.find(ino, name)) for name in (names.APPEND, names.tail_name(self._ext(ino)))]
+            found += [(name, row) for name, row in made_up if row is not None and (last is None or name < last)]
+        return [(name, row) for name, row in sorted(found) if after is None or name > after][:count]
+
+    def _raw_of(self, index: bytes) -> bytes:
+        return index.removesuffix(names.INDEX_SUFFIX) + names.RAW_SUFFIX
+
+    def told(self, row: InodeRow) -> Told:
+        of = names.made_up(row.ino)
+        if of is None or of.tag is not Tag.TAIL:
+            return Told()
+        stream = self.streams.known(of.of)
+        if stream is not None:
+            stream.tail_told = True
+        return Told(changing=True)
+
+    def space(self, ino: int) -> tuple[int, int]:
+        return self.files.room.space(self.tenants.get(stream_of(ino)))
+
+    def get_xattr(self, ino: int, name: bytes) -> bytes | None:
+        of = names.made_up(ino)
+        of_ino = ino if of is None else of.of
+        stream = self.streams.known(of_ino)
+        if name == facts.DURABLE and stream is not None and stream.unsealed():
+            return b"0"
+        if of is not None and (name != facts.DURABLE or of.tag is not Tag.RAW):
+            return None
+        return super().get_xattr(of_ino, name)
+
+    def list_xattrs(self, ino: int) -> Sequence[bytes]:
+        if names.made_up(ino) is not None:
+            return []
+        return [name for name in super().list_xattrs(ino) if name != rows.POSITION_XATTR]
+
+    # -- names: changing ---------------------------------------------------------------------------------------
+
+    async def mkdir(self, parent: int, name: bytes, mode: int, caller: Caller) -> InodeRow:
+        self._check_new(parent, name)
+        self.volume.disk.admit_name()
+        work = partial(
+            rows.make_stream, parent=parent, name=name, mode=stat.S_IMODE(mode), uid=caller.uid, gid=caller.gid
+        )
+        row: InodeRow = await self.change(parent, work)
+        return row
+
+    def _check_new(self, parent: int, name: bytes) -> None:
+        """A stream may be made, or moved, there."""
+        if self._is_segments_dir(super().row(parent)) or self._is_reserved(parent, name):
+            raise os_error(errno.EPERM if self.find(parent, name) is None else errno.EEXIST)
+
+    async def unlink(self, parent: int, name: bytes) -> None:
+        row = self.find(parent, name)
+        if row is None:
+            raise os_error(errno.ENOENT)
+        if stat.S_ISDIR(row.mode):
+            raise os_error(errno.EISDIR)
+        of = names.made_up(row.ino)
+        if of is not None and of.tag is Tag.TAIL:
+            await self.drop_tail(of.of)
+        elif of is None and not self._is_segments_dir(super().row(parent)):
+            await self.unlink_segment(parent, name)
+
+    async def unlink_segment(self, parent: int, name: bytes) -> None:
+        """A sealed segment goes, with its index."""
+        work = partial(rows.unlink_segment, payload=(parent, name), is_open=self.files.known.must_stay)
+        for row in await self.change(parent, work):
+            self.files.known.went(row.ino)
+            if row.nlink:
+                continue
+            if not self.files.known.is_open(row.ino):
+                self.lost_its_name(row)
+            self.files.removal.removed(row)
+            self.streams.changed(row.parent, row.last_name)
+            if row.last_name.endswith(names.INDEX_SUFFIX):
+                self.streams.changed(row.parent, self._raw_of(row.last_name))
+
+    async def drop_tail(self, ino: int) -> int:
+        """What is not sealed is given up; how many bytes."""
+        stream = self.streams.get(ino)
+        before = stream.end_position.next_logical
+        for base_offset in await stream.drop_tail():
+            with contextlib.suppress(FileNotFoundError):
+                await self.unlink_segment(ino, names.payload_name(base_offset, stream.settings.ext))
+        self.streams.let_go(stream)
+        return before - stream.position.next_logical
+
+    async def rmdir(self, parent: int, name: bytes) -> None:
+        row = super().find(parent, name)
+        if row is None or name == names.SEGMENTS:
+            if row is None and self.find(parent, name) is None:
+                raise os_error(errno.ENOENT)
+            if row is None:
+                raise os_error(errno.ENOTDIR)
+            return
+        if not stat.S_ISDIR(row.mode):
+            raise os_error(errno.ENOTDIR)
+        await self._without(row, partial(rows.remove_stream, parent=parent, name=name))
+
+    async def _without(self, row: InodeRow, work: Callable[[Batch], list[InodeRow]]) -> None:
+        """A change that removes a stream. ENOTEMPTY while it has records."""
+        stream = self.streams.get(row.ino)
+        await stream.settle()
+        async with stream.lock:
+            if stream.unsealed() or stream.active is not None or stream.full:
+                raise os_error(errno.ENOTEMPTY)
+            for gone in await self.change(row.ino, work):
+                self.lost_its_name(gone)
+            stream.removed = True
+        await trio.to_thread.run_sync(self.streams.remove_folder, stream)
+        self.streams.let_go(stream)
+
+    async def rename(
+        self, parent: int, name: bytes, new_parent: int, new_name: bytes, *, replace: bool, exchange: bool
+    ) -> None:
+        row, target = self.find(parent, name), self.find(new_parent, new_name)
+        if row is None:
+            raise os_error(errno.ENOENT)
+        if not self._is_stream(row):
+            refuse()
+        self._check_new(new_parent, new_name)
+        self.volume.disk.admit_name()
+        move = partial(
+            namespace.rename,
+            parent=parent,
+            name=name,
+            new_parent=new_parent,
+            new_name=new_name,
+            replace=replace,
+            exchange=exchange,
+        )
+        if target is None or exchange or not replace or target.ino == row.ino:
+            await self.change(parent, move)
+            return
+
+        def over(b: Batch) -> list[InodeRow]:
+            gone = rows.remove_stream(b, new_parent, new_name)
+            move(b)
+            return gone
+
+        await self._without(target, over)
+
+    # -- attributes --------------------------------------------------------------------------------------------
+
+    async def resize(self, row: InodeRow, size: int) -> None:
+        raise os_error(errno.EISDIR if stat.S_ISDIR(row.mode) else errno.EPERM)
+
+    async def set_attributes(self, ino: int, change: AttributeChange, caller: Caller) -> InodeRow:
+        of = names.made_up(ino)
+        if of is None:
+            return await super().set_attributes(ino, change, caller)
+        owned = (change.mode, change.uid, change.gid) == (None, None, None)
+        if not owned or (change.size is not None and of.tag is not Tag.APPEND):
+            refuse()
+        return self.row(ino)  # what is written is appended, whatever was to be cut before
+
+    async def set_xattr(self, ino: int, name: bytes, value: bytes) -> None:
+        if names.made_up(ino) is not None:
+            refuse()
+        await super().set_xattr(ino, name, value)
+
+    async def remove_xattr(self, ino: int, name: bytes) -> None:
+        if names.made_up(ino) is not None:
+            refuse()
+        await super().remove_xattr(ino, name)
+
+    async def forget(self, ino: int) -> None:
+        await super().forget(ino)
+        self.files.kept.forget(ino)
+
+    # -- bytes -------------------------------------------------------------------------------------------------
+
+    async def open(self, ino: int, flags: int, caller: Caller) -> int:
+        of = names.made_up(ino)
+        if of is None:
+            if wants_write(flags):
+                refuse()
+            return await self.files.open(ino, flags)
+        row = super().row(of.of)
+        if of.tag is Tag.APPEND:
+            if wants_write(flags):
+                self.volume.check_writable(stream_of(ino))
+            return self._open_append(self.streams.get(row.ino))
+        if wants_write(flags):
+            refuse()
+        if of.tag is Tag.TAIL:
+            return self._put(TailHandle(self.streams, self._opens, self.streams.get(row.ino)))
+        handle = RawHandle(self.streams, self._opens, ino, names.payload_ino(row.ino), row.ino)
+        await handle.open()
+        return self._put(handle)
+
+    def _open_append(self, stream: Stream) -> int:
+        handle = AppendHandle(self.streams, self._opens, stream)
+        stream.tell_handle(handle)
+        return self._put(handle)
+
+    def _put(self, handle: AppendHandle | TailHandle | RawHandle) -> int:
+        self._opens.put(handle.fh, handle)
+        return handle.fh
+
+    async def sync_all(self) -> None:
+        await self.streams.sync_all()
+        await super().sync_all()
+
+    # -- what verbs ask for ------------------------------------------------------------------------------------
+
+    def is_open(self, ino: int) -> bool:
+        return self.files.known.is_open(ino)
+
+    def is_unsealed(self, ino: int) -> bool:
+        return self.files.known.get(ino) is not None
+
+    def open_inos(self) -> set[int]:
+        return self.writing() | {stream.tail_ino for stream in self.streams if stream.tail_handles}
+
+    def open_count(self) -> int:
+        return sum(len(stream.handles) + stream.tail_handles for stream in self.streams)
+
+    def writing(self) -> set[int]:
+        return {stream.append_ino for stream in self.streams if stream.handles}
+
+    def unsealed(self) -> Unsealed:
+        return Unsealed(self.streams.ledger.files, self.streams.ledger.bytes)
+
+    def unsealed_inos(self) -> set[int]:
+        return {stream.ino for stream in self.streams if stream.unsealed()}
+
+    async def seal(self, inos: Collection[int] | None = None, *, begin: bool = False) -> int:
+        """Of these directories, or all."""
+        sealed = 0
+        for stream in self.streams:
+            if inos is None or stream.ino in inos:
+                sealed += await stream.seal(begins=begin)
+        return sealed
+
+    def undelete(self, b: Batch, ino: int, parent: int, name: bytes) -> InodeRow:
+        if not names.is_payload_name(name, self._ext(parent)):
+            raise os_error(errno.EPERM, name)  # an index comes back with its payload file
+        return rows.undelete_segment(b, ino, parent, name)
+
+    def undeleted(self, row: InodeRow) -> None:
+        index = super().row(names.index_ino(row.ino))
+        self.streams.changed(row.parent, row.last_name)
+        self.streams.changed(index.parent, index.last_name)
+        self.streams.changed(index.parent, self._raw_of(index.last_name))
+
+    def holding(self, ino: int) -> AbstractAsyncContextManager[None]:
+        return self.files.known.holding(ino)
+
+    async def drop_kernel_pages(self, ino: int) -> None:
+        await self.files.drop_kernel_pages(ino)
+
+    # -- what the channel tells --------------------------------------------------------------------------------
+
+    def refused(self, ino: int) -> None:
+        self.files.refused(ino)
+
+    def appended(self, state: AppendState) -> None:
+        of = names.made_up(state.nodeid)
+        stream = self.streams.known(of.of) if of is not None else None
+        if stream is not None:
+            self.streams.to_commit(stream)
+
+    def partial(self, nodeid: int, fh: int, data: bytes) -> None:
+        handle = self._opens.find(fh)
+        if isinstance(handle, AppendHandle):
+            handle.partial = data

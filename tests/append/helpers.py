@@ -1,0 +1,176 @@
+"""Streams on a small volume, without a mount: a kind, and a kernel that remembers what it was told."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import msgspec
+import trio
+
+from aof2.engine.append import names
+from aof2.engine.append.kind import AppendKind
+from aof2.engine.append.stream import Stream
+from aof2.engine.catalog.rows import InodeRow
+from aof2.engine.env import Env
+from aof2.engine.files import Files
+from aof2.engine.files.kind import FilesKind
+from aof2.engine.kinds.kind import Caller
+from aof2.engine.kinds.mounted import Kinds
+from aof2.engine.kinds.opens import Opens
+from aof2.engine.kinds.registry import MountWish, Surroundings
+from aof2.engine.namespace import root_ino
+from aof2.engine.segment.reader import SegmentReader
+from aof2.engine.settings import Settings
+from aof2.engine.settings.model import AppendTenant, FilesTenant
+from aof2.engine.volume import Volume, open_volume
+from tests.engine.helpers import KIB, MIB, small_settings
+from tests.files.helpers import FakeKernel
+
+ROOT = Caller(0, 0)
+HANGS_AFTER_S = 120.0
+NEVER_S = 86_400.0
+
+
+class StreamKernel(FakeKernel):
+    """Says what names it was told to forget."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.forgotten: list[tuple[int, bytes]] = []
+
+    def invalidate_entry(self, parent: int, name: bytes, child: int = 0) -> None:
+        self.forgotten.append((parent, name))
+
+    def hear(self) -> None:
+        """Nothing is told here."""
+
+
+class World:
+    """A volume with a tenant of streams, as a mount would have it."""
+
+    def __init__(self, volume: Volume, kernel: StreamKernel, opens: Opens, kind: AppendKind, kinds: Kinds) -> None:
+        self.volume = volume
+        self.kernel = kernel
+        self.opens = opens
+        self.kind = kind
+        self.kinds = kinds
+        self.top = root_ino(volume.tenants.named("events").tenant_id)
+
+    async def mkdir(self, name: bytes = b"clicks", parent: int | None = None) -> InodeRow:
+        return await self.kind.mkdir(self.top if parent is None else parent, name, 0o755, ROOT)
+
+    def ino(self, path: str) -> int:
+        at = self.top
+        for part in path.encode().split(b"/"):
+            row = self.kind.find(at, part)
+            if row is None:
+                raise FileNotFoundError(path)
+            at = row.ino
+        return at
+
+    def stream(self, path: str = "clicks") -> Stream:
+        return self.kind.streams.get(self.ino(path))
+
+    def ls(self, path: str = "") -> list[str]:
+        ino = self.ino(path) if path else self.top
+        found: list[str] = []
+        while page := self.kind.entries(ino, os.fsencode(found[-1]) if found else None, 3):
+            found += [os.fsdecode(name) for name, _ in page]
+        return found
+
+    async def open_append(self, path: str = "clicks") -> int:
+        return await self.kind.open(self.ino(f"{path}/_append"), os.O_WRONLY, ROOT)
+
+    async def write(self, fh: int, data: bytes) -> None:
+        assert await self.opens.get(fh).write(0, data) == len(data)
+
+    async def close(self, fh: int) -> None:
+        await self.opens.get(fh).close()
+
+    async def put(self, *writes: bytes, path: str = "clicks") -> None:
+        fh = await self.open_append(path)
+        for data in writes:
+            await self.write(fh, data)
+        await self.close(fh)
+
+    async def read(self, path: str) -> bytes:
+        """As a reader of the mount would, by whatever way."""
+        ino = self.ino(path)
+        if names.made_up(ino) is None:
+            row = self.kind.row(ino)
+            async with self.volume.opened_object((ino >> 40, ino, row.generation)) as handle:
+                return await self.volume.hydrator.read(handle, 0, row.size)
+        fh = await self.kind.open(ino, os.O_RDONLY, ROOT)
+        out = b""
+        while part := await self.opens.get(fh).read(len(out), 7000):
+            out += part
+        await self.close(fh)
+        return out
+
+    async def sealed(self, path: str = "clicks") -> bytes:
+        """All payload files, one behind the other: each begins where the last one ended."""
+        out = b""
+        for name in self.ls(path):
+            if name[0].isdigit():
+                assert int(name[:20]) == len(out)
+                out += await self.read(f"{path}/{name}")
+        return out
+
+    async def everything(self, path: str = "clicks") -> bytes:
+        await self.stream(path).commit()
+        return await self.sealed(path) + await self.read(f"{path}/_tail.jsonl")
+
+    async def raw_payloads(self, scratch: Path, path: str = "clicks") -> list[bytes]:
+        """Every record of the raw segments, by a reader of the format alone."""
+        found: list[tuple[int, bytes]] = []
+        for name in self.ls(f"{path}/.segments"):
+            if name.endswith(".seg"):
+                data = await self.read(f"{path}/.segments/{name}")
+                assert len(data) == self.kind.row(self.ino(f"{path}/.segments/{name}")).size
+                (scratch / name).write_bytes(data)
+                with SegmentReader(self.volume.env, scratch / name) as reader:
+                    assert reader.sealed
+                    reader.verify()
+                    found += [(r.logical_offset, bytes(r.payload)) for r in reader.records()]
+        at = 0
+        for offset, payload in sorted(found):
+            assert offset == at
+            at += len(payload)
+        return [payload for _, payload in sorted(found)]
+
+
+def stream_settings(root: Path, *, hot_bytes: int = 64 * MIB, **keys: object) -> Settings:
+    tenant = AppendTenant(**{"segment_bytes": 16 * KIB, "seal_after_s": NEVER_S, **keys})  # type: ignore[arg-type]
+    return msgspec.structs.replace(
+        small_settings(root, hot_bytes=hot_bytes), tenants={"default": FilesTenant(), "events": tenant}
+    )
+
+
+Body = Callable[[World], Awaitable[None]]
+
+
+def run_streams(settings: Settings, body: Body, *, env: Env | None = None, kernel: StreamKernel | None = None) -> None:
+    """`body` with the volume mounted, as it were; unmounted without a clean end."""
+    kernel = kernel or StreamKernel()
+
+    async def main() -> None:
+        async with open_volume(settings, env=env) as volume:
+            opens = Opens()
+            files = Files(volume, kernel, opens)
+            at = Surroundings(volume, kernel, opens, MountWish(), {})
+            base = FilesKind(at._replace(tenants=volume.tenants.by_kind()[0]), files)
+            kind = AppendKind(at._replace(tenants=volume.tenants.by_kind()[1], made={0: base}))
+            by_stream = {**dict.fromkeys(base.tenants, base), **dict.fromkeys(kind.tenants, kind)}
+            try:
+                async with trio.open_nursery() as nursery:
+                    await nursery.start(files.run)
+                    await nursery.start(kind.run)
+                    with trio.fail_after(HANGS_AFTER_S):
+                        await body(World(volume, kernel, opens, kind, Kinds(by_stream, opens)))
+                    nursery.cancel_scope.cancel()
+            finally:
+                kernel.close()
+
+    trio.run(main)
