@@ -15,6 +15,7 @@ TOP = ("fs", "engine", "native")
 CHANNEL = "aof2-channel"
 HARDENED = ["-fstack-protector-strong", "-D_FORTIFY_SOURCE=2", "-fPIE"]
 COMPILE = ["-O2", "-std=c11", "-Wall", "-Wextra", "-pthread", "-D_GNU_SOURCE", "-U_FORTIFY_SOURCE", *HARDENED]
+CORE = [f"native/{name}.c" for name in ("crc", "crc_x86", "lines", "segment")]  # what the channel has of the C core
 LIBRARIES = ["lmdb"]
 LINK = ["-pie", "-pthread", "-Wl,-z,relro,-z,now", "-Wl,-z,noexecstack"]
 
@@ -26,10 +27,10 @@ class BuildExt(build_ext):
 
     def build_extensions(self):
         super().build_extensions()
-        sources = sorted(str(path) for path in Path("native/channel").glob("*.c"))
+        sources = [*CORE, *sorted(str(path) for path in Path("native/channel").glob("*.c"))]
         folder = Path(self.build_lib, "aof2", "native")
         folder.mkdir(parents=True, exist_ok=True)
-        objects = self.compiler.compile(sources, output_dir=self.build_temp, extra_postargs=COMPILE)
+        objects = self.compiler.compile(sources, output_dir=f"{self.build_temp}/channel", extra_postargs=COMPILE)
         self.compiler.link_executable(
             objects, CHANNEL, output_dir=str(folder), libraries=LIBRARIES, extra_postargs=LINK
         )

@@ -65,6 +65,11 @@ class Told(Protocol):
     def partial(self, nodeid: int, fh: int, data: bytes) -> None: ...
 
 
+def _more_follow(kind: int, flags: int) -> bool:
+    """Whether an event is not the last one of its question's answers."""
+    return kind == Kind.EV_HANDLE or (kind in (Kind.EV_WRITTEN, Kind.EV_GROWN) and bool(flags & wire.MORE))
+
+
 class _Waiter:
     """Answers to one question, by seq."""
 
@@ -456,7 +461,7 @@ class Channel:
                 if waiter is not None:
                     if kind != Kind.EV_DUMPED:
                         waiter.answers.append((flags, body))
-                    if kind != Kind.EV_HANDLE and not flags & wire.MORE:
+                    if not _more_follow(kind, flags):
                         waiter.done.set()
 
     def _take_transport(self, body: bytes) -> None:

@@ -4,7 +4,7 @@
  * - Messages are received and applied in one step under control_lock, by whichever thread comes first: the control thread
  *   when one arrives, the reply thread before it looks at a reply. So the daemon's order is the order of effects.
  * - Nothing here waits for a request in progress. A message that is not understood is dropped with one line in the log.
- * - Every descriptor received is in a node, with births, in an answer to come, or closed.
+ * - Every descriptor received is in a node, with births, in an answer to come, a segment, or closed.
  *
  * Owner: control_lock, then tables_lock inside it.
  */
@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "../bytes.h"
+#include "append.h"
 #include "births.h"
 #include "brake.h"
 #include "channel.h"
@@ -156,6 +157,7 @@ void control_apply(const control_message *m, int fd) {
   if (m->kind == PROTO_NODE) return put_node(m, fd);
   if (m->kind == PROTO_PROBE) return probe(m, fd);
   if (m->kind == PROTO_BYTES) return answers_put(m, fd);
+  if (m->kind == PROTO_APPEND) return append_give(m, fd);
   if (m->kind == PROTO_BRAKE) return brake_open(m, fd);
   if (m->kind == PROTO_BIRTH_PAGE) return births_page(fd);
   if (m->kind == PROTO_BIRTH_DIR) return births_dir(m->nodeid, m->caps_on, fd);
@@ -182,6 +184,11 @@ void control_apply(const control_message *m, int fd) {
     case PROTO_CLAIM: return brake_claim(m);
     case PROTO_UNCLAIM: return brake_unclaim(m);
     case PROTO_PASS: return brake_pass(m);
+    case PROTO_APPEND_ROOM: return append_room(m);
+    case PROTO_APPEND_TAKE: return append_take(m);
+    case PROTO_APPEND_STATE: return append_tell(m);
+    case PROTO_APPEND_HANDLE: return append_handle(m);
+    case PROTO_APPEND_PARTIAL: return append_partial(m);
     case PROTO_DUMP: /* many messages: the control thread's, so that the reply thread is never held up by them */
       dump_seq = m->seq;
       dump_wanted = true;

@@ -1,10 +1,12 @@
-/* Control messages from bytes. Pure: no state, nothing kept but a pointer into the caller's buffer (REPLY's payload).
+/* Control messages from bytes. Pure: no state, nothing kept but a pointer into the caller's buffer (a payload).
  *
  * Invariants: a field is read only after the length of its kind was checked; ranges cannot overflow when they are used
- * (first + count fits in u64).
+ * (first + count fits in u64); a segment is one that records can be added to: its end is behind the header and within its size, its
+ * times are such as a footer can tell.
  */
 #include "../bytes.h"
 #include "proto.h"
+#include "records.h"
 
 static size_t body_len_of(uint16_t kind) {
   switch (kind) {
@@ -30,6 +32,12 @@ static size_t body_len_of(uint16_t kind) {
     case PROTO_PASS:
     case PROTO_CAPS: return 12;
     case PROTO_REPLY: return 12; /* at least */
+    case PROTO_APPEND: return 100;
+    case PROTO_APPEND_ROOM: return 16;
+    case PROTO_APPEND_TAKE:
+    case PROTO_APPEND_STATE: return 8;
+    case PROTO_APPEND_HANDLE: return 28;
+    case PROTO_APPEND_PARTIAL: return 16; /* at least */
     case PROTO_BIRTH_DIR: return 12;
     case PROTO_BIRTH_LOG: return 16;
     case PROTO_BIRTH_INOS: return 24;
@@ -43,7 +51,26 @@ static size_t body_len_of(uint16_t kind) {
 }
 
 static bool is_open_ended(uint16_t kind) {
-  return kind == PROTO_REPLY || kind == PROTO_NAMES || kind == PROTO_CATALOG;
+  return kind == PROTO_REPLY || kind == PROTO_NAMES || kind == PROTO_CATALOG || kind == PROTO_APPEND_PARTIAL;
+}
+
+static bool decode_append(const uint8_t *body, control_message *out) {
+  out->append.segment_id = load_u64(body + 8);
+  out->append.stream_ino = load_u64(body + 16);
+  out->append.base_record_count = load_u64(body + 24);
+  out->append.end = load_u64(body + 32);
+  out->append.next_logical = load_u64(body + 40);
+  out->append.record_count = load_u64(body + 48);
+  out->append.crc64 = load_u64(body + 56);
+  out->append.last_ts_ms = load_u64(body + 64);
+  out->append.room_end = load_u64(body + 72);
+  out->append.ext_id = load_u64(body + 80);
+  out->append.max_size = load_u32(body + 88);
+  out->append.framing = load_u32(body + 92);
+  out->append.record_max = load_u32(body + 96);
+  bool right = out->append.end ? out->append.end >= RECORDS_HEADER_LEN : !out->append.record_count && !out->append.crc64;
+  return right && out->append.end <= out->append.max_size && out->append.segment_id && out->append.last_ts_ms <= INT64_MAX &&
+         (out->append.framing == FRAMING_LINE || out->append.framing == FRAMING_RECORD) && out->append.record_max;
 }
 
 bool control_decode(const uint8_t *buf, size_t len, control_message *out) {
@@ -84,8 +111,20 @@ bool control_decode(const uint8_t *buf, size_t len, control_message *out) {
       out->blocks.first = load_u64(body + 8);
       out->blocks.count = load_u64(body + 16);
       return out->blocks.count <= UINT64_MAX - out->blocks.first;
+    case PROTO_APPEND: return decode_append(body, out);
+    case PROTO_APPEND_HANDLE:
+      out->append_open.fh = load_u64(body + 8);
+      out->append_open.ext_id = load_u64(body + 16);
+      out->append_open.flags = load_u32(body + 24);
+      return true;
+    case PROTO_APPEND_PARTIAL:
+      out->append_partial.fh = load_u64(body + 8);
+      out->append_partial.data = body + want;
+      out->append_partial.len = left - want;
+      return out->append_partial.len <= PROTO_PARTIAL_MAX;
     case PROTO_BIRTH_LOG:
     case PROTO_ROOM:
+    case PROTO_APPEND_ROOM:
     case PROTO_EXPECT:
     case PROTO_GRANT: out->grant_bytes = load_u64(body + 8); return true;
     case PROTO_NEST:

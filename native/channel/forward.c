@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "../bytes.h"
+#include "append.h"
 #include "brake.h"
 #include "channel.h"
 #include "nests.h"
@@ -204,6 +205,7 @@ void reply_handle(uint8_t *buf, size_t len, uint8_t *data) {
     pthread_mutex_lock(&tables_lock);
     handle_released(nodeid, fh);
     pthread_mutex_unlock(&tables_lock);
+    append_unopened(nodeid, fh);
   }
 }
 

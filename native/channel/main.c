@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "../bytes.h"
+#include "append.h"
 #include "births.h"
 #include "brake.h"
 #include "channel.h"
@@ -39,6 +40,7 @@ void channel_gone(uint32_t reason) {
     for (;;) pause();
   }
   births_over();
+  append_over();
   store_u32(body, reason);
   event_send(EV_GONE, 0, 0, body, sizeof body);
   /* The daemon has its libfuse session to end: it would log the end of its socket as an error. It hangs up when it is done. */
@@ -165,6 +167,7 @@ int main(int argc, char **argv) {
     return 2;
   }
   signal(SIGPIPE, SIG_IGN);
+  signal(SIGXFSZ, SIG_IGN); /* a limit on file sizes is an error of that write, and no end of the mount */
   struct stat err;
   if (!fstat(STDERR_FILENO, &err) && S_ISFIFO(err.st_mode)) fcntl(STDERR_FILENO, F_SETFL, O_NONBLOCK);
   raise_files();

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "../bytes.h"
+#include "append.h"
 #include "channel.h"
 
 /* The kernel drops an inode's pages when it is told of another size or time (AUTO_INVAL, which libfuse sets as well). That
@@ -90,6 +91,11 @@ bool open_patch(uint8_t *reply, size_t len, const pending *asked, uint64_t *node
   memcpy(&out, reply + at, sizeof out);
   *fh = out.fh;
 
+  if (append_opened(*nodeid, out.fh)) { /* nothing is cached of it, and no close is told before the last */
+    out.open_flags = (out.open_flags | WIRE_FOPEN_DIRECT_IO | WIRE_FOPEN_NOFLUSH) & ~WIRE_FOPEN_KEEP_CACHE;
+    memcpy(reply + at, &out, sizeof out);
+    return true;
+  }
   int error = 0;
   pthread_mutex_lock(&tables_lock);
   handle *h = handle_find(*nodeid, out.fh);

@@ -86,11 +86,15 @@ enum proto_event { /* channel to daemon */
 #define PROTO_AGAIN 2u  /* EV_CLEARED, EV_CLAIMED: not now, ask again; EV_WRITTEN: ranges were left, collect again */
 #define PROTO_SILENT 1u /* DENY: those that grow without a report, and no others */
 #define PROTO_TAKE 1u   /* GROWN: what is left is the daemon's again */
+#define PROTO_TAKEN 1u  /* EV_APPENDED: the segment is the daemon's */
+#define PROTO_PARTIAL_MAX 60000 /* of a line that a handle began */
 #define PROTO_UNTRACKED 4u /* EV_WRITTEN: something was written that no range tells */
 
 enum { CATALOG_UID = 1u, CATALOG_GID = 2u };
 enum { NODE_PASSTHROUGH = 1, NODE_RANGED = 2 };
 enum { NODE_ALL_PRESENT = 1u, NODE_SUID = 2u, NODE_STILL = 4u };
+enum { FRAMING_LINE = 1, FRAMING_RECORD = 2 };
+enum { APPEND_FORWARDS = 1u };
 enum { GONE_UNMOUNTED = 1, GONE_ABORTED = 2, GONE_BROKEN = 3 };
 
 /* Any message from the daemon, decoded: the fields its kind has, the others zero. */
@@ -125,6 +129,19 @@ typedef struct {
       uint32_t slot, len;
     } bytes;
     struct {
+      uint64_t segment_id, stream_ino, base_record_count, end, next_logical, record_count, crc64, last_ts_ms, room_end, ext_id;
+      uint32_t max_size, framing, record_max;
+    } append;
+    struct {
+      uint64_t fh, ext_id;
+      uint32_t flags;
+    } append_open;
+    struct {
+      uint64_t fh;
+      const uint8_t *data;
+      size_t len;
+    } append_partial;
+    struct {
       uint64_t unique;
       int32_t error;
       const uint8_t *payload;
@@ -133,7 +150,7 @@ typedef struct {
   };
 } control_message;
 
-/* Whether the bytes are a whole message of a known kind: the lengths are exact but for REPLY, NAMES and CATALOG, whose
- * payload is the rest (`reply.payload`, `catalog.path`). */
+/* Whether the bytes are a whole message of a known kind: the lengths are exact but for REPLY, NAMES, CATALOG and APPEND_PARTIAL,
+ * whose payload is the rest (`reply.payload`, `catalog.path`, `append_partial.data`). */
 bool control_decode(const uint8_t *buf, size_t len, control_message *out);
 #endif

@@ -1,4 +1,4 @@
-/* What the channel answers without the daemon: reads and writes of resident ranges, ranges of passthrough files, look-ups of
+/* What the channel answers without the daemon: reads and writes of resident ranges, appends (append.h), ranges of passthrough files, look-ups of
  * xattrs no file has, and what libfuse would refuse.
  *
  * Invariants
@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 #include "../bytes.h"
+#include "append.h"
 #include "barrier.h"
 #include "births.h"
 #include "brake.h"
@@ -321,9 +322,9 @@ bool serve(const request *r, uint8_t *data) {
     case WIRE_MKDIR: return changes_mkdir(r);
     case WIRE_SYMLINK: return changes_symlink(r);
     case WIRE_SETATTR: return changes_setattr(r);
-    case WIRE_RELEASE: return births_release(r);
+    case WIRE_RELEASE: append_release(r); return births_release(r);
     case WIRE_READ: return serve_read(r, data);
-    case WIRE_WRITE: return serve_write(r);
+    case WIRE_WRITE: return append_write(r, true) || serve_write(r);
     case WIRE_GETXATTR: return serve_getxattr(r) || names_getxattr(r, data);
     case WIRE_SETXATTR: return changes_setxattr(r);
     case WIRE_REMOVEXATTR: return serve_removexattr(r) || changes_removexattr(r);

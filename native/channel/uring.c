@@ -15,6 +15,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include "append.h"
 #include "channel.h"
 #include "ring.h"
 
@@ -299,6 +300,7 @@ static void arrived(entry *e) {
   bool reads = r.header.opcode == WIRE_READ;
   choose_core(e->queue, &r);
   if (reads && serve_read_now(&r, e->payload)) return;
+  if (r.header.opcode == WIRE_WRITE && append_write(&r, false)) return;
   if (!reads && r.header.opcode != WIRE_WRITE) return request_handle(e->raw, e->raw_len, e->payload);
   list_put(&waiting, e);
   sem_post(&waits);

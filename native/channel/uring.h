@@ -15,7 +15,9 @@
  * - A ring is its queue thread's alone: others hand their answers over.
  * - The request's bytes are gone when it is answered: who answers does not look at them any more.
  * - A queue thread never waits for the disk, for blocks that are being fetched, or for another thread's work: READs and WRITEs that
- *   cannot be answered out of memory are the pool's. It may wait for room in the daemon's sockets, as a reader of /dev/fuse does.
+ *   cannot be answered out of memory are the pool's. It may wait for room in the daemon's sockets, as a reader of /dev/fuse does. Records
+ *   that are appended (append.h) go to the page cache from here, where that takes a fraction of the way to the pool and back: should
+ *   the kernel hold up those that write too much, the callers of this core wait as well.
  * - A queue does not run dry. A request that waits (a WRITE without room, a READ of what is being fetched, a question that the
  *   brake keeps) keeps its entry, and what could end its wait may be a request itself: a RELEASE, an UNLINK, a barrier of our own.
  *   So there are as many entries as requests that the daemon takes at a time, up to 8 cores of each queue, and no fewer than

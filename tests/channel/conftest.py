@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.channel.appending import Appending
 from tests.channel.support import Daemon
 
 
@@ -53,3 +54,18 @@ def everyones() -> Iterator[Path]:
     folder.chmod(0o755)
     yield folder
     shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def append(start: Callable[..., Daemon]) -> Iterator[Callable[..., Appending]]:
+    made: list[Appending] = []
+
+    def one(**options: Any) -> Appending:
+        started = start(**options.pop("daemon", {}))
+        made.append(Appending(started, **options))
+        return made[-1]
+
+    yield one
+    for appending in made:
+        for fd in list(appending.opened):
+            appending.close(fd)

@@ -20,7 +20,7 @@ import pyfuse3
 import trio
 
 from aof2.engine.catalog.rows import InodeRow
-from aof2.engine.kinds.kernel import Short, Touched
+from aof2.engine.kinds.kernel import AppendState, Short, Touched
 from aof2.fs import attrs
 from aof2.fs import channel as fs_channel
 from aof2.fs import channel_wire as wire
@@ -28,6 +28,7 @@ from aof2.fs.channel import Channel, open_channel
 from aof2.fs.channel_process import MountOptions
 from aof2.fs.channel_wire import Upcall
 from aof2.fs.options import Options
+from tests.channel.streams import Stream
 
 Json = dict[str, Any]
 
@@ -37,6 +38,7 @@ class Told:
 
     def __init__(self) -> None:
         self.refusals: list[list[int]] = []
+        self.streams: dict[int, Stream] = {}
 
     def refused(self, ino: int, code: int) -> None:
         self.refusals.append([ino, code])
@@ -49,6 +51,12 @@ class Told:
 
     def touched(self, touched: Touched) -> None:
         """There is no brake here."""
+
+    def appended(self, state: AppendState) -> None:
+        self.streams[state.nodeid].appended.append(state)
+
+    def partial(self, nodeid: int, fh: int, data: bytes) -> None:
+        self.streams[nodeid].partial(fh, data)
 
 
 class Folder(pyfuse3.Operations):
@@ -132,6 +140,11 @@ class Folder(pyfuse3.Operations):
 
     async def open(self, inode: int, flags: int, ctx: Any) -> pyfuse3.FileInfo:
         self.note("open", inode)
+        if stream := self.told.streams.get(inode):
+            fh = self.next_fh = self.next_fh + 1
+            self.open_files[fh] = (inode, -1)
+            stream.open(fh, ext_id=fh)
+            return pyfuse3.FileInfo(fh=fh)
         fd = os.open(self.path(inode), os.O_RDWR | (flags & os.O_TRUNC))
         direct_io = bool(self.plans.get(self.names[inode], {}).get("direct_io"))
         return pyfuse3.FileInfo(fh=self._register(inode, fd), direct_io=direct_io)
@@ -157,6 +170,8 @@ class Folder(pyfuse3.Operations):
 
     async def write(self, fh: int, offset: int, data: bytes) -> int:
         inode, fd = self.open_files[fh]
+        if stream := self.told.streams.get(inode):
+            return await stream.write(fh, data)
         self.note("write", inode, offset, len(data), self.channel.killed(inode))
         return os.pwrite(fd, data, offset)
 
@@ -164,11 +179,16 @@ class Folder(pyfuse3.Operations):
         self.note("flush", self.open_files[fh][0])
 
     async def fsync(self, fh: int, datasync: bool) -> None:
-        os.fsync(self.open_files[fh][1])
+        inode, fd = self.open_files[fh]
+        if inode not in self.told.streams:
+            os.fsync(fd)
 
     async def release(self, fh: int) -> None:
         inode, fd = self.open_files.pop(fh)
         self.note("release", inode)
+        if stream := self.told.streams.get(inode):
+            await stream.release(fh)
+            return
         os.close(fd)
         if inode in self.registered:
             self.registered[inode] -= 1
@@ -322,6 +342,72 @@ class Commands:
     async def do_invalidate_entry(self, name: str) -> None:
         self.channel.invalidate_entry(1, os.fsencode(name))
 
+    # -- streams
+
+    def stream(self, name: str) -> Stream:
+        return self.ops.told.streams[self.ops.inode(name)]
+
+    async def do_stream(self, name: str, folder: str, **options: Any) -> int:
+        """The file of this name is an `_append` from here on; its inode."""
+        ino = self.ops.inode(name)
+        stream = self.ops.told.streams[ino] = Stream(self.channel, ino, Path(folder), options)
+        stream.give()
+        await self.channel.caught_up()
+        return ino
+
+    async def do_set(self, name: str, **options: Any) -> None:
+        for key, value in options.items():
+            setattr(self.stream(name), key, value)
+
+    async def do_asked(self, name: str) -> list[Any]:
+        self.channel.hear()
+        seen, self.stream(name).asked = self.stream(name).asked, []
+        return seen
+
+    async def do_appended(self, name: str) -> list[Any]:
+        await self.channel.caught_up()
+        seen, self.stream(name).appended = self.stream(name).appended, []
+        return seen
+
+    async def do_begun(self, name: str) -> list[str]:
+        self.channel.hear()
+        return [data.hex() for data in self.stream(name).begun.values()]
+
+    async def do_append_take(self, name: str) -> list[int] | None:
+        state = await self.stream(name).take()
+        return None if state is None else list(state)
+
+    async def do_append_give(self, name: str) -> None:
+        self.stream(name).give()
+        await self.channel.caught_up()
+
+    async def do_append_cycle(self, name: str, times: int) -> int:
+        """Taken and given again, under its writers."""
+        stream = self.stream(name)
+        for _ in range(times):
+            async with stream.lock:
+                await stream.take()
+                stream.give()
+            await self.channel.append_state(stream.ino)
+        return times
+
+    async def do_append_state(self, name: str) -> list[int] | None:
+        state = await self.channel.append_state(self.stream(name).ino)
+        return None if state is None else list(state)
+
+    async def do_append_room(self, name: str, room_end: int) -> None:
+        self.stream(name).room_end = room_end
+        self.channel.append_room(self.stream(name).ino, room_end)
+        await self.channel.caught_up()
+
+    async def do_append_handle(self, name: str, fh: int, ext_id: int = 0, forwards: bool = False) -> None:
+        self.channel.append_handle(self.stream(name).ino, fh, ext_id=ext_id, forwards=forwards)
+        await self.channel.caught_up()
+
+    async def do_append_partial(self, name: str, fh: int, data: str) -> None:
+        self.channel.append_partial(self.stream(name).ino, fh, bytes.fromhex(data))
+        await self.channel.caught_up()
+
     async def do_caught_up(self) -> None:
         await self.channel.caught_up()
 
@@ -391,6 +477,8 @@ async def main(mountpoint: str, root: str, options: Json) -> None:
                     ops.told,
                     at_once=ops.at_once,
                 )
+                for stream in ops.told.streams.values():
+                    (stream.folder / "begun").write_bytes(b"".join(stream.begun.values()))
                 nursery.cancel_scope.cancel()
         finally:
             pyfuse3.close(unmount=False)

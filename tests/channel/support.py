@@ -22,6 +22,7 @@ PASSTHROUGH, RANGED = 1, 2
 ALL_PRESENT, SUID, STILL = 1, 2, 4
 MIB = 1 << 20
 TOP = Path(__file__).resolve().parents[2]
+CORE = [TOP / "native" / f"{name}.c" for name in ("crc", "crc_x86", "lines", "segment")]  # as setup.py has it
 ANSWER_MAX_S = 20
 
 
@@ -77,7 +78,7 @@ def compiled(target: Path, sources: list[Path], sanitizer: str, *flags: str) -> 
     if run("gcc", *sanitize, probe, "-o", target).returncode:
         pytest.skip(f"this gcc cannot link {sanitizer}")
     common = ["-g", "-O1", "-std=c11", "-Wall", "-Wextra", "-Werror", "-D_GNU_SOURCE", "-pthread"]
-    built = run("gcc", *common, *flags, *sanitize, *sources, "-o", target, "-llmdb")
+    built = run("gcc", *common, *flags, *sanitize, *sources, *CORE, "-o", target, "-llmdb")
     assert built.returncode == 0, built.stderr
     return target
 

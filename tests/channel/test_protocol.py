@@ -15,7 +15,7 @@ import pytest
 import trio
 
 from aof2.engine.files import Mode
-from aof2.engine.kinds.kernel import Written
+from aof2.engine.kinds.kernel import AppendState, Framing, Short, Touched, Written
 from aof2.fs.channel import Channel
 from aof2.fs.channel_wire import HELD, SLOTS, Kind
 
@@ -140,6 +140,76 @@ def test_what_is_asked_and_answered_is_as_written(ends: tuple[Channel, socket.so
 
     trio.run(main)
     assert written == [Written(4096, 0xFF000, ((2, 1),), False)]
+
+
+class Heard:
+    """Remembers what is told of streams."""
+
+    def __init__(self) -> None:
+        self.partials: list[tuple[int, int, bytes]] = []
+        self.states: list[AppendState] = []
+
+    def refused(self, ino: int, code: int) -> None: ...
+
+    def changes_waiting(self) -> None: ...
+
+    def room_short(self, short: Short) -> None: ...
+
+    def touched(self, touched: Touched) -> None: ...
+
+    def appended(self, state: AppendState) -> None:
+        self.states.append(state)
+
+    def partial(self, nodeid: int, fh: int, data: bytes) -> None:
+        self.partials.append((nodeid, fh, data))
+
+
+def test_what_is_said_of_a_stream_is_as_written(ends: tuple[Channel, socket.socket]) -> None:
+    channel, theirs = ends
+    want = example()
+    heard = Heard()
+    taken: list[AppendState | None] = []
+
+    async def taking(scope: trio.CancelScope) -> None:
+        taken.append(await channel.append_take(43))
+        scope.cancel()
+
+    async def main() -> None:
+        channel.append_handle(43, 8, ext_id=5)
+        assert theirs.recv(1 << 16) == want["APPEND_HANDLE"]
+        with open("/dev/null") as null:
+            channel.append_give(
+                AppendState(43, 6, 0, 9000, 0, 0, 0),
+                null.fileno(),
+                stream_ino=40,
+                base_record_count=100,
+                room_end=4 << 20,
+                ext_id=0,
+                max_size=64 << 20,
+                framing=Framing.LINE,
+                record_max=16 << 20,
+            )
+        data, (fd,), _, _ = socket.recv_fds(theirs, 1 << 16, 4)
+        os.close(fd)
+        assert data == want["APPEND"]
+        theirs.send(want["PARTIAL"])
+        channel._seq = 2
+        async with trio.open_nursery() as nursery:
+            channel._nursery, channel._told = nursery, heard
+            nursery.start_soon(taking, nursery.cancel_scope)
+            await trio.lowlevel.wait_readable(theirs)
+            assert theirs.recv(1 << 16) == want["APPEND_TAKE"]
+            theirs.send(want["APPENDED"])
+            channel.hear()
+        channel.append_partial(43, 8, b"tw")
+        assert theirs.recv(1 << 16) == want["APPEND_PARTIAL"]
+        with pytest.raises(ValueError, match="60000"):
+            channel.append_partial(43, 8, bytes(60_001))
+
+    trio.run(main)
+    assert heard.partials == [(43, 8, b"tw")]
+    assert taken == [AppendState(43, 6, 0x88, 9004, 1, 0x1122334455667788, 1_790_000_000_000)]
+    assert heard.states == [], "an answer is no news"
 
 
 def test_numbers_agree() -> None:

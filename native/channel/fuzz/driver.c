@@ -45,7 +45,7 @@ static void step_put(uint8_t what, uint8_t flags, const uint8_t *data, size_t le
 
 static void control_put(void) {
   uint8_t m[400] = {0};
-  uint16_t kind = (uint16_t)(1 + below(22));
+  uint16_t kind = (uint16_t)(1 + below(28));
   size_t len = PROTO_HEADER_LEN + 8;
   if (kind > 20) kind = (uint16_t)(kind - 21 + PROTO_CATALOG);
   store_u16(m, kind);
@@ -87,12 +87,24 @@ static void control_put(void) {
       break;
     case PROTO_CATALOG: m[28] = '/'; len = 28 + below(3); break;
     case PROTO_TREE: store_u32(m + 16, (uint32_t)number(128)); len = 20; break;
+    case PROTO_APPEND:
+      for (size_t at = 16; at < 96; at += 8) store_u64(m + at, below(3) ? 0 : number(300));
+      store_u64(m + 16, 1);
+      store_u64(m + 80, number(4000));
+      store_u32(m + 96, (uint32_t)number(4000));
+      store_u32(m + 100, (uint32_t)(1 + below(2)));
+      store_u32(m + 104, (uint32_t)number(100));
+      len = 108;
+      break;
+    case PROTO_APPEND_ROOM: store_u64(m + 16, number(8000)); len = 24; break;
+    case PROTO_APPEND_HANDLE: store_u64(m + 16, number(6)); store_u32(m + 32, below(4) == 0); len = 36; break;
+    case PROTO_APPEND_PARTIAL: store_u64(m + 16, number(6)); len = 24 + below(300); break;
     case PROTO_BIRTH_PAGE:
     case PROTO_DUMP:
     case PROTO_PROBE: len = 8; break;
     default: break;
   }
-  bool takes_fd = kind == PROTO_NODE || kind == PROTO_PROBE || (kind == PROTO_BYTES && below(8)) || (kind >= PROTO_BIRTH_PAGE && kind <= PROTO_BIRTH_LOG);
+  bool takes_fd = kind == PROTO_NODE || kind == PROTO_APPEND || kind == PROTO_PROBE || (kind == PROTO_BYTES && below(8)) || (kind >= PROTO_BIRTH_PAGE && kind <= PROTO_BIRTH_LOG);
   step_put(STEP_CONTROL, takes_fd || below(20) == 0 ? WITH_FD : 0, m, len);
 }
 
@@ -219,7 +231,7 @@ static void tree_put(void) {
 }
 
 static void tell(uint16_t kind, uint8_t flags, uint64_t first, uint64_t second, uint64_t third, size_t len) {
-  uint8_t m[32] = {0};
+  uint8_t m[40] = {0};
   store_u16(m, kind);
   store_u64(m + 8, first);
   store_u64(m + 16, second);
@@ -307,6 +319,34 @@ static void intent_put(void) {
   step_put(STEP_INTENT, 0, m, len);
 }
 
+/* A segment, handles, and what they write: lines and the beginnings of some. */
+static void append_put(void) {
+  uint64_t nodeid = 1 + below(3);
+  uint8_t m[400] = {0};
+  store_u16(m, PROTO_APPEND);
+  store_u64(m + 8, nodeid);
+  store_u64(m + 16, 1);
+  store_u64(m + 80, below(4) ? 1 << 16 : number(2 << 20));
+  store_u32(m + 96, below(4) ? 1 << 16 : (uint32_t)number(2 << 20));
+  store_u32(m + 100, (uint32_t)(1 + !below(4)));
+  store_u32(m + 104, (uint32_t)(below(4) ? 1000 : 1 + below(50)));
+  for (uint64_t fh = 1; fh <= 3; fh++) tell(PROTO_APPEND_HANDLE, 0, nodeid, fh, fh, 36);
+  step_put(STEP_CONTROL, WITH_FD, m, 108);
+  for (size_t n = below(24); n; n--) {
+    memset(m, 0, sizeof m);
+    wire_in_header h = {.opcode = below(20) ? WIRE_WRITE : WIRE_RELEASE, .unique = below(20), .nodeid = nodeid};
+    wire_write_in in = {.fh = 1 + below(3), .offset = number(9), .size = (uint32_t)(1 + below(300))};
+    h.len = (uint32_t)(sizeof h + sizeof in + in.size);
+    memcpy(m, &h, sizeof h);
+    memcpy(m + sizeof h, &in, sizeof in);
+    for (size_t i = 0, every = 1 + below(200); i < in.size; i++) m[sizeof h + sizeof in + i] = below(every) ? 'x' : '\n';
+    step_put(STEP_REQUEST, 0, m, h.len);
+    if (!below(8)) tell((uint16_t)(PROTO_APPEND_TAKE + below(2)), 0, nodeid, 0, 0, 16);
+    if (!below(16)) tell(PROTO_APPEND_ROOM, 0, nodeid, number(1 << 17), 0, 24);
+    if (!below(16)) tell(PROTO_APPEND_PARTIAL, 0, nodeid, 1 + below(3), 0, 24 + below(8));
+  }
+}
+
 static void make(void) {
   input_len = 0;
   bool changes = below(2);
@@ -314,10 +354,11 @@ static void make(void) {
   if (changes || below(2)) tree_put();
   for (size_t n = changes ? below(12) : 0; n; n--) below(3) ? change_put() : intent_put();
   for (size_t steps = 1 + below(STEPS_MAX); steps; steps--) {
-    size_t what = below(11);
+    size_t what = below(12);
     if (what < 4) control_put();
     else if (what < 8) request_put();
     else if (what < 10) reply_put();
+    else if (what < 11) append_put();
     else long_answers_put();
   }
   for (size_t flips = below(3) ? 0 : 1 + below(6); flips && input_len; flips--) {

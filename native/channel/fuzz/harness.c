@@ -1,7 +1,7 @@
 /* The channel without kernel, daemon and threads: everything but main, mount and the sockets, fed with messages.
  *
- * Holds after every input: each descriptor was closed, each backing id given back, no bitmap kept, nothing tried to end the
- * process, and no event was longer than the protocol allows.
+ * Holds after every input: each descriptor was closed, each backing id given back, no bitmap and no line kept, nothing tried to end the
+ * process, and no event was longer than the protocol allows. What an event tells of a segment is in its file.
  */
 #include "harness.h"
 
@@ -12,11 +12,13 @@
 #include <unistd.h>
 
 #include "../../bytes.h"
+#include "../append.h"
 #include "../births.h"
 #include "../channel.h"
 #include "../keeper.h"
 #include "../names.h"
 #include "../uring.h"
+#include "segments.h"
 
 #define FILE_LEN (64 * 1024)
 #define NODES_SEEN_MAX 4096
@@ -38,6 +40,7 @@ void event_send2(uint16_t kind, uint16_t flags, uint32_t seq, const void *body, 
                  size_t more_len) {
   (void)flags, (void)seq;
   CHECK(PROTO_HEADER_LEN + len + more_len <= PROTO_MESSAGE_MAX);
+  if (kind == EV_APPENDED) segment_told(body, len);
   volatile uint8_t sum = 0; /* the sanitizer looks at every byte */
   for (size_t i = 0; i < len; i++) sum ^= ((const uint8_t *)body)[i];
   for (size_t i = 0; i < more_len; i++) sum ^= ((const uint8_t *)more)[i];
@@ -112,7 +115,8 @@ static intent_page *page;
 static int log_fd = -1;
 static uint32_t log_slot;
 
-static int shared_new(const control_message *m) {
+static int shared_new(control_message *m) {
+  if (m->kind == PROTO_APPEND) return segment_new(m);
   if (m->kind != PROTO_BIRTH_PAGE && m->kind != PROTO_BIRTH_LOG) return backing_new();
   int fd = memfd_create("shared", MFD_CLOEXEC);
   CHECK(fd >= 0 && ftruncate(fd, FILE_LEN) == 0);
@@ -199,10 +203,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   listing_reset();
   fake_reset();
   births_reset();
+  append_reset();
+  segments_reset();
   shared_reset();
   answers_reset();
   CHECK(seen.backings_open == 0);
-  CHECK(bitmap_bytes_used() == 0);
+  CHECK(bitmap_bytes_used() == 0 && append_bytes_used() == 0);
   int again = dup(STDERR_FILENO);
   CHECK(again == lowest);
   close(again);

@@ -12,6 +12,7 @@
 #include "../keeper.h"
 #include "../nests.h"
 #include "harness.h"
+#include "segments.h"
 
 #define BITS 700
 
@@ -392,6 +393,7 @@ static void check_cradles(void) {
 
 void selfcheck(void) {
   check_cradles();
+  check_append();
   check_bitmap();
   check_index();
   check_clears();
