@@ -74,6 +74,7 @@ class AppendHandle(MadeUpHandle):
         self.partial = b""
         self.ext_id = 0
         self.forwards = False  # all its writes come here, the channel was told
+        stream.users += 1
         stream.handles[self.fh] = self
 
     async def read(self, offset: int, size: int) -> bytes | None:
@@ -90,6 +91,7 @@ class AppendHandle(MadeUpHandle):
         """The part of a line that is left becomes one."""
         self._streams.kernel.hear()
         self._opens.pop(self.fh)
+        self.stream.handles.pop(self.fh, None)  # the channel knows it no more
         try:
             if self.partial and self.stream.framing is Framing.LINE:
                 await self.stream.write(self, b"\n")
@@ -97,8 +99,7 @@ class AppendHandle(MadeUpHandle):
             path = str(self.stream.folder)
             log.critical("the end of a line is lost", extra={"path": path, "bytes": len(self.partial), "error": str(e)})
         finally:
-            self.stream.handles.pop(self.fh, None)
-            self._streams.let_go(self.stream)
+            self._streams.unused(self.stream)
 
 
 class TailHandle(MadeUpHandle):
@@ -112,6 +113,7 @@ class TailHandle(MadeUpHandle):
         self._base = stream.position.next_logical
         self._tail = TailReader(streams.volume.env)
         self._reading = trio.Lock()  # a thread at a time
+        stream.users += 1
         stream.tail_handles += 1
 
     async def read(self, offset: int, size: int) -> bytes:
@@ -141,7 +143,7 @@ class TailHandle(MadeUpHandle):
         await super().close()
         self._stream.tail_handles -= 1
         self._tail.close()
-        self._streams.let_go(self._stream)
+        self._streams.unused(self._stream)
 
 
 class RawHandle(MadeUpHandle):

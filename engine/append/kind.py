@@ -232,13 +232,13 @@ class AppendKind(Catalogued):
 
     async def drop_tail(self, ino: int) -> int:
         """What is not sealed is given up; how many bytes."""
-        stream = self.streams.get(ino)
-        before = stream.end_position.next_logical
-        for base_offset in await stream.drop_tail():
-            with contextlib.suppress(FileNotFoundError):
-                await self.unlink_segment(ino, names.payload_name(base_offset, stream.settings.ext))
-        self.streams.let_go(stream)
-        return before - stream.position.next_logical
+        with self.streams.using(ino) as stream:
+            before = stream.position.next_logical
+            end, late = await stream.drop_tail()
+            for base_offset in late:
+                with contextlib.suppress(FileNotFoundError):
+                    await self.unlink_segment(ino, names.payload_name(base_offset, stream.settings.ext))
+            return end - before
 
     async def rmdir(self, parent: int, name: bytes) -> None:
         row = super().find(parent, name)
@@ -254,16 +254,15 @@ class AppendKind(Catalogued):
 
     async def _without(self, row: InodeRow, work: Callable[[Batch], list[InodeRow]]) -> None:
         """A change that removes a stream. ENOTEMPTY while it has records."""
-        stream = self.streams.get(row.ino)
-        await stream.settle()
-        async with stream.lock:
-            if stream.unsealed() or stream.active is not None or stream.full:
-                raise os_error(errno.ENOTEMPTY)
-            for gone in await self.change(row.ino, work):
-                self.lost_its_name(gone)
-            stream.removed = True
-        await trio.to_thread.run_sync(self.streams.remove_folder, stream)
-        self.streams.let_go(stream)
+        with self.streams.using(row.ino) as stream:
+            await stream.settle()
+            async with stream.lock:
+                if stream.active is not None or stream.full:
+                    raise os_error(errno.ENOTEMPTY)
+                for gone in await self.change(row.ino, work):
+                    self.lost_its_name(gone)
+                stream.removed = True
+            await trio.to_thread.run_sync(self.streams.remove_folder, stream)
 
     async def rename(
         self, parent: int, name: bytes, new_parent: int, new_name: bytes, *, replace: bool, exchange: bool
@@ -385,7 +384,8 @@ class AppendKind(Catalogued):
         sealed = 0
         for stream in self.streams:
             if inos is None or stream.ino in inos:
-                sealed += await stream.seal(begins=begin)
+                with self.streams.using(stream.ino):
+                    sealed += await stream.seal(begins=begin)
         return sealed
 
     def undelete(self, b: Batch, ino: int, parent: int, name: bytes) -> InodeRow:

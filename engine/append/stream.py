@@ -76,6 +76,7 @@ class Stream:
         self.active: Segment | None = None
         self.full: deque[Segment] = deque()  # to be sealed, in order
         self.handles: dict[int, AppendHandle] = {}
+        self.users = 0  # handles and tasks: it is not forgotten
         self.tail_handles = 0
         self.refusal = ""  # why it takes no records
         self.removed = False
@@ -116,7 +117,7 @@ class Stream:
     @property
     def is_idle(self) -> bool:
         """Whether nothing is lost when it is forgotten."""
-        return not self.handles and self.active is None and not self.full
+        return not self.users and self.active is None and not self.full and not self.sealing
 
     # -- appending ---------------------------------------------------------------------------------------------
 
@@ -345,6 +346,8 @@ class Stream:
             await self._take()
             if self.active is segment:
                 await self.rotate()
+            else:
+                self._give()
 
     # -- ending a segment --------------------------------------------------------------------------------------
 
@@ -371,6 +374,8 @@ class Stream:
             await self._take()
             if only is None or self.active is only:
                 await self.rotate(begins=begins)
+            else:
+                self._give()
             return list(self.full)
 
     async def seal(self, *, begins: bool = False) -> int:
@@ -393,6 +398,8 @@ class Stream:
             await self._take()
             if self.active is not None and not self.active.record_count:
                 await self.rotate()
+            else:
+                self._give()
             going = [segment for segment in self.full if segment.dropped]
         for segment in going:
             await segment.over.wait()
@@ -405,13 +412,13 @@ class Stream:
             await trio.to_thread.run_sync(segment.put_footer, watermark)
             segment.committed(segment.end, segment.next_logical)
 
-    async def drop_tail(self) -> list[int]:
-        """What is not sealed is given up. The offsets of segments that were sealed while this waited: they were asked
-        for, too."""
+    async def drop_tail(self) -> tuple[int, list[int]]:
+        """What is not sealed is given up; where it ended. The offsets of segments that were sealed while this waited:
+        they were asked for, too."""
         async with self.lock:
             self._check_writable()
             await self._take()
-            asked = self.unsealed()
+            asked, end = self.unsealed(), self.end_position.next_logical
             async with self.naming:
                 late = [segment.base_offset for segment in asked if segment.over.is_set() and not segment.dropped]
                 left = [segment for segment in asked if not segment.over.is_set()]
@@ -421,7 +428,7 @@ class Stream:
             await self.rotate()
         for segment in left:
             await segment.over.wait()
-        return late
+        return end, late
 
     async def _give_up(self, left: list[Segment]) -> None:
         newest = max(segment.segment_id for segment in left)

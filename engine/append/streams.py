@@ -46,7 +46,7 @@ class Streams:
         self.files = files
         self.volume = files.volume
         self.kernel = kernel
-        self.native = False  # whether the channel appends by itself
+        self.native = True  # whether the channel appends by itself
         self.ledger = Ledger()  # of segments that are not sealed
         self.tasks = Tasks()
         self.sealing = Sealing(self)
@@ -72,9 +72,24 @@ class Streams:
             stream = self._by_ino[ino] = Stream(self, ino, tenant, self.settings(stream_id), position)
         return stream
 
+    @contextlib.contextmanager
+    def using(self, ino: int) -> Iterator[Stream]:
+        """The same, for a task that waits on the way: it is this one until the block ends."""
+        stream = self.get(ino)
+        stream.users += 1
+        try:
+            yield stream
+        finally:
+            self.unused(stream)
+
+    def unused(self, stream: Stream) -> None:
+        """By one user: a task, or a handle."""
+        stream.users -= 1
+        self.let_go(stream)
+
     def let_go(self, stream: Stream) -> None:
         """It may have come to rest: then the catalog knows all of it."""
-        if stream.is_idle and not stream.lock.locked() and not stream.tail_handles:
+        if stream.is_idle:
             self._by_ino.pop(stream.ino, None)
 
     def settings(self, stream_id: int) -> AppendTenant:
@@ -158,7 +173,7 @@ class Streams:
             await segment.over.wait()
         if stream.active is segment:
             try:
-                await stream.end_segment(segment)
+                await stream.end_segment(segment)  # which keeps it known
             except (Aof2Error, OSError, KernelGoneError) as e:
                 log.warning("a segment is not ended", extra={"path": str(segment.path), "error": str(e)})
 

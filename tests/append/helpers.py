@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import os
+from array import array
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import trio
 
 from aof2.engine.append import names
+from aof2.engine.append.framing import frame
 from aof2.engine.append.kind import AppendKind
 from aof2.engine.append.stream import Stream
 from aof2.engine.catalog.rows import InodeRow
 from aof2.engine.env import Env
 from aof2.engine.files import Files
 from aof2.engine.files.kind import FilesKind
+from aof2.engine.kinds.kernel import PARTIAL_BYTES_MAX, AppendState, Framing
 from aof2.engine.kinds.kind import Caller
 from aof2.engine.kinds.mounted import Kinds
 from aof2.engine.kinds.opens import Opens
@@ -25,6 +29,7 @@ from aof2.engine.segment.reader import SegmentReader
 from aof2.engine.settings import Settings
 from aof2.engine.settings.model import AppendTenant, FilesTenant
 from aof2.engine.volume import Volume, open_volume
+from aof2.native import crc64, segment_encode
 from tests.engine.helpers import KIB, MIB, small_settings
 from tests.files.helpers import FakeKernel
 
@@ -33,18 +38,119 @@ HANGS_AFTER_S = 120.0
 NEVER_S = 86_400.0
 
 
+class Given:
+    """A segment that is the channel's."""
+
+    def __init__(self, state: AppendState, fd: int, room_end: int, framing: Framing, record_max: int) -> None:
+        self.state = state
+        self.fd = os.dup(fd)
+        self.room_end = room_end
+        self.framing = framing
+        self.record_max = record_max
+        self.told = False
+
+
 class StreamKernel(FakeKernel):
-    """Says what names it was told to forget."""
+    """Appends by itself to what it was given, as the channel does; says what names it was told to forget."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.kind: AppendKind | None = None
         self.forgotten: list[tuple[int, bytes]] = []
+        self.given: dict[int, Given] = {}
+        self.ext_ids: dict[int, int] = {}
+        self.forwarding: set[int] = set()
+        self.partials: dict[int, bytes] = {}
+        self.by_itself = 0
 
     def invalidate_entry(self, parent: int, name: bytes, child: int = 0) -> None:
         self.forgotten.append((parent, name))
 
+    def append_give(self, state: AppendState, fd: int, **facts: Any) -> None:
+        assert state.nodeid not in self.given and state.segment_id
+        assert os.fstat(fd).st_size >= state.end
+        self.given[state.nodeid] = Given(state, fd, facts["room_end"], facts["framing"], facts["record_max"])
+
+    def append_room(self, nodeid: int, room_end: int) -> None:
+        assert room_end > self.given[nodeid].room_end
+        self.given[nodeid].room_end = room_end
+
+    async def append_take(self, nodeid: int) -> AppendState | None:
+        await trio.lowlevel.checkpoint()
+        given = self.given.pop(nodeid, None)
+        if given is None:
+            return None
+        os.close(given.fd)
+        return given.state
+
+    async def append_state(self, nodeid: int) -> AppendState | None:
+        await trio.lowlevel.checkpoint()
+        given = self.given.get(nodeid)
+        if given is None:
+            return None
+        given.told = False
+        return given.state
+
+    def append_handle(self, nodeid: int, fh: int, *, ext_id: int = 0, forwards: bool = False) -> None:
+        self.ext_ids[fh] = ext_id
+        self.forwarding.discard(fh)
+        self.forwarding |= {fh} if forwards else set()
+
+    def append_partial(self, nodeid: int, fh: int, data: bytes) -> None:
+        assert fh in self.ext_ids and len(data) <= PARTIAL_BYTES_MAX
+        self.partials[fh] = data
+
     def hear(self) -> None:
-        """Nothing is told here."""
+        """What was told is heard at once."""
+
+    def appends(self, nodeid: int, fh: int, data: bytes) -> bool:
+        """A WRITE; False: it is forwarded."""
+        given, partial = self.given.get(nodeid), self.partials.get(fh, b"")
+        if given is not None and fh not in self.forwarding and self._append(given, fh, partial, data):
+            self.by_itself += 1
+            return True
+        self._forward(nodeid, fh)
+        return False
+
+    def _append(self, given: Given, fh: int, partial: bytes, data: bytes) -> bool:
+        framed = frame(given.framing, partial, data, given.record_max)
+        state, lengths = given.state, [len(payload) for payload in framed.payloads]
+        if state.end + framed.file_bytes + 96 > given.room_end or len(framed.rest) > PARTIAL_BYTES_MAX:
+            return False
+        logicals = [state.next_logical + sum(lengths[:n]) for n in range(len(lengths))]
+        ones = len(lengths)
+        encoded = segment_encode(
+            *(3, b"".join(framed.payloads), array("I", lengths), array("Q", logicals)),
+            *(array("Q", [state.last_ts_ms] * ones), array("Q", [self.ext_ids[fh]] * ones), array("I", [0] * ones)),
+        )
+        os.pwrite(given.fd, encoded, state.end)
+        given.state = state._replace(
+            end=state.end + len(encoded),
+            next_logical=state.next_logical + sum(lengths),
+            record_count=state.record_count + ones,
+            crc64=crc64(encoded, state.crc64),
+        )
+        self.partials[fh] = framed.rest
+        if not given.told and self.kind is not None:
+            given.told = True
+            self.kind.appended(given.state)
+        return True
+
+    def _forward(self, nodeid: int, fh: int) -> None:
+        assert self.kind is not None
+        if partial := self.partials.pop(fh, b""):
+            self.kind.partial(nodeid, fh, partial)
+
+    def releases(self, nodeid: int, fh: int) -> None:
+        self._forward(nodeid, fh)
+        self.ext_ids.pop(fh, None)
+        self.forwarding.discard(fh)
+
+    def close(self) -> None:
+        super().close()
+        for given in self.given.values():
+            os.close(given.fd)
+        self.given.clear()
 
 
 class World:
@@ -84,10 +190,15 @@ class World:
         return await self.kind.open(self.ino(f"{path}/_append"), os.O_WRONLY, ROOT)
 
     async def write(self, fh: int, data: bytes) -> None:
-        assert await self.opens.get(fh).write(0, data) == len(data)
+        """By the channel where it may, else here."""
+        handle = self.opens.get(fh)
+        if not self.kernel.appends(handle.ino, fh, data):
+            assert await handle.write(0, data) == len(data)
 
     async def close(self, fh: int) -> None:
-        await self.opens.get(fh).close()
+        handle = self.opens.get(fh)
+        self.kernel.releases(handle.ino, fh)
+        await handle.close()
 
     async def put(self, *writes: bytes, path: str = "clicks") -> None:
         fh = await self.open_append(path)
@@ -162,6 +273,7 @@ def run_streams(settings: Settings, body: Body, *, env: Env | None = None, kerne
             at = Surroundings(volume, kernel, opens, MountWish(), {})
             base = FilesKind(at._replace(tenants=volume.tenants.by_kind()[0]), files)
             kind = AppendKind(at._replace(tenants=volume.tenants.by_kind()[1], made={0: base}))
+            kernel.kind = kind
             by_stream = {**dict.fromkeys(base.tenants, base), **dict.fromkeys(kind.tenants, kind)}
             try:
                 async with trio.open_nursery() as nursery:
