@@ -42,7 +42,7 @@ def fail(code: int) -> FUSEError:
 
 
 def caller_of(ctx: RequestContext) -> Caller:
-    return Caller(ctx.uid, ctx.gid)
+    return Caller(ctx.uid, ctx.gid, ctx.pid)
 
 
 class Operations(pyfuse3.Operations):
@@ -243,7 +243,7 @@ class Operations(pyfuse3.Operations):
 
     @answered
     async def getxattr(self, inode: int, name: bytes, ctx: RequestContext) -> bytes:
-        value = (await self._at(inode)).get_xattr(inode, name)
+        value = (await self._at(inode)).get_xattr(inode, name, caller_of(ctx))
         if value is None:
             raise fail(pyfuse3.ENOATTR)
         return value
@@ -254,7 +254,7 @@ class Operations(pyfuse3.Operations):
 
     @answered
     async def setxattr(self, inode: int, name: bytes, value: bytes, ctx: RequestContext) -> None:
-        await (await self._at(inode)).set_xattr(inode, name, value)
+        await (await self._at(inode)).set_xattr(inode, name, value, caller_of(ctx))
 
     @answered
     async def removexattr(self, inode: int, name: bytes, ctx: RequestContext) -> None:

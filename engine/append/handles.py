@@ -66,11 +66,11 @@ class MadeUpHandle:
 class AppendHandle(MadeUpHandle):
     """A writer. `partial`: the part of a line that it wrote last, as far as it is not the channel's."""
 
-    def __init__(self, streams: Streams, opens: Opens, stream: Stream, pid: int = 0) -> None:
+    def __init__(self, streams: Streams, opens: Opens, stream: Stream, process: int = 0) -> None:
         super().__init__(opens, stream.append_ino)
         self._streams = streams
         self.stream = stream
-        self.pid = pid
+        self.process = process
         self.partial = b""
         self.ext_id = 0
         self.forwards = False  # all its writes come here, the channel was told

@@ -39,11 +39,14 @@ from aof2.engine.files.state import wants_write
 from aof2.engine.kinds import facts
 from aof2.engine.kinds.catalogued import Catalogued
 from aof2.engine.kinds.kernel import AppendState, KernelGoneError
-from aof2.engine.kinds.kind import Answers, AttributeChange, Caller, Told, Unsealed, Way, refuse
+from aof2.engine.kinds.kind import Answers, AttributeChange, Caller, Told, Truncated, Unsealed, Way, refuse
 from aof2.engine.kinds.registry import Surroundings
 
 FILES_NUMBER: Final = 0
 SEAL_AT_END_MAX_S: Final = 30.0
+PAGE: Final = 1024
+EXT_ID: Final = b"user.aof2.ext_id"
+EXT_ID_MAX: Final = (1 << 64) - 1
 
 
 def make(at: Surroundings) -> AppendKind:
@@ -173,15 +176,17 @@ class AppendKind(Catalogued):
     def space(self, ino: int) -> tuple[int, int]:
         return self.files.room.space(self.tenants.get(stream_of(ino)))
 
-    def get_xattr(self, ino: int, name: bytes) -> bytes | None:
+    def get_xattr(self, ino: int, name: bytes, caller: Caller | None = None) -> bytes | None:
         of = names.made_up(ino)
+        if name == EXT_ID and of is not None and of.tag is Tag.APPEND:
+            return next((b"%d" % handle.ext_id for handle in self._handles_of(of.of, caller)), None)
         of_ino = ino if of is None else of.of
         stream = self.streams.known(of_ino)
         if name == facts.DURABLE and stream is not None and stream.unsealed():
             return b"0"
         if of is not None and (name != facts.DURABLE or of.tag is not Tag.RAW):
             return None
-        return super().get_xattr(of_ino, name)
+        return super().get_xattr(of_ino, name, caller)
 
     def list_xattrs(self, ino: int) -> Sequence[bytes]:
         if names.made_up(ino) is not None:
@@ -308,10 +313,30 @@ class AppendKind(Catalogued):
             refuse()
         return self.row(ino)  # what is written is appended, whatever was to be cut before
 
-    async def set_xattr(self, ino: int, name: bytes, value: bytes) -> None:
-        if names.made_up(ino) is not None:
+    async def set_xattr(self, ino: int, name: bytes, value: bytes, caller: Caller | None = None) -> None:
+        of = names.made_up(ino)
+        if of is None:
+            await super().set_xattr(ino, name, value)
+        elif of.tag is Tag.APPEND and name == EXT_ID:
+            self._set_ext_id(self._handles_of(of.of, caller), value)
+        else:
             refuse()
-        await super().set_xattr(ino, name, value)
+
+    def _handles_of(self, ino: int, caller: Caller | None) -> list[AppendHandle]:
+        """Opens of `_append` by the process that asks: an attribute is set of an inode, which all share."""
+        stream, process = self.streams.known(ino), process_of(caller.pid if caller is not None else 0)
+        handles = stream.handles.values() if stream is not None else ()
+        return [handle for handle in handles if handle.process == process]
+
+    def _set_ext_id(self, handles: Sequence[AppendHandle], value: bytes) -> None:
+        """What the handles write from here on has this number."""
+        if not value.isdigit() or int(value) > EXT_ID_MAX:
+            raise os_error(errno.EINVAL)
+        if not handles:
+            raise os_error(errno.EPERM)  # it has not opened it
+        for handle in handles:
+            handle.ext_id = int(value)
+            handle.stream.tell_handle(handle)
 
     async def remove_xattr(self, ino: int, name: bytes) -> None:
         if names.made_up(ino) is not None:
@@ -334,7 +359,7 @@ class AppendKind(Catalogued):
         if of.tag is Tag.APPEND:
             if wants_write(flags):
                 self.volume.check_writable(stream_of(ino))
-            return self._open_append(self.streams.get(row.ino))
+            return self._open_append(self.streams.get(row.ino), caller)
         if wants_write(flags):
             refuse()
         if of.tag is Tag.TAIL:
@@ -343,8 +368,8 @@ class AppendKind(Catalogued):
         await handle.open()
         return self._put(handle)
 
-    def _open_append(self, stream: Stream) -> int:
-        handle = AppendHandle(self.streams, self._opens, stream)
+    def _open_append(self, stream: Stream, caller: Caller) -> int:
+        handle = AppendHandle(self.streams, self._opens, stream, process_of(caller.pid))
         stream.tell_handle(handle)
         return self._put(handle)
 
@@ -357,6 +382,30 @@ class AppendKind(Catalogued):
         await super().sync_all()
 
     # -- what verbs ask for ------------------------------------------------------------------------------------
+
+    takes_files = False
+
+    def is_stream(self, ino: int) -> bool:
+        return names.made_up(ino) is None and self._is_stream(super().row(ino))
+
+    async def truncate_stream(self, ino: int, before: int | None) -> Truncated:
+        size = segments = 0
+        if before is None:
+            size = await self.drop_tail(ino)
+        for name, row in self._payloads(ino):
+            if before is not None and names.base_offset_of(name) + row.size <= before:
+                await self.unlink_segment(ino, name)
+                segments, size = segments + 1, size + row.size
+        left = [names.base_offset_of(name) for name, _ in self._payloads(ino)]
+        with self.streams.using(ino) as stream:
+            return Truncated(segments, size, min(left, default=stream.position.next_logical))
+
+    def _payloads(self, ino: int) -> list[tuple[bytes, InodeRow]]:
+        """Payload files of a stream, in order."""
+        found: list[tuple[bytes, InodeRow]] = []
+        while page := super().entries(ino, found[-1][0] if found else None, PAGE):
+            found += page
+        return [(name, row) for name, row in found if names.is_payload_name(name, self._ext(ino))]
 
     def is_open(self, ino: int) -> bool:
         return self.files.known.is_open(ino)
@@ -420,3 +469,12 @@ class AppendKind(Catalogued):
         handle = self._opens.find(fh)
         if isinstance(handle, AppendHandle):
             handle.partial = data
+
+
+def process_of(pid: int) -> int:
+    """The process of a thread: the kernel tells which thread asks."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as f:
+            return next(int(line.split()[1]) for line in f if line.startswith(b"Tgid:"))
+    except (OSError, StopIteration):
+        return pid

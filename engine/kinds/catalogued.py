@@ -84,7 +84,7 @@ class Catalogued(Kind):
         row = super().named(ino)
         return row if row is not None and row.nlink and ino not in self._nameless else None
 
-    def get_xattr(self, ino: int, name: bytes) -> bytes | None:
+    def get_xattr(self, ino: int, name: bytes, caller: Caller | None = None) -> bytes | None:
         with self.volume.catalog.view() as view:
             row = self.row_in(view, ino)
             if name in facts.FACTS:
@@ -149,7 +149,7 @@ class Catalogued(Kind):
     def _before_change(self, ino: int, changes: Mapping[str, int]) -> None:
         """Attributes are about to be recorded."""
 
-    async def set_xattr(self, ino: int, name: bytes, value: bytes) -> None:
+    async def set_xattr(self, ino: int, name: bytes, value: bytes, caller: Caller | None = None) -> None:
         self._check_xattr(name, value)
         self.volume.disk.admit_name()
         await self.change(ino, partial(namespace.set_xattr, ino=ino, name=name, value=value))

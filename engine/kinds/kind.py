@@ -66,6 +66,7 @@ class Answers(IntFlag):
 class Caller(NamedTuple):
     uid: int
     gid: int
+    pid: int = 0  # of the thread that asks; 0: not known
 
 
 class Told(NamedTuple):
@@ -84,6 +85,14 @@ class AttributeChange(NamedTuple):
     size: int | None = None
     atime_ns: int | None = None
     mtime_ns: int | None = None
+
+
+class Truncated(NamedTuple):
+    """What a stream lost, and where what is left of it begins."""
+
+    segments: int
+    bytes: int
+    first_offset: int
 
 
 class Unsealed(NamedTuple):
@@ -175,7 +184,7 @@ class Kind(ABC):
     def readlink(self, ino: int) -> bytes:
         return self.row(ino).target
 
-    def get_xattr(self, ino: int, name: bytes) -> bytes | None:
+    def get_xattr(self, ino: int, name: bytes, caller: Caller | None = None) -> bytes | None:
         return None
 
     def list_xattrs(self, ino: int) -> Sequence[bytes]:
@@ -228,7 +237,7 @@ class Kind(ABC):
     async def set_attributes(self, ino: int, change: AttributeChange, caller: Caller) -> InodeRow:
         refuse()
 
-    async def set_xattr(self, ino: int, name: bytes, value: bytes) -> None:
+    async def set_xattr(self, ino: int, name: bytes, value: bytes, caller: Caller | None = None) -> None:
         refuse()
 
     async def remove_xattr(self, ino: int, name: bytes) -> None:
@@ -278,6 +287,17 @@ class Kind(ABC):
         return 0
 
     # -- what verbs ask for ------------------------------------------------------------------------------------
+
+    takes_files = True
+    """Whether a file may be made in its directories."""
+
+    def is_stream(self, ino: int) -> bool:
+        """Whether it is a directory that records are appended to: `seal` takes it, and the next."""
+        return False
+
+    async def truncate_stream(self, ino: int, before: int | None) -> Truncated:
+        """Whole sealed segments before this offset go; None: what is not sealed goes."""
+        refuse(errno.EOPNOTSUPP)
 
     def is_open(self, ino: int) -> bool:
         return False

@@ -99,6 +99,8 @@ async def _in_place(mounted: Mounted, place: Place, generation: int) -> ObjectRo
 
 
 async def _beside(mounted: Mounted, place: Place, args: Revert) -> tuple[str, InodeRow]:
+    if not mounted.kinds.of(place.inode.ino).takes_files:
+        raise ControlError(f"{args.to}: no files are made in a stream; copy {args.path} to another tenant")
     await by_the_daemon_alone(mounted)
     parent, name, shown = _target(mounted, place, args.to)
     ino, generation = place.inode.ino, args.generation

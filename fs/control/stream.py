@@ -1,0 +1,48 @@
+"""`seal` and `truncate` in the daemon: what is not sealed of a stream is, or goes; so does what is old.
+
+Owner: the trio thread; a task a request. A crash leaves the segments that were sealed, or removed, before it.
+"""
+
+from __future__ import annotations
+
+from aof2.engine.inspect.paths import Place, resolve
+from aof2.engine.kinds.kind import Kind
+from aof2.fs.control import walk
+from aof2.fs.control.durable import Tell
+from aof2.fs.control.mounted import Mounted
+from aof2.fs.control.protocol import Args, ControlError
+
+
+class Seal(Args, kw_only=True):
+    path: str
+
+
+class Truncate(Args, kw_only=True):
+    path: str
+    before: int | None = None
+    tail: bool = False
+
+
+async def seal(mounted: Mounted, args: Seal, _: Tell) -> dict[str, object]:
+    """Every record that was acknowledged is in a file when this returns."""
+    place, kind = _stream(mounted, args.path)
+    segments = await kind.seal({place.inode.ino}, begin=True)
+    return {"path": walk.shown(mounted, place), "segments": segments}
+
+
+async def truncate(mounted: Mounted, args: Truncate, _: Tell) -> dict[str, object]:
+    """Whole sealed segments before an offset, or what is not sealed."""
+    if (args.before is None) == (not args.tail):
+        raise ControlError("truncate: name an offset to begin at, or the tail", 2)
+    place, kind = _stream(mounted, args.path)
+    done = await kind.truncate_stream(place.inode.ino, args.before)
+    return {"path": walk.shown(mounted, place), **done._asdict()}
+
+
+def _stream(mounted: Mounted, path: str) -> tuple[Place, Kind]:
+    with mounted.volume.catalog.view() as view:
+        place = resolve(view, mounted.mountpoint, path)
+    kind = mounted.kinds.of(place.inode.ino) if place is not None else None
+    if place is None or kind is None or not kind.is_stream(place.inode.ino):
+        raise ControlError(f"{path}: not a stream; streams are the directories in a tenant of kind append")
+    return place, kind
