@@ -392,20 +392,20 @@ class AppendKind(Catalogued):
         size = segments = 0
         if before is None:
             size = await self.drop_tail(ino)
-        for name, row in self._payloads(ino):
-            if before is not None and names.base_offset_of(name) + row.size <= before:
-                await self.unlink_segment(ino, name)
+        for row in self.payloads(ino):
+            if before is not None and names.base_offset_of(row.last_name) + row.size <= before:
+                await self.unlink_segment(ino, row.last_name)
                 segments, size = segments + 1, size + row.size
-        left = [names.base_offset_of(name) for name, _ in self._payloads(ino)]
+        left = [names.base_offset_of(row.last_name) for row in self.payloads(ino)]
         with self.streams.using(ino) as stream:
             return Truncated(segments, size, min(left, default=stream.position.next_logical))
 
-    def _payloads(self, ino: int) -> list[tuple[bytes, InodeRow]]:
+    def payloads(self, ino: int) -> list[InodeRow]:
         """Payload files of a stream, in order."""
         found: list[tuple[bytes, InodeRow]] = []
         while page := super().entries(ino, found[-1][0] if found else None, PAGE):
             found += page
-        return [(name, row) for name, row in found if names.is_payload_name(name, self._ext(ino))]
+        return [row for name, row in found if names.is_payload_name(name, self._ext(ino))]
 
     def is_open(self, ino: int) -> bool:
         return self.files.known.is_open(ino)

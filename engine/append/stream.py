@@ -81,6 +81,7 @@ class Stream:
         self.refusal = ""  # why it takes no records
         self.removed = False
         self.committed_ns = 0
+        self.moved = trio.Event()  # more is committed than when it was made
         self.tail_told = False  # the kernel was told how long `_tail` is
         self.sealed_lately: deque[SealedPart] = deque(maxlen=SEALED_KEPT)
         self.begins = False  # a caller waits for the upload of what is sealed
@@ -316,7 +317,11 @@ class Stream:
                 if state is not None and segment.at_channel:
                     segment.adopt(state)
             await self._commit_segment(segment)
-        if self.tail_told and self.committed_logical != before:
+        if self.committed_logical == before:
+            return
+        moved, self.moved = self.moved, trio.Event()
+        moved.set()
+        if self.tail_told:
             self.tail_told = False
             self._kernel.invalidate_attr(self.tail_ino)
 

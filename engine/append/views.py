@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from aof2.engine.append.segment import Segment
 from aof2.engine.env import Env
+from aof2.engine.errors import CorruptError
 from aof2.engine.local.handles import Key, ObjectHandle
 from aof2.engine.segment.index import SegmentIndex
 from aof2.engine.segment.reader import SegmentReader
@@ -71,9 +72,17 @@ class RawSegment:
         self._payload = payload
         self.index = index
 
+    async def payloads(self, start: int, length: int) -> bytes:
+        """Of the payload file."""
+        return await self._volume.hydrator.read(self._payload, start, length) if length else b""
+
+    def damaged(self, record: int) -> CorruptError:
+        where = f"record {record} of segment {self.index.header.segment_id}"
+        return CorruptError(f"{where} fails its checksum", path=str(self._payload.path))
+
     async def read(self, offset: int, size: int) -> bytes:
         start, length = self.index.payload_range(offset, size)
-        payload = await self._volume.hydrator.read(self._payload, start, length) if length else b""
+        payload = await self.payloads(start, length)
         return self.index.raw(offset, size, lambda at, count: payload[at - start : at - start + count])
 
 

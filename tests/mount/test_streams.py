@@ -196,3 +196,114 @@ def test_a_removed_segment_comes_back_with_its_index(volume: MountedVolume, tmp_
     assert path.read_bytes() == b"one\ntwo\n"
     assert raw_records(stream, tmp_path) == [b"one\n", b"two\n"]
     assert volume.aof2("verify").returncode == 0
+
+
+def test_verbs_end_and_cut_a_stream(volume: MountedVolume) -> None:
+    stream = volume.path / "clicks"
+    stream.mkdir()
+    for n in range(3):
+        (stream / "_append").write_bytes(b"%d\n" % n * 10)
+        assert volume.json("seal", stream)["segments"] == 1
+    assert "sealed already" in volume.done("seal", stream)
+    assert [path.stem for path in payloads(stream)] == [f"{n:020d}" for n in (0, 20, 40)]
+    volume.done("wait", stream)
+    reader = payloads(stream)[0].open("rb")
+    done = volume.json("truncate", stream, "--before", 39)
+    assert (done["segments"], done["bytes"], done["first_offset"]) == (1, 20, 20)
+    assert reader.read() == b"0\n" * 10  # open before, it is read to its end
+    reader.close()
+    assert [path.stem for path in payloads(stream)] == [f"{n:020d}" for n in (20, 40)]
+    (stream / "_append").write_bytes(b"gone\n")
+    done = volume.json("truncate", stream, "--tail")
+    assert (done["bytes"], done["first_offset"]) == (5, 20)
+    (stream / "_append").write_bytes(b"next\n")
+    volume.done("seal", stream)
+    assert payloads(stream)[-1].name == f"{60:020d}.jsonl"
+    volume.done("undelete", stream / f"{0:020d}.jsonl")
+    assert sealed(stream) == b"0\n" * 10 + b"1\n" * 10 + b"2\n" * 10 + b"next\n"
+    for wrong in (("seal", volume.path), ("seal", payloads(stream)[0]), ("truncate", stream)):
+        assert volume.aof2(*wrong).returncode in (1, 2)
+    assert volume.aof2("verify", "--remote").returncode == 0
+
+
+def test_an_ext_id_is_its_process_s(volume: MountedVolume, tmp_path: Path) -> None:
+    stream = volume.path / "clicks"
+    stream.mkdir()
+    with pytest.raises(PermissionError):
+        os.setxattr(stream / "_append", "user.aof2.ext_id", b"7")  # not open
+    fd = os.open(stream / "_append", os.O_WRONLY)
+    os.write(fd, b"none\n")
+    os.setxattr(fd, "user.aof2.ext_id", b"7")
+    assert os.getxattr(stream / "_append", "user.aof2.ext_id") == b"7"
+    os.write(fd, b"seven\n")
+    subprocess.run(["sh", "-c", f"echo other >> {stream}/_append"], check=True)
+    os.write(fd, b"seven\n")
+    os.close(fd)
+    volume.done("seal", stream)
+    [raw] = (stream / ".segments").glob("*.seg")
+    shutil.copyfile(raw, tmp_path / raw.name)
+    with SegmentReader(Env(), tmp_path / raw.name) as reader:
+        found = [(bytes(record.payload), record.ext_id) for record in reader.records()]
+    assert found == [(b"none\n", 0), (b"seven\n", 7), (b"other\n", 0), (b"seven\n", 7)]
+
+
+def test_a_tail_is_followed_across_seals(volume: MountedVolume) -> None:
+    stream = volume.path / "clicks"
+    stream.mkdir()
+    reader = os.open(stream / "_tail.jsonl", os.O_RDONLY)
+    seen, written = b"", b""
+    for n in range(6):
+        line = b"%d " % n + b"y" * 1000 + b"\n"
+        (stream / "_append").write_bytes(line * 10)
+        written += line * 10
+        committed(stream)
+        if n % 2:
+            volume.done("seal", stream)
+        while part := os.read(reader, 1 << 16):
+            seen += part
+    os.close(reader)
+    assert seen == written
+
+
+def test_fifty_writers_at_once(volume: MountedVolume, tmp_path: Path) -> None:
+    stream = volume.path / "clicks"
+    stream.mkdir()
+    script = f"for n in $(seq 40); do echo $1 $n; done >> {stream}/_append"
+    writers = [subprocess.Popen(["sh", "-c", script, "sh", str(n)]) for n in range(50)]
+    assert [one.wait() for one in writers] == [0] * 50
+    volume.done("seal", stream)
+    lines = sealed(stream).splitlines(keepends=True)
+    assert sorted(lines) == sorted(b"%d %d\n" % (w, n) for w in range(50) for n in range(1, 41))
+    assert raw_records(stream, tmp_path) == lines
+
+
+def test_a_writer_killed_before_its_newline_leaves_a_line(volume: MountedVolume) -> None:
+    stream = volume.path / "clicks"
+    stream.mkdir()
+    script = (
+        "import os, sys, time; os.write(os.open(sys.argv[1], 1), b'whole\\nbegun'); print(flush=True); time.sleep(99)"
+    )
+    command = [sys.executable, "-c", script, str(stream / "_append")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as writer:
+        assert writer.stdout is not None
+        writer.stdout.readline()
+        committed(stream)
+        assert everything(stream) == b"whole\n"
+        writer.kill()
+    until(lambda: everything(stream) == b"whole\nbegun\n")
+
+
+def test_a_remote_that_is_away_holds_up_no_seal(volume: MountedVolume) -> None:
+    stream = volume.path / "clicks"
+    stream.mkdir()
+    away = volume.remote.rename(volume.root / "away")
+    volume.remote.write_text("not a directory")
+    (stream / "_append").write_bytes(b"one\n" * 40_000)
+    volume.done("seal", stream)
+    assert sealed(stream) == b"one\n" * 40_000
+    volume.remote.unlink()
+    away.rename(volume.remote)
+    volume.done("wait", stream)
+    assert os.getxattr(stream, "user.aof2.durable") == b"1"
+    # The log of the daemon says so.
+    (volume.state_dir / "daemon.log").write_text("")
