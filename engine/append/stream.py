@@ -118,7 +118,8 @@ class Stream:
     @property
     def is_idle(self) -> bool:
         """Whether nothing is lost when it is forgotten."""
-        return not self.users and self.active is None and not self.full and not self.sealing
+        has_none = self.active is None and not self.full and not self.sealing
+        return has_none and not self.users and not self.refusal
 
     # -- appending ---------------------------------------------------------------------------------------------
 

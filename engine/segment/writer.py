@@ -136,7 +136,6 @@ class SegmentWriter:
 
     def adopt(self, *, end_offset: int, next_logical_offset: int, record_count: int, crc64: int, ts_ms: int) -> None:
         """Whole records were appended through `fd`, up to there."""
-        self._file.check_writable()
         if end_offset < self.end_offset or record_count < self.record_count:
             raise ValueError(f"{self.path}: ends at {self.end_offset}, not before, at {end_offset}")
         self._file.adopt(end_offset)

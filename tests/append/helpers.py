@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from aof2.engine.namespace import root_ino
 from aof2.engine.segment.reader import SegmentReader
 from aof2.engine.settings import Settings
 from aof2.engine.settings.model import AppendTenant, FilesTenant
-from aof2.engine.volume import Volume, open_volume
+from aof2.engine.volume import PARTS, Volume, open_volume
 from aof2.native import crc64, segment_encode
 from tests.engine.helpers import KIB, MIB, small_settings
 from tests.files.helpers import FakeKernel
@@ -262,12 +262,19 @@ def stream_settings(root: Path, *, hot_bytes: int = 64 * MIB, **keys: object) ->
 Body = Callable[[World], Awaitable[None]]
 
 
-def run_streams(settings: Settings, body: Body, *, env: Env | None = None, kernel: StreamKernel | None = None) -> None:
+def run_streams(
+    settings: Settings,
+    body: Body,
+    *,
+    env: Env | None = None,
+    kernel: StreamKernel | None = None,
+    parts: Collection[str] = PARTS,
+) -> None:
     """`body` with the volume mounted, as it were; unmounted without a clean end."""
     kernel = kernel or StreamKernel()
 
     async def main() -> None:
-        async with open_volume(settings, env=env) as volume:
+        async with open_volume(settings, env=env, parts=parts) as volume:
             opens = Opens()
             files = Files(volume, kernel, opens)
             at = Surroundings(volume, kernel, opens, MountWish(), {})
