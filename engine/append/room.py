@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from aof2.engine.volume import Volume
 
 STEP_BYTES_MIN: Final = 64 << 10
-STEP_BYTES_MAX: Final = 4 << 20
+STEP_BYTES_MAX: Final = 16 << 20
 INDEX_EXTRA_BYTES: Final = 8 << 10  # two files take two tails of a disk block
 
 
@@ -55,6 +55,10 @@ class SegmentRoom:
         if wait:
             return await self._seeker.take(Writing(self.tenant, self._ino, self.end), size, wanted)
         return await self._seeker.take_now(self.tenant, size, wanted)
+
+    def is_short(self, end: int) -> bool:
+        """Whether so little is left of it that it had better be made larger."""
+        return self.end - end < min(self.end, STEP_BYTES_MAX) // 2
 
     def _bytes_to(self, end: int) -> int:
         extra = INDEX_EXTRA_BYTES if self._kept is None else 0

@@ -46,6 +46,9 @@ log = logging.getLogger(__name__)
 
 RETRY_S: Final = 2.0
 PARALLEL: Final = 2
+QUIET_S: Final = 0.25
+LET_PASS_S: Final = 2.0
+FULL_MAX: Final = 8  # segments of a stream that wait to be sealed
 CRASH_POINTS: Final = (
     "append.opened",
     "append.seal.footer",
@@ -78,6 +81,7 @@ class Sealing:
         try:
             while stream.full:
                 segment = stream.full[0]
+                await self._let_pass(stream)
                 try:
                     await self._one(stream, segment)
                 except (ReadOnlyError, FatalIOError, CorruptError) as e:
@@ -93,6 +97,17 @@ class Sealing:
         finally:
             stream.sealing = False
             self._streams.let_go(stream)
+
+    async def _let_pass(self, stream: Stream) -> None:
+        """Splitting and hashing take the processor from those who append: they go first, for a while, unless a caller
+        waits for the seal or there is much to be sealed."""
+        until_s = trio.current_time() + LET_PASS_S
+        while not stream.is_hurried and len(stream.full) < FULL_MAX:
+            quiet_s = min(stream.appended_s + QUIET_S, until_s) - trio.current_time()
+            if quiet_s <= 0:
+                return
+            with trio.move_on_after(quiet_s):
+                await stream.hurried.wait()
 
     def _failed(self, stream: Stream, segment: Segment, e: Exception) -> None:
         segment.error = e

@@ -18,6 +18,7 @@ Owner: the trio thread. `lock` is held where the stream's end moves. A crash lea
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 from collections import deque
@@ -36,6 +37,7 @@ from aof2.engine.catalog.rows import stream_of
 from aof2.engine.errors import FatalIOError, os_error
 from aof2.engine.kinds.kernel import PARTIAL_BYTES_MAX
 from aof2.engine.locks import Rank, task_lock
+from aof2.engine.quota import Reservation
 from aof2.engine.segment.writer import SegmentWriter
 from aof2.engine.settings.model import AppendTenant
 
@@ -91,6 +93,9 @@ class Stream:
         self.naming = task_lock(Rank.NAMING)  # held where segments get their names, or are given up
         self._committing = task_lock(Rank.COMMIT)
         self._asked = self._answered = 0  # commits
+        self._waiting = 0  # callers of `seal`
+        self.hurried = trio.Event()  # what is full is to be sealed at once
+        self.appended_s = 0.0  # when records last came, by the trio clock
 
     # -- looking -----------------------------------------------------------------------------------------------
 
@@ -230,19 +235,38 @@ class Stream:
         where there is none to be had."""
         if need_end <= segment.room.end:
             return True
-        most = segment.header.max_size
-        reservation = await segment.room.grow(need_end, most, wait=not segment.record_count)
+        reservation = await segment.room.grow(need_end, segment.header.max_size, wait=not segment.record_count)
         if reservation is None:
             await self.rotate(begins=True)
             return False
-        end = min(segment.room.end_of(reservation), most)
+        await self._grow(segment, reservation)
+        return True
+
+    async def _grow(self, segment: Segment, reservation: Reservation) -> None:
+        """By what was reserved of the quota, on the disk."""
+        end = min(segment.room.end_of(reservation), segment.header.max_size)
         try:
             await trio.to_thread.run_sync(segment.writer.reserve, end)
         except BaseException:
             reservation.release()
             raise
         segment.room.took(reservation, end)
-        return True
+
+    async def grow_ahead(self) -> None:
+        """The channel has used much of the segment's room: it gets more before it has to ask, if that is easy."""
+        segment = self.active
+        if segment is None or not segment.at_channel or self.lock.locked() or not segment.room.is_short(segment.end):
+            return
+        async with self.lock:
+            if self.active is not segment or not segment.at_channel:
+                return
+            end, most = segment.room.end, segment.header.max_size
+            reservation = await segment.room.grow(min(end + 1, most), most, wait=False) if end < most else None
+            if reservation is None:
+                return
+            with contextlib.suppress(OSError):  # the next write tells its caller
+                await self._grow(segment, reservation)
+                self._kernel.append_room(self.append_ino, segment.room.end)
 
     # -- the channel -------------------------------------------------------------------------------------------
 
@@ -361,6 +385,8 @@ class Stream:
         """Under `lock`, and the segment is ours: the next record goes into another one."""
         segment, self.active = self.active, None
         self.begins = self.begins or begins
+        if self.is_hurried:
+            self._hurry()
         if segment is None:
             if self.full:
                 self._streams.seal_soon(self)
@@ -372,6 +398,8 @@ class Stream:
                 log.error("the disk lost records of a stream", extra={"path": str(segment.path), "bytes": lost})
         segment.dropped = segment.dropped or not segment.record_count
         self.full.append(segment)
+        if self.is_hurried or len(self.full) > 1:
+            self._hurry()
         self._streams.seal_soon(self)
 
     async def end_segment(self, only: Segment | None = None, *, begins: bool = False) -> list[Segment]:
@@ -387,16 +415,29 @@ class Stream:
     async def seal(self, *, begins: bool = False) -> int:
         """Everything that was acknowledged is sealed when this returns; how many segments. The error of one that cannot
         be, for now."""
-        ended = await self.end_segment(begins=begins)
-        sealed = 0
-        for segment in ended:
-            while not segment.over.is_set():
-                turned = self.turned
-                await turned.wait()
-                if segment.error is not None and not segment.over.is_set():
-                    raise segment.error
-            sealed += not segment.dropped
-        return sealed
+        self._waiting += 1
+        try:
+            ended = await self.end_segment(begins=begins)
+            sealed = 0
+            for segment in ended:
+                while not segment.over.is_set():
+                    turned = self.turned
+                    await turned.wait()
+                    if segment.error is not None and not segment.over.is_set():
+                        raise segment.error
+                sealed += not segment.dropped
+            return sealed
+        finally:
+            self._waiting -= 1
+
+    @property
+    def is_hurried(self) -> bool:
+        """Whether a caller waits for what is full to be sealed, or given up."""
+        return self.begins or self._waiting > 0 or any(segment.dropped for segment in self.full)
+
+    def _hurry(self) -> None:
+        hurried, self.hurried = self.hurried, trio.Event()
+        hurried.set()
 
     async def settle(self) -> None:
         """A segment without records is given up; what was given up before is gone when this returns."""
@@ -444,3 +485,4 @@ class Stream:
         self.position = position
         for segment in left:
             segment.dropped = True
+        self._hurry()

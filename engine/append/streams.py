@@ -143,6 +143,7 @@ class Streams:
 
     def to_commit(self, stream: Stream) -> None:
         """It has records that are not committed."""
+        stream.appended_s = trio.current_time()
         self._to_commit[stream.ino] = stream
         self._wake.set()
 
@@ -153,6 +154,7 @@ class Streams:
         async def commit(stream: Stream) -> None:
             async with limiter:
                 with contextlib.suppress(Aof2Error, OSError, KernelGoneError):  # said; fsync tells its caller
+                    await stream.grow_ahead()
                     await stream.commit()
 
         async with trio.open_nursery() as nursery:
