@@ -31,20 +31,19 @@ from aof2.engine.append.names import Tag
 from aof2.engine.append.recover import recover as recover
 from aof2.engine.append.stream import Stream
 from aof2.engine.append.streams import Streams
+from aof2.engine.append.tree import StreamTree
 from aof2.engine.catalog.batch import Batch
 from aof2.engine.catalog.rows import InodeRow, stream_of
 from aof2.engine.errors import Aof2Error, os_error
 from aof2.engine.files.kind import FilesKind
 from aof2.engine.files.state import wants_write
 from aof2.engine.kinds import facts
-from aof2.engine.kinds.catalogued import Catalogued
 from aof2.engine.kinds.kernel import AppendState, KernelGoneError
-from aof2.engine.kinds.kind import Answers, AttributeChange, Caller, Told, Truncated, Unsealed, Way, refuse
+from aof2.engine.kinds.kind import AttributeChange, Caller, Truncated, Unsealed, Way, refuse
 from aof2.engine.kinds.registry import Surroundings
 
 FILES_NUMBER: Final = 0
 SEAL_AT_END_MAX_S: Final = 30.0
-PAGE: Final = 1024
 EXT_ID: Final = b"user.aof2.ext_id"
 EXT_ID_MAX: Final = (1 << 64) - 1
 
@@ -53,11 +52,10 @@ def make(at: Surroundings) -> AppendKind:
     return AppendKind(at)
 
 
-class AppendKind(Catalogued):
+class AppendKind(StreamTree):
     """All tenants of kind `append` of one mount."""
 
     def __init__(self, at: Surroundings) -> None:
-        super().__init__(at.volume, at.tenants)
         self._opens = at.opens
         self._kernel = at.kernel
         # Sealed files are in the mount's one file table; where no tenant has files, that is run here.
@@ -65,7 +63,7 @@ class AppendKind(Catalogued):
         of_files = made if isinstance(made, FilesKind) else FilesKind(at._replace(tenants={}))
         self._own_files = of_files if of_files is not made else None
         self.files = of_files.files
-        self.streams = Streams(self.files, at.kernel)
+        super().__init__(at.volume, at.tenants, Streams(self.files, at.kernel))
 
     # -- life --------------------------------------------------------------------------------------------------
 
@@ -97,102 +95,6 @@ class AppendKind(Catalogued):
     def refuse_writes(self) -> int:
         return self.streams.refuse_writes()
 
-    # -- which directory -----------------------------------------------------------------------------------------
-
-    def _is_stream(self, row: InodeRow) -> bool:
-        is_top = row.ino == namespace.root_ino(stream_of(row.ino))
-        return stat.S_ISDIR(row.mode) and not is_top and row.last_name != names.SEGMENTS
-
-    def _is_segments_dir(self, row: InodeRow) -> bool:
-        return stat.S_ISDIR(row.mode) and row.last_name == names.SEGMENTS
-
-    def _ext(self, ino: int) -> str:
-        return self.streams.settings(stream_of(ino)).ext
-
-    def _is_reserved(self, ino: int, name: bytes) -> bool:
-        """Whether no stream may have this name."""
-        ext = self._ext(ino)
-        return name in (names.APPEND, names.tail_name(ext), names.SEGMENTS) or names.is_payload_name(name, ext)
-
-    # -- names: reading ----------------------------------------------------------------------------------------
-
-    def answers(self, stream_id: int) -> Answers:
-        return Answers.NOTHING
-
-    def row(self, ino: int) -> InodeRow:
-        of = names.made_up(ino)
-        return super().row(ino) if of is None else self._made_up(of, super().row(of.of))
-
-    def _made_up(self, what: names.MadeUp, of: InodeRow) -> InodeRow:
-        if what.tag is Tag.APPEND:
-            return names.append_row(of)
-        if what.tag is Tag.TAIL:
-            stream = self.streams.known(of.ino)
-            if stream is None:
-                return names.tail_row(of, 0, 0)
-            return names.tail_row(of, stream.committed_logical - stream.position.next_logical, stream.committed_ns)
-        return names.raw_row(of, super().row(names.payload_ino(of.ino)))
-
-    def find(self, parent: int, name: bytes) -> InodeRow | None:
-        made_up = self._find_made_up(parent, name)
-        return super().find(parent, name) if made_up is None else made_up
-
-    def _find_made_up(self, parent: int, name: bytes) -> InodeRow | None:
-        if name in (names.APPEND, names.tail_name(self._ext(parent))):
-            above = super().row(parent)
-            tag = Tag.APPEND if name == names.APPEND else Tag.TAIL
-            return self._made_up(names.MadeUp(tag, parent), above) if self._is_stream(above) else None
-        if name.endswith(names.RAW_SUFFIX) and self._is_segments_dir(super().row(parent)):
-            index = super().find(parent, name.removesuffix(names.RAW_SUFFIX) + names.INDEX_SUFFIX)
-            return self._made_up(names.MadeUp(Tag.RAW, index.ino), index) if index is not None else None
-        return None
-
-    def entries(self, ino: int, after: bytes | None, count: int) -> list[tuple[bytes, InodeRow]]:
-        above = super().row(ino)
-        found = super().entries(ino, after, count)
-        if self._is_segments_dir(above):
-            found += [(self._raw_of(name), row) for name, row in found]
-            if after is not None and after.endswith(names.INDEX_SUFFIX):
-                found.append((self._raw_of(after), above))  # right behind its index
-            found = [(name, row) for name, _ in found if (row := self.find(ino, name)) is not None]
-        elif self._is_stream(above):
-            last = found[-1][0] if len(found) == count else None
-            made_up = [(name, self.find(ino, name)) for name in (names.APPEND, names.tail_name(self._ext(ino)))]
-            found += [(name, row) for name, row in made_up if row is not None and (last is None or name < last)]
-        return [(name, row) for name, row in sorted(found) if after is None or name > after][:count]
-
-    def _raw_of(self, index: bytes) -> bytes:
-        return index.removesuffix(names.INDEX_SUFFIX) + names.RAW_SUFFIX
-
-    def told(self, row: InodeRow) -> Told:
-        of = names.made_up(row.ino)
-        if of is None or of.tag is not Tag.TAIL:
-            return Told()
-        stream = self.streams.known(of.of)
-        if stream is not None:
-            stream.tail_told = True
-        return Told(changing=True)
-
-    def space(self, ino: int) -> tuple[int, int]:
-        return self.files.room.space(self.tenants.get(stream_of(ino)))
-
-    def get_xattr(self, ino: int, name: bytes, caller: Caller | None = None) -> bytes | None:
-        of = names.made_up(ino)
-        if name == EXT_ID and of is not None and of.tag is Tag.APPEND:
-            return next((b"%d" % handle.ext_id for handle in self._handles_of(of.of, caller)), None)
-        of_ino = ino if of is None else of.of
-        stream = self.streams.known(of_ino)
-        if name == facts.DURABLE and stream is not None and stream.unsealed():
-            return b"0"
-        if of is not None and (name != facts.DURABLE or of.tag is not Tag.RAW):
-            return None
-        return super().get_xattr(of_ino, name, caller)
-
-    def list_xattrs(self, ino: int) -> Sequence[bytes]:
-        if names.made_up(ino) is not None:
-            return []
-        return [name for name in super().list_xattrs(ino) if name != rows.POSITION_XATTR]
-
     # -- names: changing ---------------------------------------------------------------------------------------
 
     async def mkdir(self, parent: int, name: bytes, mode: int, caller: Caller) -> InodeRow:
@@ -206,7 +108,7 @@ class AppendKind(Catalogued):
 
     def _check_new(self, parent: int, name: bytes) -> None:
         """A stream may be made, or moved, there."""
-        if self._is_segments_dir(super().row(parent)) or self._is_reserved(parent, name):
+        if self._is_segments_dir(self.row(parent)) or self._is_reserved(parent, name):
             raise os_error(errno.EPERM if self.find(parent, name) is None else errno.EEXIST)
 
     async def unlink(self, parent: int, name: bytes) -> None:
@@ -218,7 +120,7 @@ class AppendKind(Catalogued):
         of = names.made_up(row.ino)
         if of is not None and of.tag is Tag.TAIL:
             await self.drop_tail(of.of)
-        elif of is None and not self._is_segments_dir(super().row(parent)):
+        elif of is None and not self._is_segments_dir(self.row(parent)):
             await self.unlink_segment(parent, name)
 
     async def unlink_segment(self, parent: int, name: bytes) -> None:
@@ -246,15 +148,11 @@ class AppendKind(Catalogued):
             return end - before
 
     async def rmdir(self, parent: int, name: bytes) -> None:
-        row = super().find(parent, name)
-        if row is None or name == names.SEGMENTS:
-            if row is None and self.find(parent, name) is None:
-                raise os_error(errno.ENOENT)
-            if row is None:
-                raise os_error(errno.ENOTDIR)
+        row = self.find(parent, name)
+        if row is None or not stat.S_ISDIR(row.mode):
+            raise os_error(errno.ENOENT if row is None else errno.ENOTDIR)
+        if name == names.SEGMENTS:
             return
-        if not stat.S_ISDIR(row.mode):
-            raise os_error(errno.ENOTDIR)
         await self._without(row, partial(rows.remove_stream, parent=parent, name=name))
 
     async def _without(self, row: InodeRow, work: Callable[[Batch], list[InodeRow]]) -> None:
@@ -300,6 +198,26 @@ class AppendKind(Catalogued):
         await self._without(target, over)
 
     # -- attributes --------------------------------------------------------------------------------------------
+
+    def space(self, ino: int) -> tuple[int, int]:
+        return self.files.room.space(self.tenants.get(stream_of(ino)))
+
+    def get_xattr(self, ino: int, name: bytes, caller: Caller | None = None) -> bytes | None:
+        of = names.made_up(ino)
+        if name == EXT_ID and of is not None and of.tag is Tag.APPEND:
+            return next((b"%d" % handle.ext_id for handle in self._handles_of(of.of, caller)), None)
+        of_ino = ino if of is None else of.of
+        stream = self.streams.known(of_ino)
+        if name == facts.DURABLE and stream is not None and stream.unsealed():
+            return b"0"
+        if of is not None and (name != facts.DURABLE or of.tag is not Tag.RAW):
+            return None
+        return super().get_xattr(of_ino, name, caller)
+
+    def list_xattrs(self, ino: int) -> Sequence[bytes]:
+        if names.made_up(ino) is not None:
+            return []
+        return [name for name in super().list_xattrs(ino) if name != rows.POSITION_XATTR]
 
     async def resize(self, row: InodeRow, size: int) -> None:
         raise os_error(errno.EISDIR if stat.S_ISDIR(row.mode) else errno.EPERM)
@@ -355,7 +273,7 @@ class AppendKind(Catalogued):
             if wants_write(flags):
                 refuse()
             return await self.files.open(ino, flags)
-        row = super().row(of.of)
+        row = self.row(of.of)
         if of.tag is Tag.APPEND:
             if wants_write(flags):
                 self.volume.check_writable(stream_of(ino))
@@ -385,9 +303,6 @@ class AppendKind(Catalogued):
 
     takes_files = False
 
-    def is_stream(self, ino: int) -> bool:
-        return names.made_up(ino) is None and self._is_stream(super().row(ino))
-
     async def truncate_stream(self, ino: int, before: int | None) -> Truncated:
         size = segments = 0
         if before is None:
@@ -399,13 +314,6 @@ class AppendKind(Catalogued):
         left = [names.base_offset_of(row.last_name) for row in self.payloads(ino)]
         with self.streams.using(ino) as stream:
             return Truncated(segments, size, min(left, default=stream.position.next_logical))
-
-    def payloads(self, ino: int) -> list[InodeRow]:
-        """Payload files of a stream, in order."""
-        found: list[tuple[bytes, InodeRow]] = []
-        while page := super().entries(ino, found[-1][0] if found else None, PAGE):
-            found += page
-        return [row for name, row in found if names.is_payload_name(name, self._ext(ino))]
 
     def is_open(self, ino: int) -> bool:
         return self.files.known.is_open(ino)
@@ -443,7 +351,7 @@ class AppendKind(Catalogued):
         return rows.undelete_segment(b, ino, parent, name)
 
     def undeleted(self, row: InodeRow) -> None:
-        index = super().row(names.index_ino(row.ino))
+        index = self.row(names.index_ino(row.ino))
         self.streams.changed(row.parent, row.last_name)
         self.streams.changed(index.parent, index.last_name)
         self.streams.changed(index.parent, self._raw_of(index.last_name))

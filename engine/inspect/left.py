@@ -6,7 +6,7 @@ Owner: pure over a view, and a look at backing files. A crash leaves nothing.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -58,6 +58,8 @@ def left_here(view: View, state_dir: Path) -> Left:
             if inode is not None:
                 size = _taken(state_dir / "hot_cache" / tenant / f"{ino}.{dirty.generation}")
                 left.add(path(inode), size, sealed=False)
+        for inode, size in _segments(view, state_dir, tenant_id, tenant):
+            left.add(path(inode), size, sealed=False)
         for birth in unfolded.births:
             if birth.ino not in unfolded.gone:
                 size = _taken(state_dir / "hot_cache" / tenant / f"{birth.ino}.1")
@@ -82,6 +84,14 @@ def path_of(
 def _named(view: View, tenant_id: int, ino: int, unfolded: Waiting) -> InodeRow | None:
     inode = view.get(tenant_id, t.INODES, ino)
     return inode if inode is not None and inode.nlink and ino not in unfolded.gone else None
+
+
+def _segments(view: View, state_dir: Path, tenant_id: int, tenant: str) -> Iterator[tuple[InodeRow, int]]:
+    """Streams with segments that are not sealed, and what each of these takes."""
+    for file in sorted((state_dir / "segments" / tenant).glob("*/*.seg")):
+        inode = view.get(tenant_id, t.INODES, int(file.parent.name)) if file.parent.name.isdigit() else None
+        if inode is not None and (size := _taken(file)):
+            yield inode, size
 
 
 def _taken(path: Path) -> int:

@@ -184,6 +184,26 @@ def test_a_restored_volume_has_every_sealed_segment(volume: MountedVolume, tmp_p
     assert sealed(stream) == written + b"more\n"
 
 
+def test_what_a_lost_machine_had_not_sealed_is_all_that_is_lost(volume: MountedVolume) -> None:
+    stream = volume.path / "clicks"
+    stream.mkdir()
+    (stream / "_append").write_bytes(b"durable\n" * 10)
+    volume.done("wait", stream)
+    (stream / "_append").write_bytes(b"lost\n")
+    committed(stream)
+    assert volume.aof2("verify").returncode == 0  # with a segment that is open
+    volume.kill()
+    assert volume.aof2("verify").returncode == 0
+    shutil.rmtree(volume.state_dir)
+    volume.done("restore", "--from", f"file://{volume.remote}")
+    volume.remount()
+    assert everything(stream) == b"durable\n" * 10
+    (stream / "_append").write_bytes(b"again\n")
+    seal(volume, stream)
+    assert sealed(stream) == b"durable\n" * 10 + b"again\n"
+    assert volume.aof2("verify", "--remote").returncode == 0
+
+
 def test_a_removed_segment_comes_back_with_its_index(volume: MountedVolume, tmp_path: Path) -> None:
     stream = volume.path / "clicks"
     stream.mkdir()
