@@ -38,7 +38,7 @@ from aof2.engine.errors import Aof2Error, os_error
 from aof2.engine.files.kind import FilesKind
 from aof2.engine.files.state import wants_write
 from aof2.engine.kinds import facts
-from aof2.engine.kinds.kernel import AppendState, KernelGoneError
+from aof2.engine.kinds.kernel import AppendState
 from aof2.engine.kinds.kind import AttributeChange, Caller, Truncated, Unsealed, Way, refuse
 from aof2.engine.kinds.registry import Surroundings
 
@@ -77,7 +77,7 @@ class AppendKind(StreamTree):
             task_status.started()
 
     async def end(self) -> None:
-        with trio.move_on_after(SEAL_AT_END_MAX_S), contextlib.suppress(Aof2Error, OSError, KernelGoneError):
+        with trio.move_on_after(SEAL_AT_END_MAX_S), contextlib.suppress(Aof2Error, OSError):
             for stream in self.streams:
                 for handle in list(stream.handles.values()):
                     await handle.close()  # the mount went under its writer

@@ -126,6 +126,15 @@ class Segment:
             nodeid, self.segment_id, self.end, w.next_logical_offset, w.record_count, w.crc64, w.last_record_ts_ms
         )
 
+    def look(self, env: Env, nodeid: int) -> AppendState:
+        """How far the file is. Blocks."""
+        with SegmentReader(env, self.path, durable=self.end) as reader:
+            tail = reader.tail
+        return AppendState(
+            *(nodeid, self.segment_id, tail.end_offset, tail.next_logical_offset, tail.record_count),
+            *(tail.crc64, tail.last_record_ts_ms),
+        )
+
     async def append(self, payloads: Sequence[memoryview | bytes], *, ts_ms: int, ext_id: int) -> None:
         """In one write. OSError: none of them."""
         count = len(payloads)

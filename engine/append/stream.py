@@ -35,7 +35,7 @@ from aof2.engine.append.rows import Position
 from aof2.engine.append.segment import Segment
 from aof2.engine.catalog.rows import stream_of
 from aof2.engine.errors import FatalIOError, os_error
-from aof2.engine.kinds.kernel import PARTIAL_BYTES_MAX
+from aof2.engine.kinds.kernel import PARTIAL_BYTES_MAX, KernelGoneError
 from aof2.engine.locks import Rank, task_lock
 from aof2.engine.quota import Reservation
 from aof2.engine.segment.writer import SegmentWriter
@@ -274,7 +274,11 @@ class Stream:
         """The active segment is ours."""
         segment = self.active
         if segment is not None and segment.at_channel:
-            state = await self._kernel.append_take(self.append_ino)
+            try:
+                state = await self._kernel.append_take(self.append_ino)
+            except KernelGoneError:  # and nothing is written any more: the file says how far it got
+                self._streams.native = False
+                state = await trio.to_thread.run_sync(segment.look, self._volume.env, self.append_ino)
             segment.at_channel = False
             if state is not None:
                 segment.adopt(state)

@@ -19,7 +19,7 @@ from aof2.engine.catalog.rows import InodeRow
 from aof2.engine.env import Env
 from aof2.engine.files import Files
 from aof2.engine.files.kind import FilesKind
-from aof2.engine.kinds.kernel import PARTIAL_BYTES_MAX, AppendState, Framing
+from aof2.engine.kinds.kernel import PARTIAL_BYTES_MAX, AppendState, Framing, KernelGoneError
 from aof2.engine.kinds.kind import Caller
 from aof2.engine.kinds.mounted import Kinds
 from aof2.engine.kinds.opens import Opens
@@ -62,6 +62,7 @@ class StreamKernel(FakeKernel):
         self.forwarding: set[int] = set()
         self.partials: dict[int, bytes] = {}
         self.by_itself = 0
+        self.gone = False
 
     def invalidate_entry(self, parent: int, name: bytes, child: int = 0) -> None:
         self.forgotten.append((parent, name))
@@ -77,6 +78,8 @@ class StreamKernel(FakeKernel):
 
     async def append_take(self, nodeid: int) -> AppendState | None:
         await trio.lowlevel.checkpoint()
+        if self.gone:
+            raise KernelGoneError("the mount is gone")
         given = self.given.pop(nodeid, None)
         if given is None:
             return None

@@ -133,6 +133,62 @@ def test_what_is_left_goes_on_after_a_restart(tmp_path: Path) -> None:
         run_streams(settings, body)
 
 
+def test_what_the_channel_appended_is_found_when_the_channel_is_gone(tmp_path: Path) -> None:
+    written = lines(0, 60)
+
+    async def body(w: World) -> None:
+        await w.mkdir()
+        fh = await w.open_append()
+        for one in written:
+            await w.write(fh, one)
+        assert w.kernel.by_itself
+        await w.write(fh, b"begun")
+        w.kernel.partials.pop(fh)
+        w.kind.partial(w.stream().append_ino, fh, b"begun")  # the channel's last words
+        w.kernel.gone = True
+        await w.kind.end()
+        assert await w.sealed() == b"".join(written) + b"begun\n"
+
+    run_streams(stream_settings(tmp_path), body)
+
+
+def test_the_channel_and_the_daemon_append_in_turn(tmp_path: Path) -> None:
+    """Many writers, small segments, lines in pieces: what the channel cannot take comes here, and back."""
+
+    async def body(w: World) -> None:
+        await w.mkdir()
+        acked: list[list[bytes]] = [[] for _ in range(8)]
+
+        async def write(n: int) -> None:
+            fh = await w.open_append()
+            for i in range(120):
+                line = b"%d:%d:" % (n, i) + b"x" * (i * 53 % 700) + b"\n"
+                cut = i * 31 % len(line)
+                for piece in (line[:cut], line[cut:]):
+                    if piece:
+                        await w.write(fh, piece)
+                acked[n].append(line)
+                if i % 17 == n:
+                    await w.opens.get(fh).sync()
+                if i % 40 == n:
+                    await w.stream().end_segment()
+                await trio.sleep(0)
+            await w.close(fh)
+
+        async with trio.open_nursery() as nursery:
+            for n in range(8):
+                nursery.start_soon(write, n)
+        found = (await w.everything()).splitlines(keepends=True)
+        for n in range(8):
+            assert [line for line in found if line.startswith(b"%d:" % n)] == acked[n]
+        assert len(found) == 960
+        assert 0 < w.kernel.by_itself < 1920
+        await w.stream().seal()
+        assert await w.raw_payloads(tmp_path) == found
+
+    run_streams(stream_settings(tmp_path), body)
+
+
 def refused(e: pytest.ExceptionInfo[OSError], code: int) -> None:
     assert e.value.errno == code
 

@@ -327,3 +327,17 @@ def test_a_remote_that_is_away_holds_up_no_seal(volume: MountedVolume) -> None:
     assert os.getxattr(stream, "user.aof2.durable") == b"1"
     # The log of the daemon says so.
     (volume.state_dir / "daemon.log").write_text("")
+
+
+def test_a_plain_umount_seals_what_the_channel_appended(volume: MountedVolume) -> None:
+    stream = volume.path / "clicks"
+    stream.mkdir()
+    with (stream / "_append").open("ab", buffering=0) as f:
+        for n in range(500):
+            f.write(b"%d\n" % n)
+    subprocess.run(["umount", str(volume.mountpoint)], check=True)
+    until(lambda: not volume.pids(), "the daemon goes on")
+    assert not list((volume.state_dir / "segments").rglob("*.seg"))
+    volume.remount()
+    assert sealed(stream) == b"".join(b"%d\n" % n for n in range(500))
+    (volume.state_dir / "daemon.log").write_text("")  # it says what was not uploaded
