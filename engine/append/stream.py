@@ -49,6 +49,8 @@ log = logging.getLogger(__name__)
 
 
 SEALED_KEPT: Final = 1024
+SHORT_BYTES: Final = 1 << 20
+BEGUN_BYTES_MAX: Final = 256 << 20
 
 
 class SealedPart(NamedTuple):
@@ -140,7 +142,7 @@ class Stream:
                 self._tell_partial(handle)
 
     async def _write(self, handle: AppendHandle, data: bytes) -> int:
-        framed = frame(self.framing, handle.partial, data, self.record_max)
+        framed = frame(self.framing, handle.partial, data, self._longest(handle))
         taken = 0
         try:
             for some in self._parts(framed.payloads):
@@ -154,6 +156,12 @@ class Stream:
             return of_data
         handle.partial = framed.rest
         return len(data)
+
+    def _longest(self, handle: AppendHandle) -> int:
+        """What a line may have: less where many long ones were begun, which all wait in memory."""
+        if len(handle.partial) < SHORT_BYTES or self._streams.begun_bytes() < BEGUN_BYTES_MAX:
+            return self.record_max
+        return min(self.record_max, SHORT_BYTES)
 
     def _parts(self, payloads: Sequence[memoryview | bytes]) -> list[Sequence[memoryview | bytes]]:
         """All records of a write together, unless they take more than a segment has."""
@@ -205,7 +213,7 @@ class Stream:
 
     async def _open(self, ext_id: int) -> Segment:
         at = self.end_position
-        await self._streams.files.admit_file()
+        await self._admit()
         work = partial(rows.open_segment, stream_ino=self.ino, base_offset=at.next_logical)
         ids = await result_of(self._volume.writer.submit(stream_of(self.ino), work))
         env = self._volume.env
@@ -229,6 +237,15 @@ class Stream:
         writer.last_record_ts_ms = at.last_ts_ms
         self.active = Segment(ids, self._streams.room_of(self), writer, None)
         return self.active
+
+    async def _admit(self) -> None:
+        """ENOSPC where the disk has no room for a new segment's name. What is clean makes way, and what can be clean
+        soon is sent off."""
+        files = self._streams.files
+        if not self._volume.disk.has_room_for_names():
+            await files.room.seeker.push()
+            await self._volume.evictor.make_room(self.settings.segment_bytes)
+        await files.admit_file()
 
     async def _make_room(self, segment: Segment, need_end: int) -> bool:
         """Whether the segment may grow to there; False: it is ended instead, so that it can make room itself. OSError

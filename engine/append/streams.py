@@ -87,6 +87,10 @@ class Streams:
         stream.users -= 1
         self.let_go(stream)
 
+    def begun_bytes(self) -> int:
+        """Of lines that handles began and did not end."""
+        return sum(len(handle.partial) for stream in self for handle in stream.handles.values())
+
     def let_go(self, stream: Stream) -> None:
         """It may have come to rest: then the catalog knows all of it."""
         if stream.is_idle:

@@ -97,7 +97,7 @@ def test_every_point(tmp_path: Path) -> None:
     hits = hits_of(workload, tmp_path / "hits")
     rng = random.Random(15)
     killed_at: set[str] = set()
-    for n, (point, nth) in enumerate(crash_cases(hits, POINTS, per_point_max=2)):
+    for n, (point, nth) in enumerate(crash_cases(hits, POINTS, per_point_max=1)):
         base = tmp_path / f"case{n}"
         crash = run_until_crash(workload, base, point, nth)
         if not crash.killed:

@@ -112,6 +112,27 @@ def test_lines_that_are_too_long_are_cut_and_binary_passes(tmp_path: Path) -> No
     run_streams(stream_settings(tmp_path), body)
 
 
+def test_many_long_lines_at_once_are_cut_shorter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was begun waits in memory: not without a bound."""
+    monkeypatch.setattr("aof2.engine.append.stream.SHORT_BYTES", 1000)
+    monkeypatch.setattr("aof2.engine.append.stream.BEGUN_BYTES_MAX", 20_000)
+
+    async def body(w: World) -> None:
+        w.kind.streams.native = False
+        await w.mkdir()
+        handles = [await w.open_append() for _ in range(10)]
+        for _ in range(8):
+            for fh in handles:
+                await w.write(fh, b"y" * 900)
+            assert w.kind.streams.begun_bytes() <= 30_000
+        for fh in handles:
+            await w.close(fh)
+        found = await w.everything()
+        assert len(found) == found.count(b"y") + 10 == 10 * 8 * 900 + 10
+
+    run_streams(stream_settings(tmp_path), body)
+
+
 def test_what_is_left_goes_on_after_a_restart(tmp_path: Path) -> None:
     settings = stream_settings(tmp_path)
     written = lines(0, 900)

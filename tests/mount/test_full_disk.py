@@ -201,3 +201,50 @@ def test_filled_by_the_log(tmp_path: Path) -> None:
             files[name] = files.pop("f0")
         put_through(volume, files, killed=True)
         is_clean(volume)
+
+
+@pytest.mark.parametrize("taken_by", ["the stream", "others"])
+def test_a_stream_on_a_full_disk(tmp_path: Path, taken_by: str) -> None:
+    """A write fails, with nothing of it taken; what was acknowledged is there, and when there is room it goes on."""
+    line = b"x" * 99_999 + b"\n"
+    streams = {"events": {"kind": "append", "segment_bytes": "8MiB", "seal_after": "1h"}}
+    with (
+        loop_disk(tmp_path, size_bytes=DISK_BYTES) as disk,
+        mounted_volume(
+            disk.path / "v",
+            tenants=streams,
+            timeout_s=240,
+            remote={"url": f"file://{tmp_path / 'remote'}", "timeout": "2s"},
+            cache={"hot_bytes": "1GiB"},
+        ) as volume,
+    ):
+        stream = volume.path / "clicks"
+        stream.mkdir()
+        fd, count = os.open(stream / "_append", os.O_WRONLY), 0
+        with nothing_becomes_clean(tmp_path):
+            if taken_by == "others":
+                os.write(fd, line)
+                count += 1
+                disk.take_bytes()
+            with pytest.raises(OSError) as e:
+                while True:
+                    assert os.write(fd, line) == len(line)
+                    count += 1
+            assert e.value.errno == errno.ENOSPC
+        if taken_by == "others":
+            disk.give_back()
+        until(lambda: writes(fd, b"after\n"), "there is room again")
+        os.close(fd)
+        volume.kill()
+        volume.remount()
+        volume.done("wait", stream)
+        found = b"".join(path.read_bytes() for path in sorted(stream.glob("0*.jsonl")))
+        assert found == line * count + b"after\n"
+
+
+def writes(fd: int, data: bytes) -> bool:
+    try:
+        return os.write(fd, data) == len(data)
+    except OSError as e:
+        assert e.errno == errno.ENOSPC
+        return False
