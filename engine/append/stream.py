@@ -30,11 +30,12 @@ import trio
 
 from aof2.engine.aio import result_of
 from aof2.engine.append import names, rows
+from aof2.engine.append.committing import Commits
 from aof2.engine.append.framing import FOOTER, HEADER, OVERHEAD, fitting, frame, framing_of, record_max
 from aof2.engine.append.rows import Position
 from aof2.engine.append.segment import Segment
 from aof2.engine.catalog.rows import stream_of
-from aof2.engine.errors import FatalIOError, os_error
+from aof2.engine.errors import os_error
 from aof2.engine.kinds.kernel import PARTIAL_BYTES_MAX, KernelGoneError
 from aof2.engine.locks import Rank, task_lock
 from aof2.engine.quota import Reservation
@@ -93,8 +94,7 @@ class Stream:
         self.turned = trio.Event()  # a seal went well, or did not
         self.lock = task_lock(Rank.STREAM)
         self.naming = task_lock(Rank.NAMING)  # held where segments get their names, or are given up
-        self._committing = task_lock(Rank.COMMIT)
-        self._asked = self._answered = 0  # commits
+        self._commits = Commits(self, streams)
         self._waiting = 0  # callers of `seal`
         self.hurried = trio.Event()  # what is full is to be sealed at once
         self.appended_s = 0.0  # when records last came, by the trio clock
@@ -346,52 +346,17 @@ class Stream:
 
     async def commit(self) -> None:
         """What was acknowledged before is on the disk when this returns; one sync for all who wait."""
-        self._asked += 1
-        ticket = self._asked
-        async with self._committing:
-            if self._answered >= ticket:
-                return
-            covers = self._asked
-            await self._commit()
-            self._answered = covers
+        await self._commits.commit()
 
-    async def _commit(self) -> None:
-        before = self.committed_logical
-        for segment in self.unsealed():
-            if segment.at_channel:
-                state = await self._kernel.append_state(self.append_ino)
-                if state is not None and segment.at_channel:
-                    segment.adopt(state)
-            await self._commit_segment(segment)
-        if self.committed_logical == before:
-            return
+    def has_committed(self) -> None:
+        """More than before: those who follow the stream are told."""
         moved, self.moved = self.moved, trio.Event()
         moved.set()
         if self.tail_told:
             self.tail_told = False
             self._kernel.invalidate_attr(self.tail_ino)
 
-    async def _commit_segment(self, segment: Segment) -> None:
-        end, logical = segment.end, segment.next_logical
-        if end == segment.committed_end or segment.dropped:
-            return
-        if segment.flush_failed:
-            raise os_error(errno.EIO)  # what of it is whole is on its way
-        try:
-            if segment.raw is None:
-                await trio.to_thread.run_sync(segment.writer.flush)
-            if not segment.named:
-                await result_of(self._volume.writer.submit(stream_of(self.ino), lambda _: None, sync=True))
-                segment.named = True
-        except FatalIOError as e:
-            log.critical("a stream could not be made durable", extra={"path": str(segment.path), "error": str(e)})
-            segment.flush_failed = True
-            self._streams.tasks.begin(self._distrust, segment)
-            raise os_error(errno.EIO) from None
-        segment.committed(end, logical)
-        self.committed_ns = self._volume.env.now_ns()
-
-    async def _distrust(self, segment: Segment) -> None:
+    async def distrust(self, segment: Segment) -> None:
         """A flush failed: nothing more goes into the segment. What the file gives back whole is sealed, and says so."""
         async with self.lock:
             await self._take()
@@ -413,7 +378,7 @@ class Stream:
                 self._streams.seal_soon(self)
             return
         if segment.flush_failed:
-            async with self._committing:
+            async with self._commits.lock:
                 lost = await trio.to_thread.run_sync(segment.read_again, self._volume.env)
             if lost:
                 log.error("the disk lost records of a stream", extra={"path": str(segment.path), "bytes": lost})
@@ -474,7 +439,7 @@ class Stream:
 
     async def write_footer(self, segment: Segment, watermark: int) -> None:
         """Not beside a commit, which uses the same descriptor."""
-        async with self._committing:
+        async with self._commits.lock:
             if segment.flush_failed and segment.raw is None and segment.writer.refused:
                 await trio.to_thread.run_sync(segment.read_again, self._volume.env)
             await trio.to_thread.run_sync(segment.put_footer, watermark)
