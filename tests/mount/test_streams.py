@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 import subprocess
@@ -341,3 +342,47 @@ def test_a_plain_umount_seals_what_the_channel_appended(volume: MountedVolume) -
     volume.remount()
     assert sealed(stream) == b"".join(b"%d\n" % n for n in range(500))
     (volume.state_dir / "daemon.log").write_text("")  # it says what was not uploaded
+
+
+def test_the_log_tells_a_segment_s_history(volume: MountedVolume) -> None:
+    stream = volume.path / "clicks"
+    stream.mkdir()
+    (stream / "_append").write_bytes(b"one\n")
+    seal(volume, stream)
+    volume.evict(stream)
+    assert sealed(stream) == b"one\n"
+    steps = [step["event"] for step in volume.json("why", payloads(stream)[0])["steps"]]
+    assert steps[:2] == ["SegmentOpened", "SealSegment"]
+    assert {"UploadDone", "LocalEvicted", "HydrationStarted"} <= set(steps)
+    records = [json.loads(line) for line in volume.done("manifest", "inspect", "events", "--json").splitlines()]
+    [raw] = (stream / ".segments").glob("*.seg")
+    sealed_as = [r["payload"] for r in records if r["type"] == "SealSegment" and r["segment_id"] == int(raw.stem)]
+    with SegmentReader(Env(), raw) as reader:
+        footer = reader.footer
+    assert footer is not None
+    [payload] = sealed_as
+    assert payload["durable_bytes"] == footer.durable_bytes
+    assert payload["coordinator_watermark"] == footer.coordinator_watermark
+    assert not payload["flush_failure"]
+
+
+def test_damage_in_the_remote_is_found_and_mended_from_here(volume: MountedVolume) -> None:
+    stream = volume.path / "clicks"
+    stream.mkdir()
+    written = b"".join(b"%d some words\n" % n for n in range(20_000))
+    (stream / "_append").write_bytes(written)
+    seal(volume, stream)
+    volume.umount()
+    blobs = [path for path in (volume.remote / "checkpoints").rglob("*.blob") if path.stat().st_size > 1000]
+    for path in blobs:
+        data = bytearray(path.read_bytes())
+        data[500] ^= 1
+        path.write_bytes(data)
+    found = volume.aof2("verify", "--remote")
+    assert found.returncode == 4
+    assert all(path.name in found.stderr for path in blobs)
+    assert volume.aof2("verify", "--remote", "--repair").returncode == 1
+    assert volume.aof2("verify", "--remote").returncode == 0
+    volume.remount()
+    volume.evict(stream)
+    assert sealed(stream) == written
