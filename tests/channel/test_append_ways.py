@@ -247,8 +247,13 @@ SOURCES = sorted((TOP / "native" / "channel").glob("*.c"))
 
 
 @pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
-def test_under_sanitizers(append: Callable[..., Appending], tmp_path: Path, sanitizer: str) -> None:
+def test_under_sanitizers(
+    append: Callable[..., Appending], tmp_path: Path, sanitizer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Writers, and the segment changing hands under them."""
+    # A request's place is used for its answer, which the daemon gives after it received what this sent.
+    (tmp_path / "suppressions").write_text("race:^forward$\nrace:^event_send2$\n")
+    monkeypatch.setenv("TSAN_OPTIONS", f"suppressions={tmp_path / 'suppressions'}")
     built = compiled(tmp_path / "channel", SOURCES, sanitizer)
     a = append(daemon={"channel": str(built)}, segment_bytes=3 * MIB)
     processes = writers(a.path, 4, 300, 2000, cut=True)
@@ -258,7 +263,9 @@ def test_under_sanitizers(append: Callable[..., Appending], tmp_path: Path, sani
     a.write(fd, b"4:0:" + b"x" * PARTIAL_BYTES_MAX)
     a.write(fd, b"x" * 2 * MIB + b"\n")
     a.close(fd)
+    a.asked_until("release")
     a.taken()
-    check_lines([p for p in a.payloads() if p[:4] != b"4:0:" and p.strip(b"x\n")], acked)
-    assert "WARNING" not in a.daemon.stderr() and "ERROR" not in a.daemon.stderr(), a.daemon.stderr()
-    assert "runtime error" not in a.daemon.stderr()
+    found = a.payloads()
+    check_lines(found, [*acked, 1])
+    assert len(found[-1]) == 4 + PARTIAL_BYTES_MAX + 2 * MIB + 1
+    assert a.daemon.stderr() == ""
