@@ -11,6 +11,7 @@
 #include "records.h"
 
 #define OVER_MAX_S 1
+#define SHORT_MAX (64u << 10) /* of a WRITE that costs less than the way to another thread */
 #define PARTIAL_LEAST 256u /* bytes that a line which was begun takes */
 
 typedef struct {
@@ -232,7 +233,7 @@ bool append_write(const request *r, bool waits) {
   wire_write_in in;
   if (!atomic_load(&opens_known) || r->body_len < sizeof in) return false;
   memcpy(&in, r->body, sizeof in);
-  if (!in.size || in.size > r->body_len - sizeof in) return false;
+  if (!in.size || in.size > r->body_len - sizeof in || (!waits && in.size > SHORT_MAX)) return false;
   pthread_mutex_lock(&append_lock);
   append_node *n = open_of(r->header.nodeid, in.fh) ? node_of(r->header.nodeid) : NULL;
   pthread_mutex_unlock(&append_lock);

@@ -43,12 +43,12 @@ class Stream:
         self.lock = trio.Lock()
         self.records_before = 0
         folder.mkdir(exist_ok=True)
-        self.create(1, options.get("base", 0))
+        self.create(1, options.get("base", 0), options.get("last_ts_ms", 0))
 
-    def create(self, segment_id: int, base_offset: int) -> None:
+    def create(self, segment_id: int, base_offset: int, last_ts_ms: int = 0) -> None:
         self.path = self.folder / f"{segment_id}.seg"
         self.fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-        self.state = AppendState(self.ino, segment_id, 0, base_offset, 0, 0, 0)
+        self.state = AppendState(self.ino, segment_id, 0, base_offset, 0, 0, last_ts_ms)
         self.base_offset = base_offset
         self.room_end = self.room_bytes
 

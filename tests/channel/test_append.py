@@ -76,6 +76,15 @@ def test_what_the_channel_writes_is_what_the_format_says(append: Callable[..., A
     assert state == (a.ino, 1, HEADER + 3 * RECORD + 14, 1_000_014, 3, found_stream.active.crc64, found[2].timestamp_ms)
 
 
+def test_time_does_not_go_back(append: Callable[..., Appending]) -> None:
+    """A clock that was set back: the last record's time, until it is later again."""
+    later_ms = Env().now_ms() + 3_600_000
+    a = append(last_ts_ms=later_ms)
+    a.write(a.open(), b"one\ntwo\n")
+    assert a.taken() == scanned(segments(a.folder)[0], a.ino)
+    assert [r.timestamp_ms for r in records(segments(a.folder)[0])] == [later_ms, later_ms]
+
+
 def test_records_are_what_a_write_brought(append: Callable[..., Appending]) -> None:
     a = append(framing=Framing.RECORD, record_max=100_000)
     fd = a.open()

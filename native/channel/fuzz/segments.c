@@ -55,7 +55,7 @@ void segment_told(const uint8_t *b, size_t len) {
   } while (outcome == AOF2_MORE);
   CHECK(outcome == AOF2_CLEAN && state.pos == end && state.next_logical == load_u64(b + 24) && count <= load_u64(b + 32));
   CHECK(state.crc64 == load_u64(b + 40) && state.last_ts_ms == load_u64(b + 48));
-  for (uint64_t at = end; at < (uint64_t)st.st_size; at++) CHECK(!file[at]);
+  CHECK(!file[end] && !memcmp(file + end, file + end + 1, (size_t)st.st_size - end - 1)); /* nothing but zeros */
   munmap(file, (size_t)st.st_size);
 }
 
@@ -110,6 +110,35 @@ static void check_pieces(size_t piece, uint32_t record_max) {
   segments_reset();
 }
 
+/* Lines are begun by as many handles as may; what another one begins is the daemon's, and so is what it writes next. */
+static void check_partials_full(void) {
+  control_message m = given_as(FRAMING_LINE, 1000, 1 << 20), open = {.kind = PROTO_APPEND_HANDLE, .nodeid = NODE_ID};
+  control_message partial = {.kind = PROTO_APPEND_PARTIAL, .nodeid = NODE_ID, .append_partial = {.fh = PARTIALS_MAX, .data = text, .len = 5}};
+  for (open.append_open.fh = 0; open.append_open.fh <= PARTIALS_MAX; open.append_open.fh++) control_apply(&open, -1);
+  control_apply(&m, segment_new(&m));
+  memcpy(text, "begun\n", 6);
+  for (uint64_t fh = 0; fh < PARTIALS_MAX; fh++) write_text(fh, 0, 5, true);
+  write_text(PARTIALS_MAX, 0, 5, false);
+  write_text(PARTIALS_MAX, 0, 6, true); /* a whole line needs no memory */
+  seen.last_event = 0;
+  control_apply(&partial, -1);
+  CHECK(seen.last_event == EV_PARTIAL);
+  write_text(PARTIALS_MAX, 0, 6, false); /* the daemon has what was before */
+  write_text(0, 5, 1, true);
+  seen.last_event = 0;
+  control_apply(&partial, -1);
+  CHECK(seen.last_event == 0);
+  write_text(PARTIALS_MAX, 5, 1, true);
+  partial.append_partial.fh = 1, partial.append_partial.len = 0;
+  control_apply(&partial, -1); /* it has begun none */
+  write_text(1, 0, 6, true);
+  control_message state = {.kind = PROTO_APPEND_STATE, .nodeid = NODE_ID};
+  control_apply(&state, -1);
+  append_reset();
+  CHECK(append_bytes_used() == 0);
+  segments_reset();
+}
+
 void check_append(void) {
   static const uint32_t maxima[] = {1, 7, 60, 3000, 1 << 20};
   uint64_t random = 1;
@@ -120,4 +149,5 @@ void check_append(void) {
   }
   for (size_t i = 0; i < sizeof maxima / sizeof *maxima; i++)
     for (size_t piece = 1; piece < TEXT_LEN; piece += 1 + piece / 2) check_pieces(piece, maxima[i]);
+  check_partials_full();
 }
