@@ -13,8 +13,9 @@
 
 #define MAGIC UINT64_C(0x414F46325345474D) /* "AOF2SEGM" */
 #define VERSION 3u
-#define PIECE_LEN (128u << 10)
+#define PIECE_LEN (256u << 10)
 #define PIECE_ROWS 512
+#define PAGE_LEN 4096u
 #define RECORD_MAX (RECORD_LEN + PROTO_PARTIAL_MAX + REQUEST_DATA_MAX)
 
 /* A thread's room to work in. Most of it is never touched. */
@@ -23,7 +24,7 @@ typedef struct {
   uint64_t logical[PIECE_ROWS], time_ms[PIECE_ROWS], ext_id[PIECE_ROWS];
   uint32_t flags[PIECE_ROWS]; /* none is ever set */
   uint8_t line[PROTO_PARTIAL_MAX + REQUEST_DATA_MAX]; /* that which was begun, whole */
-  uint8_t out[RECORDS_HEADER_LEN + PIECE_LEN + (RECORD_MAX > PIECE_LEN ? RECORD_MAX : PIECE_LEN)];
+  uint8_t out[RECORDS_HEADER_LEN + PIECE_LEN + (RECORD_MAX > PIECE_LEN ? RECORD_MAX : PIECE_LEN)] __attribute__((aligned(PAGE_LEN)));
 } workroom;
 
 static _Thread_local workroom *mine;
@@ -131,6 +132,15 @@ static bool put(const records_file *f, const uint8_t *out, size_t len, records_a
   return true;
 }
 
+/* All but what lies in the file's last page: a page that is written twice costs more than a copy. */
+static bool put_pages(const records_file *f, uint8_t *out, size_t *len, records_at *at) {
+  size_t rest = (at->end + *len) % PAGE_LEN;
+  if (!put(f, out, *len - rest, at)) return false;
+  memmove(out, out + *len - rest, rest);
+  *len = rest;
+  return true;
+}
+
 /* The file reaches to the end of its room, which the daemon may have seen to. */
 static bool lengthen(records_file *f, uint64_t need, uint64_t room_end) {
   struct stat st;
@@ -170,10 +180,7 @@ static bool write_all(const records_file *f, records_at *at, const records_broug
     if (!more) return false;
   }
   while (rows) {
-    if (len >= PIECE_LEN) {
-      if (!put(f, w->out, len, at)) return false;
-      len = 0;
-    }
+    if (len >= PIECE_LEN && !put_pages(f, w->out, &len, at)) return false;
     size_t n = rows_of_piece(length, rows, &payload_len);
     len += more = put_rows(w, len, payloads, length, n, b->ext_id, at);
     if (!more) return false;
