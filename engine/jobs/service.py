@@ -131,7 +131,7 @@ class Jobs:
     def _start(self, job: checkpoint.Begun | None) -> None:
         if job is not None:
             self.env.failpoint("job.claimed")
-            self.runner.start(job.row, job.announced, job.chosen)
+            self.runner.start(job.row, job.announced, job.chosen, with_seal=job.with_seal)
 
     def pending_bytes(self) -> int:
         """What is sealed and not in the remote yet."""

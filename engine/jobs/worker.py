@@ -75,12 +75,15 @@ class JobContext:
         tenant: str,
         announced: frozenset[str] = frozenset(),
         begun_with: object = None,
+        *,
+        with_seal: bool = False,
     ) -> None:
         """`announced`: keys of uploads that are in the log as started, by the commit that enqueued and claimed the job;
-        `begun_with`: what that commit knew of it besides."""
+        `begun_with`: what that commit knew of it besides; `with_seal`: it is the commit that sealed the objects."""
         self.row = row
         self.announced = announced
         self.begun_with = begun_with
+        self.with_seal = with_seal
         self.tenant = tenant
         self.tenant_id = row.tenant_id
         self.name = queue.job_name(row.tenant_id, row.job_id)
@@ -281,10 +284,18 @@ class JobRunner:
         finally:
             self._kept -= free
 
-    def start(self, row: JobRow, announced: frozenset[str] = frozenset(), begun_with: object = None) -> None:
+    def start(
+        self,
+        row: JobRow,
+        announced: frozenset[str] = frozenset(),
+        begun_with: object = None,
+        *,
+        with_seal: bool = False,
+    ) -> None:
         """Runs a job that was claimed. Without a nursery its lease runs out, and it is claimed again."""
         if self._nursery is not None:
-            job = JobContext(self, row, self.tenants()[row.tenant_id], announced, begun_with)
+            tenant = self.tenants()[row.tenant_id]
+            job = JobContext(self, row, tenant, announced, begun_with, with_seal=with_seal)
             self._running[row.tenant_id, row.job_id] = job
             self._nursery.start_soon(self._run_one, job)
 

@@ -94,7 +94,7 @@ async def upload(
             await plan(volume, tenant_ids)
             await _until_uploaded(volume, wanted, tell, hint)
     if log:
-        await replicated(volume, volume.log_ends(tenant_ids), tell, hint=hint)
+        await replicated(volume, volume.needed_log_ends(tenant_ids), tell, hint=hint)
     return Uploaded(len(wanted), total)
 
 
