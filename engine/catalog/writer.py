@@ -39,6 +39,7 @@ from aof2.engine.errors import Aof2Error, CorruptError, FatalIOError, LimitError
 from aof2.engine.group import GroupThread
 from aof2.engine.local.reserve import is_no_room
 from aof2.engine.manifest.batch import RecordBatch
+from aof2.engine.manifest.chunk import count_substantive
 from aof2.engine.manifest.format import LogPosition
 from aof2.engine.manifest.writer import ManifestLogWriter, SealedChunk
 from aof2.engine.observe.transitions import log_transitions
@@ -111,13 +112,13 @@ class StagedRows:
 
     others: list[Mutation] = field(default_factory=list)
     foretold: list[Mutation] = field(default_factory=list)
-    needed: bool = False  # a batch that is not foretold is among them
+    needed: bool = False  # a batch that is neither foretold nor the log's bookkeeping is among them
     awaited: bool = False
 
     def take(self, batch: Batch, mutations: list[Mutation]) -> None:
         rows = self.foretold if batch.foretold else self.others
         rows += mutations
-        self.needed |= not batch.foretold
+        self.needed |= not batch.foretold and bool(mutations or count_substantive(batch.records))
         self.awaited |= batch.awaited
 
 

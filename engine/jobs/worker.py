@@ -120,6 +120,7 @@ class JobContext:
             if along is not None:
                 along(b)
             queue.progress(b, self.row.job_id, done, total, body=body, report=packed)
+            b.foretold = along is None  # who goes on with the job finds out how far it is
 
         await self.commit(work, sync=sync)
         self._runner.env.failpoint("job.progressed")

@@ -29,6 +29,7 @@ NEVER: Final = 1 << 62  # an ordinal that no log reaches
 # What a batch that publishes, and ends its job, has records and rows of.
 _UPLOAD_DONE: Final = frozenset((RecordType.UPLOAD_DONE, RecordType.CUSTOM_EVENT))
 _OBJECT: Final = (t.OBJECTS.number, t.OBJECTS.tag)
+_JOB: Final = (t.JOBS.number, t.JOBS.tag)
 _BESIDE: Final = frozenset(
     (table.number, table.tag)
     for table in (t.CHUNKS, t.BLOBS, t.UNPUBLISHED, t.JOBS, t.JOB_TOKENS, t.COUNTERS, t.WATERMARKS, t.CHANGES)
@@ -94,9 +95,10 @@ class _Tail:
         position.note(chunk.end_position.ordinal, records[0].timestamp_ms, size_bytes, touches, needed=needed)
 
     def _is_foretold(self, rows: list[Mutation]) -> bool:
-        """Whether the batch does nothing but publish objects whose uploads the remote's log has as begun."""
+        """Whether the batch does nothing but publish objects whose uploads the remote's log has as begun, or say how
+        far a job is."""
         tables = {(number, key[:1]) for number, key, _ in rows}
-        if _OBJECT not in tables or not tables <= _BESIDE | {_OBJECT}:
+        if tables != {_JOB} and (_OBJECT not in tables or not tables <= _BESIDE | {_OBJECT}):
             return False
         changed = [value for number, key, value in rows if (number, key[:1]) == _OBJECT]
         return all(value is not None and self._is_announced(t.OBJECTS.decode(value)) for value in changed)
