@@ -396,6 +396,8 @@ class CatalogTarget:
         for stream in self.streams.values():
             if stream.log.needs_rotation() or self._seal_asked(stream):
                 stream.log.rotate(partial(self._tell_sealed, stream.stream_id))
+                if stream.stream_id in self._seal_next:
+                    stream.log.make_ready()  # a caller waits for another commit, in a moment
         self._seal_now.clear()
         self._seal_next.clear()
 

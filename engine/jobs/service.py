@@ -167,6 +167,13 @@ class Jobs:
             self._raise_failed(left)
             await change.wait()
 
+    def is_under_way(self, keys: Collection[Key]) -> bool:
+        """Whether jobs that run have all of these objects: there is nothing to plan."""
+        left = set(keys)
+        for row in self.runner.running_rows(JobType.CREATE_CHECKPOINT):
+            left.difference_update((row.tenant_id, *key) for key in checkpoint.plan_of(row).objects)
+        return not left
+
     def _is_over(self, key: Key) -> bool:
         row = self.catalog.get(key[0], t.OBJECTS, (key[1], key[2]))
         return row is None or row.state != ObjectState.SEALED

@@ -132,6 +132,7 @@ class JobContext:
 
         def finished() -> None:
             self.finished = True
+            self._runner.tell_soon()
             self._runner.env.failpoint("job.progressed")
             on_finished()
             self._runner.env.failpoint("job.finished")
@@ -229,6 +230,10 @@ class JobRunner:
         """Whether any job of that type has an executor."""
         return any(job.row.type == job_type for job in self._running.values())
 
+    def running_rows(self, job_type: JobType) -> list[JobRow]:
+        """Those of the type that have one, as they were when it began."""
+        return [job.row for job in self._running.values() if job.row.type == job_type]
+
     def live(self, tenant_id: int) -> list[JobRow]:
         """Those that are not over; failed ones, too."""
         with self.catalog.view() as view:
@@ -241,6 +246,11 @@ class JobRunner:
         """Jobs may be due. From any thread."""
         if self._token is not None:
             soon(self._token, self._wake)
+
+    def tell_soon(self) -> None:
+        """Something changed: who waits for that looks. From any thread."""
+        if self._token is not None:
+            soon(self._token, self.changes.fire)
 
     def _wake(self) -> None:
         self._woken.set()
