@@ -178,6 +178,7 @@ class Volume:
             warm=self.warm,
             keeps_warm=lambda name: self._compression_of(name) != "none",
             restorable=self._is_restorable,
+            went=lambda ino: self.hydrator.fetcher.windows.went(ino),
         )
         self.hydrator = Hydrator(
             self.catalog,

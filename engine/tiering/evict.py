@@ -116,8 +116,10 @@ class Evictor:
         warm: WarmStore | None = None,
         keeps_warm: Callable[[str], bool] = lambda _: False,
         restorable: Callable[[int, int, int], bool] = lambda _stream_id, _ino, _generation: True,
+        went: Callable[[int], None] = lambda _: None,
     ) -> None:
-        """`restorable`: whether the remote's log has the publication of (stream id, inode, generation)."""
+        """`restorable`: whether the remote's log has the publication of (stream id, inode, generation). `went` hears of
+        inodes of which nothing is here any more."""
         self.catalog = catalog
         self.writer = writer
         self.hot = hot
@@ -135,6 +137,7 @@ class Evictor:
         self._warm = warm
         self._keeps_warm = keeps_warm
         self._restorable = restorable
+        self._went = went
         self.lock = task_lock(Rank.EVICTION)
         self._gone: OrderedDict[tuple[int, int], float] = OrderedDict()  # chunks given up lately → when
         self._fruitless_until_s = float("-inf")
@@ -239,6 +242,8 @@ class Evictor:
         async with self.lock:
             freed, skipped = 0, []
             for key in keys:
+                while (event := self.handles.moving.get(key)) is not None:  # it lands (`landing.py`)
+                    await event.wait()
                 victim = None if self._has_fresh(key) else self._victim(key)
                 got = await self._evict([victim], demote=False, by_name=True) if victim is not None else 0
                 if victim is not None:
@@ -361,7 +366,7 @@ class Evictor:
         by_stream: dict[int, list[Victim]] = {}
         over = trio.Event()
         for victim in victims:
-            self.handles.evicting[victim.key] = over
+            self.handles.moving[victim.key] = over
             self.handles.forget(victim.key)
             by_stream.setdefault(victim.key[0], []).append(victim)
         try:
@@ -371,7 +376,7 @@ class Evictor:
                 self._note_gone(gone, got, thrashes=demote, remember=not by_name)
         finally:
             for victim in victims:
-                del self.handles.evicting[victim.key]
+                del self.handles.moving[victim.key]
             over.set()
         return freed
 
@@ -512,7 +517,9 @@ class Evictor:
                 left = self._recent.local_bytes(view, ino)
                 if left:
                     self._recent.hot.sized(ino, units_of(left))
-                elif remember:
+                    continue
+                self._went(ino)
+                if remember:
                     self._recent.hot.evicted(ino)
                 else:
                     self._recent.hot.forget(ino)
