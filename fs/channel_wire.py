@@ -32,6 +32,7 @@ SHORT: Final = struct.Struct("<QqQQQQ")
 GROWN: Final = struct.Struct("<QqQI")
 TOUCHED: Final = struct.Struct("<QQQQ")
 CATALOG: Final = struct.Struct("<QIII")
+OPENED: Final = struct.Struct("<QQI")
 INIT: Final = struct.Struct("<IIIII")
 TRANSPORT: Final = struct.Struct("<II")
 NOTIFY: Final = struct.Struct("=IiQ")
@@ -112,6 +113,8 @@ class Kind(IntEnum):
     EV_TOUCHED = 146
     EV_TRANSPORT = 147
     EV_CATALOG = 148
+    EV_OPENED = 149
+    EV_USED = 150
 
 
 class Notify(IntEnum):

@@ -163,7 +163,6 @@ static int land_one(const char *path, const uint8_t *data, size_t len, uint64_t 
     unlink(path);
     return -error;
   }
-  (void)sync_file_range(fd, 0, (off_t)len, SYNC_FILE_RANGE_WRITE);
   out->fd = fd;
   out->size = (uint64_t)made.st_size;
   out->inode = (uint64_t)made.st_ino;

@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -40,6 +40,7 @@ from aof2.engine.locks import Rank, task_lock
 from aof2.engine.manifest.format import ReasonCode
 from aof2.engine.quota import QuotaExceededError, Reservation, StorageQuota
 from aof2.engine.tiering.recent import Recent, units_of
+from aof2.native.sharedpage import SharedPage
 
 log = logging.getLogger(__name__)
 
@@ -138,6 +139,7 @@ class Evictor:
         self._keeps_warm = keeps_warm
         self._restorable = restorable
         self._went = went
+        self.page: SharedPage | None = None  # what the channel opens by itself is in it
         self.lock = task_lock(Rank.EVICTION)
         self._gone: OrderedDict[tuple[int, int], float] = OrderedDict()  # chunks given up lately → when
         self._fruitless_until_s = float("-inf")
@@ -382,6 +384,25 @@ class Evictor:
 
     def _evict_group(self, stream_id: int, group: Sequence[Victim], *, demote: bool) -> tuple[list[Victim], int]:
         """Leases, one durable commit, unlinks. On a worker thread; what went, and the bytes freed."""
+        with self._held_off({v.key[1] for v in group}):
+            return self._evict_held_off(stream_id, group, demote=demote)
+
+    @contextlib.contextmanager
+    def _held_off(self, inos: Collection[int]) -> Iterator[None]:
+        """The channel opens none of them by itself while the block runs."""
+        page = self.page
+        if page is None:
+            yield
+            return
+        for ino in inos:
+            page.hold(ino)
+        try:
+            yield
+        finally:
+            for ino in inos:
+                page.let(ino)
+
+    def _evict_held_off(self, stream_id: int, group: Sequence[Victim], *, demote: bool) -> tuple[list[Victim], int]:
         free = [v for v in group if self._exclusive(v.path)]
         if not free:
             return [], 0

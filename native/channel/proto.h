@@ -69,6 +69,8 @@ enum proto_event { /* channel to daemon */
   EV_TOUCHED = 146,
   EV_TRANSPORT = 147,
   EV_CATALOG = 148,
+  EV_OPENED = 149,
+  EV_USED = 150,
 };
 
 #define PROTO_SERVE 600 /* as the error of a READ's answer on F: its blocks are here now, serve it. Never the kernel's */

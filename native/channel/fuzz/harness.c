@@ -16,6 +16,7 @@
 #include "../channel.h"
 #include "../keeper.h"
 #include "../names.h"
+#include "../opens.h"
 #include "../uring.h"
 
 #define FILE_LEN (64 * 1024)
@@ -198,6 +199,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   view_reset();
   listing_reset();
   fake_reset();
+  opens_reset();
   births_reset();
   shared_reset();
   answers_reset();
