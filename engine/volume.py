@@ -451,6 +451,8 @@ async def open_volume(
                 await trio.to_thread.run_sync(volume.shadows.attach)
             if settings.manifest.enabled:
                 volume.hot.leave_access_times()
+                with contextlib.suppress(OSError):  # a full disk: what leaves is deleted
+                    volume.hot.spares.load()
                 await trio.to_thread.run_sync(_recover_tenants, volume)
             await trio.to_thread.run_sync(volume.recent.load)
             volume.restore_quota()

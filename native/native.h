@@ -167,10 +167,12 @@ void aof2_small_close(size_t n, const int32_t *fd);
 void aof2_small_disk(size_t n, const char *paths, uint64_t *disk_len);
 
 /* New files of len[i] bytes each, out of `data` from offset[i] on, where those have crc64[i] and the i-th 32 bytes of `sha256`: else
- * CHANGED, and no file. What was left under a path goes. `out` says what was made, and its
- * descriptor is the caller's to sync and to close. A negative status leaves no file. */
-void aof2_small_land(size_t n, const char *paths, const uint8_t *data, size_t data_len, const uint64_t *offset,
-                     const uint64_t *len, const uint64_t *crc64, const uint8_t *sha256, aof2_small *out);
+ * CHANGED, and no file. What was left under a path goes. Of `spares`, empty files, each becomes one of them, in their order, by a rename;
+ * how many were taken is returned. `out` says what was made, and its descriptor is the caller's to sync and to close. A negative status
+ * leaves no file. */
+size_t aof2_small_land(size_t n, const char *paths, const uint8_t *data, size_t data_len, const uint64_t *offset,
+                       const uint64_t *len, const uint64_t *crc64, const uint8_t *sha256, size_t n_spares,
+                       const char *spares, aof2_small *out);
 
 /* The first len[i] bytes of each file, one behind the other into `out`, compared with crc64[i] and the i-th 32 bytes of
  * `sha256`. -1: `out_cap` is too small. */

@@ -107,8 +107,10 @@ def land_small(
     lengths: Sequence[int],
     crc64s: Sequence[int],
     sha256s: bytes,
-) -> list[SmallFile]:
-    """A new file of each stretch of `data` that has the crc64 and the SHA-256 given; what was under its path goes.
+    spares: Sequence[str] = (),
+) -> tuple[list[SmallFile], int]:
+    """A new file of each stretch of `data` that has the crc64 and the SHA-256 given; what was under its path goes. And
+    how many of `spares`, empty files, were taken for that, from the first on.
 
     CHANGED: it has not, and there is no file; nor is there one where the status is an errno.
     """
@@ -122,10 +124,11 @@ def land_small(
         ffi.from_buffer("uint64_t[]", array("Q", crc64s)) as crc,
         ffi.from_buffer("uint8_t[]", out) as rows,
     ):
-        lib.aof2_small_land(
-            len(paths), _names(paths), source, len(source), offset, length, crc, sha256s, ffi.cast("aof2_small *", rows)
-        )
-    return list(map(SmallFile._make, _SMALL.iter_unpack(out)))
+        taken = lib.aof2_small_land(
+            len(paths), _names(paths), source, len(source), offset, length, crc, sha256s, len(spares), _names(spares),
+            ffi.cast("aof2_small *", rows),
+        )  # fmt: skip
+    return list(map(SmallFile._make, _SMALL.iter_unpack(out))), int(taken)
 
 
 def encode_pack(

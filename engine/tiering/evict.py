@@ -210,7 +210,7 @@ class Evictor:
     async def free_inodes(self, count: int) -> int:
         """Evicts whole objects until so many backing files are gone, or nothing clean is left; how many went."""
         await self.doomed.delete_all()
-        gone = 0
+        gone = await trio.to_thread.run_sync(self.hot.spares.drop, count)
         async with self.lock:
             candidates = self._candidates(None)
             while gone < count:
@@ -422,7 +422,7 @@ class Evictor:
     def _drop(self, stream_id: int, victim: Victim) -> None:
         """The bytes go: the file, or holes in it, after which the catalog knows the file as it is now."""
         if not victim.punched:
-            self.hot.unlink(victim.path)
+            self.hot.retire(victim.path)
             return
         with contextlib.suppress(FileNotFoundError):
             for piece in victim.pieces:

@@ -223,14 +223,18 @@ class Lander:
     def _make(
         self, tenant: str, data: bytes | bytearray, chunks: Sequence[ChunkRow], offsets: Sequence[int]
     ) -> list[SmallFile]:
-        return small.land_small(
+        spares = self._hot.spares.take(len(chunks))
+        made, taken = small.land_small(
             [self._hot.path_text(tenant, chunk.ino, chunk.generation) for chunk in chunks],
             data,
             offsets,
             [chunk.length for chunk in chunks],
             [block_crc(chunk.block_crcs, 0) for chunk in chunks],
             b"".join([chunk.sha256 for chunk in chunks]),
+            spares,
         )
+        self._hot.spares.give_back(spares[taken:])
+        return made
 
     def _as_raw(
         self, came: Neighbours, members: Sequence[ChunkRow]

@@ -144,11 +144,11 @@ def test_lengths_that_lie() -> None:
 # -- files out of a pack ---------------------------------------------------------------------------------------------
 
 
-def land(folder: Path, pieces: list[bytes], *, data: bytes | None = None, names: str = "n") -> list[small.SmallFile]:
+def land(folder: Path, pieces: list[bytes], *, data: bytes | None = None) -> list[small.SmallFile]:
     joined = b"".join(pieces)
     offsets = [sum(map(len, pieces[:i])) for i in range(len(pieces))]
-    found = small.land_small(
-        [str(folder / f"{names}{i}") for i in range(len(pieces))],
+    found, _ = small.land_small(
+        [str(folder / f"n{i}") for i in range(len(pieces))],
         joined if data is None else data,
         offsets,
         [len(piece) for piece in pieces],
@@ -186,7 +186,7 @@ def test_what_is_damaged_or_cut_short_does_not_land(tmp_path: Path) -> None:
 def test_both_checksums_must_hold(tmp_path: Path) -> None:
     piece, other = content(1, 100), content(2, 100)
     for crc, sha in ((piece, other), (other, piece)):
-        (one,) = small.land_small(
+        (one,), _ = small.land_small(
             [str(tmp_path / "n")], piece, [0], [100], [native.crc64(crc)], hashlib.sha256(sha).digest()
         )
         assert (one.status, one.fd) == (SmallStatus.CHANGED, -1)
@@ -196,3 +196,27 @@ def test_both_checksums_must_hold(tmp_path: Path) -> None:
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     (one,) = land(tmp_path / "none", [b"x"])
     assert (one.status, one.fd) == (-errno.ENOENT, -1)
+
+
+def test_spares_become_files_in_their_order(tmp_path: Path) -> None:
+    pieces = [content(i, 100) for i in range(4)]
+    spares = [written(tmp_path, f"spare{i}", b"") for i in range(6)]
+    os.unlink(spares[1])
+    inodes = [os.stat(path).st_ino for path in spares if os.path.exists(path)]
+    (tmp_path / "n0").write_bytes(b"left by a crash")
+    crcs = [native.crc64(piece) for piece in pieces]
+    crcs[2] ^= 1
+    found, taken = small.land_small(
+        [str(tmp_path / f"n{i}") for i in range(4)],
+        b"".join(pieces),
+        [0, 100, 200, 300],
+        [100] * 4,
+        crcs,
+        b"".join(hashlib.sha256(piece).digest() for piece in pieces),
+        spares,
+    )
+    small.close_all([one.fd for one in found if one.fd >= 0])
+    assert taken == 4  # one was not there, one piece is not right
+    assert [one.inode for one in found if not one.status] == inodes[:3]
+    assert [(tmp_path / f"n{i}").read_bytes() for i in (0, 1, 3)] == [pieces[i] for i in (0, 1, 3)]
+    assert sorted(os.listdir(tmp_path)) == ["n0", "n1", "n3", "spare4", "spare5"]
