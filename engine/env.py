@@ -154,6 +154,9 @@ class Files:
     def rename(self, old: Path, new: Path) -> None:
         os.rename(old, new)  # noqa: PTH104
 
+    def cut(self, path: Path) -> None:
+        os.truncate(path, 0)
+
     def unlink(self, path: Path) -> None:
         os.unlink(path)  # noqa: PTH108
 

@@ -114,7 +114,7 @@ class Janitor:
                 # In use means that blocks may be landing that the catalog does not know yet.
                 if key[1] >= volume.unborn_from.get(key[0], key[1] + 1):
                     continue
-                in_use = key in volume.handles or key in volume.handles.evicting
+                in_use = key in volume.handles or key in volume.handles.moving
                 if not in_use and orphans.hot_is_orphan(view, key):
                     volume.hot.unlink(path)
                     removed += 1

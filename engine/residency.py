@@ -9,16 +9,19 @@ Owner: the catalog's writer thread, for the length of a batch.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 import msgspec
 
 from aof2.engine import objects
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.batch import Batch
-from aof2.engine.catalog.rows import ResidencyRow
+from aof2.engine.catalog.rows import ChunkRow, ObjectState, ResidencyRow
 from aof2.engine.errors import Aof2Error
 from aof2.engine.manifest import payloads as p
 from aof2.engine.manifest.format import ReasonCode
+
+REMOTE_TIER: Final = 2
 
 
 class NotDurableError(Aof2Error):
@@ -49,6 +52,32 @@ def resident(
             objects.hydrated(b, chunk_id, objects.mask_bytes(mask, chunk.length, block_bytes))
     if backing is not None:
         b.put(t.OBJECTS, (ino, generation), msgspec.structs.replace(row, backing=backing))
+
+
+def landed(b: Batch, members: Sequence[tuple[ChunkRow, tuple[int, int, int]]], *, block_bytes: int) -> set[int]:
+    """Chunks that are all of an object each came in whole, with their backing files' identities; the ids of those whose
+    object is still what was fetched. Their bytes are synced."""
+    b.read_ahead(t.OBJECTS, [(chunk.ino, chunk.generation) for chunk, _ in members])
+    b.read_ahead(t.RESIDENCY, [chunk.chunk_id for chunk, _ in members])
+    kept: list[int] = []
+    lengths: list[int] = []
+    more_bytes = 0
+    for chunk, backing in members:
+        row = b.get(t.OBJECTS, (chunk.ino, chunk.generation))
+        old = b.get(t.RESIDENCY, chunk.chunk_id) or ResidencyRow()
+        if row is None or row.state != ObjectState.PUBLISHED or row.chunks != (chunk.chunk_id,) or old.mask:
+            continue
+        mask = objects.full_mask(chunk.length, block_bytes)
+        b.put(t.RESIDENCY, chunk.chunk_id, ResidencyRow(mask, old.warm_bytes))
+        b.put(t.OBJECTS, (chunk.ino, chunk.generation), msgspec.structs.replace(row, backing=backing))
+        more_bytes += objects.chunk_disk_bytes(mask, chunk, block_bytes)
+        kept.append(chunk.chunk_id)
+        lengths.append(chunk.length)
+    if kept:
+        objects.account(b, more_bytes)
+        b.record_of_each(p.HydrationStarted(REMOTE_TIER), kept)
+        b.records.add_columns(p.HydrationDone, kept, lengths, logical_offsets=lengths, timestamp_ms=b.now_ms)
+    return set(kept)
 
 
 def hydration_started(b: Batch, chunk_id: int, tier: int) -> None:

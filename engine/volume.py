@@ -179,6 +179,7 @@ class Volume:
             warm=self.warm,
             keeps_warm=lambda name: self._compression_of(name) != "none",
             restorable=self._is_restorable,
+            went=lambda ino: self.hydrator.fetcher.windows.went(ino),
         )
         self.hydrator = Hydrator(
             self.catalog,
@@ -456,6 +457,8 @@ async def open_volume(
                 await trio.to_thread.run_sync(volume.shadows.attach)
             if settings.manifest.enabled:
                 volume.hot.leave_access_times()
+                with contextlib.suppress(OSError):  # a full disk: what leaves is deleted
+                    volume.hot.spares.load()
                 await trio.to_thread.run_sync(_recover_tenants, volume)
             await trio.to_thread.run_sync(volume.recent.load)
             volume.restore_quota()

@@ -19,7 +19,7 @@ import os
 import socket
 import struct
 import subprocess
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -55,6 +55,9 @@ class Told(Protocol):
 
     def changes_waiting(self) -> None:
         """It acknowledged something by itself."""
+
+    def used(self, inos: Sequence[int]) -> None:
+        """It opened these by itself."""
 
     def room_short(self, short: Short) -> None: ...
 
@@ -105,6 +108,7 @@ class Channel:
         self._seq = 0
         self._waiters: dict[int, _Waiter] = {}
         self._killed: set[int] = set()
+        self._opened: dict[int, list[tuple[int, int]]] = {}  # by inode: (handle, flags) that it gave by itself
         self.handed_over = 0
         """Long answers that went around the FUSE socket."""
         self._slot = 0
@@ -167,6 +171,14 @@ class Channel:
         found = nodeid in self._killed
         self._killed.discard(nodeid)
         return found
+
+    def told_opens(self, nodeid: int) -> list[tuple[int, int]]:
+        self._receive()
+        return self._opened.pop(nodeid, [])
+
+    def told_open_of(self, fh: int) -> int:
+        self._receive()
+        return next((ino for ino, some in self._opened.items() if any(fh == number for number, _ in some)), 0)
 
     def hand_over(self, fh: int, offset: int, data: bytes) -> int:
         slot, self._slot = self._slot, (self._slot + 1) % wire.SLOTS
@@ -436,6 +448,7 @@ class Channel:
                 | Kind.EV_TOUCHED
                 | Kind.EV_APPENDED
                 | Kind.EV_PARTIAL
+                | Kind.EV_USED
             ) if not seq:
                 if self._nursery is None or self._told is None:
                     self._early.append((kind, flags, seq, body))
@@ -453,6 +466,9 @@ class Channel:
                 self._take_transport(body)
             case Kind.EV_KILL:
                 self._killed.add(wire.NODEID.unpack_from(body)[0])
+            case Kind.EV_OPENED:
+                for ino, fh, flags in wire.OPENED.iter_unpack(body):
+                    self._opened.setdefault(ino, []).append((fh, flags))
             case Kind.EV_GONE:
                 self.gone = True
                 self._end()
@@ -504,6 +520,8 @@ class Channel:
     def _tell_of(told: Told, kind: int, body: bytes) -> None:
         if kind == Kind.EV_BIRTHS:
             told.changes_waiting()
+        elif kind == Kind.EV_USED:
+            told.used([ino for (ino,) in wire.NODEID.iter_unpack(body)])
         elif kind == Kind.EV_SHORT:
             told.room_short(Short(*wire.SHORT.unpack_from(body)))
         elif kind == Kind.EV_TOUCHED:

@@ -35,6 +35,7 @@ CATALOG: Final = struct.Struct("<QIII")
 APPEND: Final = struct.Struct("<11Q3I")
 APPEND_HANDLE: Final = struct.Struct("<QQQI")
 APPENDED: Final = struct.Struct("<7Q")
+OPENED: Final = struct.Struct("<QQI")
 INIT: Final = struct.Struct("<IIIII")
 TRANSPORT: Final = struct.Struct("<II")
 NOTIFY: Final = struct.Struct("=IiQ")
@@ -124,6 +125,8 @@ class Kind(IntEnum):
     EV_CATALOG = 148
     EV_APPENDED = 149
     EV_PARTIAL = 150
+    EV_OPENED = 151
+    EV_USED = 152
 
 
 class Notify(IntEnum):

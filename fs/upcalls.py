@@ -26,6 +26,7 @@ TMPFILE: Final = 51
 COPY_FILE_RANGE: Final = 47
 COPY_FILE_RANGE_64: Final = 53
 STATFS: Final = 17
+FSYNC: Final = 20
 FSYNCDIR: Final = 30
 _CREATE_IN: Final = struct.Struct("=IIII")
 _OPEN_OUT: Final = struct.Struct("=QII")
@@ -69,6 +70,9 @@ class Upcalls:
             return await self._statfs(call)
         if call.opcode == FSYNCDIR:
             await (await self._kinds.folded(call.nodeid)).sync_names(call.nodeid)
+            return b""
+        if call.opcode == FSYNC:  # of a file that the channel opened by itself
+            await (await self._kinds.folded(call.nodeid)).sync_file(call.nodeid)
             return b""
         if call.opcode == SYNCFS:
             await self._kinds.fold()

@@ -1,4 +1,5 @@
-/* Many small files in one call: hashed where they lie, read and compared with their hashes, written as blobs of a pack.
+/* Many small files in one call: hashed where they lie, read and compared with their hashes, written as blobs of a pack, and
+ * made again of what came out of one.
  *
  * What is done for each file is a handful of system calls and one pass over its bytes. From Python each of them would
  * give the interpreter away and wait to get it back, thousands of times.
@@ -11,6 +12,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <openssl/sha.h>
+#include <stdio.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -129,6 +131,79 @@ int aof2_small_read(size_t n, const char *paths, const uint64_t *len, const uint
     out_cap -= (size_t)len[i];
   }
   return 0;
+}
+
+/* A new file under this name; a leftover of a crash under it goes. */
+static int create_new(const char *path) {
+  for (int again = 0;; again++) {
+    int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    if (fd >= 0 || (errno != EINTR && (errno != EEXIST || again > 1 || unlink(path)))) return fd;
+  }
+}
+
+static int write_whole(int fd, const uint8_t *data, size_t len) {
+  for (size_t done = 0; done < len;) {
+    ssize_t n = pwrite(fd, data + done, len - done, (off_t)done);
+    if (n >= 0) done += (size_t)n;
+    else if (errno != EINTR) return errno;
+  }
+  return 0;
+}
+
+typedef struct {
+  size_t left, taken;
+  const char *next;
+} spare_list;
+
+/* An empty file under this name, one of the spares if there are any: over what was left under it. */
+static int make_empty(const char *path, spare_list *spares) {
+  while (spares->left) {
+    const char *spare = spares->next;
+    spares->left--, spares->taken++, spares->next += strlen(spare) + 1;
+    if (rename(spare, path)) continue;
+    int fd = open(path, O_RDWR | O_TRUNC | O_CLOEXEC);
+    if (fd >= 0) return fd;
+  }
+  return create_new(path);
+}
+
+static int land_one(const char *path, const uint8_t *data, size_t len, uint64_t crc64, const uint8_t *sha256, spare_list *spares,
+                    aof2_small *out) {
+  struct stat made;
+  if (aof2_crc64(0, data, len) != crc64) return AOF2_SMALL_CHANGED;
+  SHA256(data, len, out->sha256);
+  if (memcmp(out->sha256, sha256, sizeof out->sha256)) return AOF2_SMALL_CHANGED;
+  int fd = make_empty(path, spares);
+  if (fd < 0) return -errno;
+  int error = write_whole(fd, data, len);
+  if (!error && fstat(fd, &made)) error = errno;
+  if (error) {
+    close(fd);
+    unlink(path);
+    return -error;
+  }
+  out->fd = fd;
+  out->size = (uint64_t)made.st_size;
+  out->inode = (uint64_t)made.st_ino;
+  out->mtime_ns = ns_of(made.st_mtim);
+  out->ctime_ns = ns_of(made.st_ctim);
+  out->atime_ns = ns_of(made.st_atim);
+  out->crc64 = crc64;
+  return AOF2_SMALL_READ;
+}
+
+size_t aof2_small_land(size_t n, const char *paths, const uint8_t *data, size_t data_len, const uint64_t *offset,
+                       const uint64_t *len, const uint64_t *crc64, const uint8_t *sha256, size_t n_spares,
+                       const char *spares, aof2_small *out) {
+  spare_list list = {.left = n_spares, .next = spares};
+  for (size_t i = 0; i < n; i++, paths += strlen(paths) + 1, sha256 += 32) {
+    memset(out + i, 0, sizeof *out);
+    out[i].fd = -1;
+    int inside = offset[i] <= data_len && len[i] <= data_len - offset[i];
+    const uint8_t *from = inside ? data + offset[i] : NULL;
+    out[i].status = inside ? land_one(paths, from, (size_t)len[i], crc64[i], sha256, &list, out + i) : AOF2_SMALL_CHANGED;
+  }
+  return list.taken;
 }
 
 static void put_footer(uint8_t *p, uint32_t block_len, uint64_t raw_len, uint64_t stored_len, int is_packed,

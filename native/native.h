@@ -140,13 +140,19 @@ int64_t aof2_page_diff(const uint8_t *a, size_t a_len, const uint8_t *b, size_t 
                        uint8_t *bitmap, size_t bitmap_len);
 
 /* -- the page shared with the channel (sharedpage.h) -------------------------------------------------------------
- * `page` is a mapping of at least 272 bytes, aligned to 8. `take` reads how far a stream's log is and says that the daemon
+ * `page` is a mapping of at least aof2_page_len bytes, aligned to 8. `take` reads how far a stream's log is and says that the daemon
  * has taken it so far, in one step that no drop of a node by the channel can come between; a slot past the last is 0.
  * `append` puts a record behind the last one of the slot's log, `fd`: where that ends then, or -errno. */
 uint64_t aof2_page_total(uint8_t *page);
 uint64_t aof2_page_end(uint8_t *page, uint32_t slot);
 uint64_t aof2_page_take(uint8_t *page, uint32_t slot);
 void aof2_page_arm(uint8_t *page);
+/* Files that the channel opened by itself: how many of its handles the slot of an inode has; whether the inode is about to lose its
+ * bytes, which is said before `opens` is asked; and how long blocks are. */
+size_t aof2_page_len(void);
+void aof2_page_blocks(uint8_t *page, uint64_t block_len);
+uint32_t aof2_page_opens(uint8_t *page, uint64_t ino);
+void aof2_page_going(uint8_t *page, uint64_t ino, int more);
 int64_t aof2_page_append(uint8_t *page, uint32_t slot, int fd, const uint8_t *record, size_t len);
 
 /* -- moving ----------------------------------------------------------------------------------------------------
@@ -186,6 +192,14 @@ void aof2_small_close(size_t n, const int32_t *fd);
 
 /* What each file takes on the disk; 0 where there is none. */
 void aof2_small_disk(size_t n, const char *paths, uint64_t *disk_len);
+
+/* New files of len[i] bytes each, out of `data` from offset[i] on, where those have crc64[i] and the i-th 32 bytes of `sha256`: else
+ * CHANGED, and no file. What was left under a path goes. Of `spares`, empty files, each becomes one of them, in their order, by a rename;
+ * how many were taken is returned. `out` says what was made, and its descriptor is the caller's to sync and to close. A negative status
+ * leaves no file. */
+size_t aof2_small_land(size_t n, const char *paths, const uint8_t *data, size_t data_len, const uint64_t *offset,
+                       const uint64_t *len, const uint64_t *crc64, const uint8_t *sha256, size_t n_spares,
+                       const char *spares, aof2_small *out);
 
 /* The first len[i] bytes of each file, one behind the other into `out`, compared with crc64[i] and the i-th 32 bytes of
  * `sha256`. -1: `out_cap` is too small. */

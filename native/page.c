@@ -23,6 +23,16 @@ uint64_t aof2_page_take(uint8_t *page, uint32_t slot) {
   return end;
 }
 
+size_t aof2_page_len(void) { return sizeof(intent_page); }
+
+void aof2_page_blocks(uint8_t *page, uint64_t block_len) { atomic_store(&page_at(page)->block_len, block_len); }
+
+uint32_t aof2_page_opens(uint8_t *page, uint64_t ino) { return atomic_load(&page_at(page)->opens[page_slot(ino)]); }
+
+void aof2_page_going(uint8_t *page, uint64_t ino, int more) {
+  atomic_fetch_add(&page_at(page)->going[page_slot(ino)], more ? 1 : UINT32_MAX);
+}
+
 int64_t aof2_page_append(uint8_t *page, uint32_t slot, int fd, const uint8_t *record, size_t len) {
   intent_page *p = page_at(page);
   if (slot >= STREAMS_MAX) return -EINVAL;

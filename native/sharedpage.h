@@ -21,6 +21,7 @@
 #include <unistd.h>
 
 #define STREAMS_MAX 16
+#define OPENS_SLOTS 65536
 #define PAGE_LOCK_MAX_MS 1000 /* the daemon: to take records, */
 #define PAGE_APPEND_MAX_MS 20 /* and to append one, on its only loop */
 
@@ -31,7 +32,14 @@ typedef struct {
   struct {
     _Atomic uint64_t end, taken;
   } streams[STREAMS_MAX];
+  /* Files that the channel opened by itself (channel/opens.h). The daemon writes `block_len` and `going`, the channel `opens`. */
+  _Atomic uint64_t block_len;
+  _Atomic uint32_t opens[OPENS_SLOTS]; /* handles of its own, by page_slot of their inode */
+  _Atomic uint32_t going[OPENS_SLOTS]; /* inodes that lose their bytes: none of them is opened there meanwhile */
 } intent_page;
+
+/* Inodes share slots: what is said of one may be another's. */
+static inline uint32_t page_slot(uint64_t ino) { return (uint32_t)((ino * UINT64_C(0x9E3779B97F4A7C15)) >> 48) % OPENS_SLOTS; }
 
 /* False: not within so many milliseconds (0: for ever). */
 static inline bool page_lock(intent_page *page, int max_ms) {

@@ -14,11 +14,16 @@ import os
 from aof2.native._native import ffi, lib
 
 
+def length() -> int:
+    """Of the file behind it."""
+    return -(-int(lib.aof2_page_len()) // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
 class SharedPage:
     """A mapping of a file that both have."""
 
     def __init__(self, fd: int) -> None:
-        self._map = mmap.mmap(fd, mmap.PAGESIZE)
+        self._map = mmap.mmap(fd, length())
         self._at = ffi.from_buffer("uint8_t[]", self._map, require_writable=True)
 
     def total(self) -> int:
@@ -43,3 +48,22 @@ class SharedPage:
         if end < 0:
             raise OSError(-end, os.strerror(-end))
         return end
+
+    # -- files that the channel opens by itself ------------------------------------------------------------------
+
+    def set_block_bytes(self, block_bytes: int) -> None:
+        """How long the blocks are that residency is told in."""
+        lib.aof2_page_blocks(self._at, block_bytes)
+
+    def has_open(self, ino: int) -> bool:
+        """Whether the channel has this inode open by itself, or one that shares its place."""
+        return bool(lib.aof2_page_opens(self._at, ino))
+
+    def hold(self, ino: int) -> None:
+        """The inode, or its bytes, are about to go: from here on the channel does not open it by itself. Before
+        `has_open` is asked, or a lease."""
+        lib.aof2_page_going(self._at, ino, 1)
+
+    def let(self, ino: int) -> None:
+        """They are gone, and the rows say so, or stay."""
+        lib.aof2_page_going(self._at, ino, 0)

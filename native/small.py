@@ -1,8 +1,9 @@
-"""Many small files in one call of the C core (`bulk.c`): hashed where they lie, read and compared, written as blobs.
+"""Many small files in one call of the C core (`bulk.c`): hashed where they lie, read and compared, written as blobs,
+made of what came.
 
 Every call releases the GIL for all of its files together, and has let go of each buffer when it returns.
 
-Owner: any thread. A crash leaves nothing: no file is changed here.
+Owner: any thread. No file is changed here; a crash leaves those that `land_small` made.
 """
 
 from __future__ import annotations
@@ -97,6 +98,37 @@ def read_small(
     ):
         lib.aof2_small_read(len(paths), names, length, crc, sha256s, buf, len(out), states)
     return out, [number for (number,) in _I32.iter_unpack(status)]
+
+
+def land_small(
+    paths: Sequence[str],
+    data: Buffer,
+    offsets: Sequence[int],
+    lengths: Sequence[int],
+    crc64s: Sequence[int],
+    sha256s: bytes,
+    spares: Sequence[str] = (),
+) -> tuple[list[SmallFile], int]:
+    """A new file of each stretch of `data` that has the crc64 and the SHA-256 given; what was under its path goes. And
+    how many of `spares`, empty files, were taken for that, from the first on.
+
+    CHANGED: it has not, and there is no file; nor is there one where the status is an errno.
+    """
+    if not len(paths) == len(offsets) == len(lengths) == len(crc64s) == len(sha256s) // 32:
+        raise ValueError(f"{len(paths)} paths need as many offsets, lengths, checksums and hashes")
+    out = bytearray(len(paths) * _SMALL.size)
+    with (
+        ffi.from_buffer("uint8_t[]", data) as source,
+        ffi.from_buffer("uint64_t[]", array("Q", offsets)) as offset,
+        ffi.from_buffer("uint64_t[]", array("Q", lengths)) as length,
+        ffi.from_buffer("uint64_t[]", array("Q", crc64s)) as crc,
+        ffi.from_buffer("uint8_t[]", out) as rows,
+    ):
+        taken = lib.aof2_small_land(
+            len(paths), _names(paths), source, len(source), offset, length, crc, sha256s, len(spares), _names(spares),
+            ffi.cast("aof2_small *", rows),
+        )  # fmt: skip
+    return list(map(SmallFile._make, _SMALL.iter_unpack(out))), int(taken)
 
 
 def encode_pack(

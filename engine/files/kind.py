@@ -19,7 +19,7 @@ import logging
 import os
 import stat
 import tempfile
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -86,6 +86,7 @@ class FilesKind(Catalogued):
         # By the kernel, while something was not folded: where the intent log ended then. The catalog thread looks, too.
         self._forgotten: dict[int, int] = {}
         self._tasks = Tasks()
+        self.files.removal.stayed = self._keep_replaced
 
     # -- life --------------------------------------------------------------------------------------------------
 
@@ -107,6 +108,8 @@ class FilesKind(Catalogued):
         are."""
         await self.intents.start(s for s in self.volume.writable_tenants() if s in self.tenants)
         await nursery.start(self.births.tasks.run)
+        if self._way.passthrough:
+            self.files.known.page = self.volume.evictor.page = self.intents.page
         await self.births.start(bears=self._way.passthrough and self._wish.as_recorded)
         await nursery.start(self.intents.run)
 
@@ -190,7 +193,10 @@ class FilesKind(Catalogued):
 
     def answers(self, stream_id: int) -> Answers:
         has_log = any(one.stream_id == stream_id for one in self.intents.logs)
-        return Answers.READING | (Answers.INTENTS | Answers.CHANGES if has_log else Answers.NOTHING)
+        if not has_log:
+            return Answers.READING
+        opens = Answers.OPENS if self._way.passthrough else Answers.NOTHING
+        return Answers.READING | Answers.INTENTS | Answers.CHANGES | opens
 
     def told(self, row: InodeRow) -> Told:
         """A dirty file's size and times are its backing file's."""
@@ -229,7 +235,14 @@ class FilesKind(Catalogued):
             self.births.adopt(folded)
         finally:
             self.unlinks.adopt(folded)
+            self._drop_forgotten(folded)
             self._adopt_changes(folded)
+
+    def _drop_forgotten(self, folded: list[tuple[Intent, InodeRow | None]]) -> None:
+        """Those of our own unlinks that stayed, and that the kernel forgot before this."""
+        for intent, _ in folded:
+            if intent.is_own and intent.ino in self._replaced and self._is_forgotten(intent.ino, intent):
+                self._tasks.begin(self._drop_replaced, intent.ino)
 
     def _adopt_changes(self, folded: list[tuple[Intent, InodeRow | None]]) -> None:
         """What the channel took names from: as `unlink`, `rmdir` and `rename` do."""
@@ -251,6 +264,8 @@ class FilesKind(Catalogued):
             self.files.removal.removed(row)
         else:
             self.files.known.went(row.ino)
+        if row.ino in self._replaced and self._is_forgotten(row.ino, intent):
+            self._tasks.begin(self._drop_replaced, row.ino)
 
     def _adopt_replaced(self, row: InodeRow, intent: Intent) -> None:
         with self.volume.catalog.view() as view:
@@ -415,6 +430,12 @@ class FilesKind(Catalogued):
         mode = stat.S_IMODE(mode)
         return await self.files.create_unnamed(parent, flags, mode=mode, uid=caller.uid, gid=caller.gid)
 
+    async def sync_file(self, ino: int) -> None:
+        await self.files.durability.fsync(ino)
+
+    async def take_opened(self, fh: int) -> None:
+        await self.files.take_opened(fh)
+
     async def sync_all(self) -> None:
         await self.files.durability.sync_all()
 
@@ -451,6 +472,9 @@ class FilesKind(Catalogued):
 
     def refused(self, ino: int) -> None:
         self.files.refused(ino)
+
+    def used(self, inos: Sequence[int]) -> None:
+        self.files.used(inos)
 
     def changes_waiting(self) -> None:
         self.intents.wake()

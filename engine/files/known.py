@@ -18,6 +18,7 @@ from contextlib import asynccontextmanager, contextmanager
 from aof2.engine.files.ledger import Ledger
 from aof2.engine.files.state import OpenFile, State
 from aof2.engine.locks import Rank, TaskLock, task_lock, thread_lock
+from aof2.native.sharedpage import SharedPage
 
 
 class Known:
@@ -32,6 +33,7 @@ class Known:
         self._opens = thread_lock()
         self._opening: Counter[int] = Counter()
         self._going: set[int] = set()  # inodes that a batch under way was told it may remove
+        self.page: SharedPage | None = None  # what the channel opens by itself is in it
         self._locks: dict[int, tuple[TaskLock, int]] = {}
 
     def __len__(self) -> int:
@@ -64,6 +66,14 @@ class Known:
             return self._is_open(ino)
 
     def _is_open(self, ino: int) -> bool:
+        return self._is_open_here(ino) or (self.page is not None and self.page.has_open(ino))
+
+    def is_open_here(self, ino: int) -> bool:
+        """The same, but for what the channel opened by itself."""
+        with self._opens:
+            return self._is_open_here(ino)
+
+    def _is_open_here(self, ino: int) -> bool:
         file = self._files.get(ino)
         return bool(self._opening.get(ino)) or (file is not None and file.handles > 0)
 
@@ -71,15 +81,23 @@ class Known:
         """Whether an inode without a name has to stay for those who have it open. Asked on the catalog thread, inside
         the batch that removes it otherwise: an open from here on waits for that batch (`opening`)."""
         with self._opens:
-            if self._is_open(ino):
+            if self._is_open_here(ino):
                 return True
+            if self.page is not None and ino not in self._going:
+                self.page.hold(ino)  # before it is asked: what the channel opens later sees this
+                if self.page.has_open(ino):
+                    self.page.let(ino)
+                    return True
             self._going.add(ino)
             return False
 
     def went(self, ino: int) -> None:
         """The batch that was told so is committed."""
         with self._opens:
-            self._going.discard(ino)
+            if ino in self._going:
+                self._going.discard(ino)
+                if self.page is not None:
+                    self.page.let(ino)
 
     def openers(self, ino: int) -> int:
         """How many opens of it are under way."""

@@ -9,6 +9,7 @@ Owner: the trio thread. A crash leaves files without a name to recovery (`recove
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -33,13 +34,18 @@ class Removal:
         self._known = files.known
         self._doomed = files.volume.evictor.doomed
         self._measure = partial(counted_bytes, block_bytes=files.block_bytes)
+        # Of an inode without a name that stays until the kernel forgets it.
+        self.stayed: Callable[[int], None] = lambda _: None
 
     def removed(self, row: InodeRow) -> None:
         """The last name of a regular file is gone; its bytes go with it, or with the last close."""
         self._known.went(row.ino)
         file = self._known.get(row.ino)
-        if file is not None and self._known.is_open(row.ino):
+        if file is not None and self._known.is_open_here(row.ino):
             file.unlinked = True
+            return
+        if self._known.page is not None and self._is_nameless(row.ino):
+            self.stayed(row.ino)
             return
         charged = self._discard(file) if file is not None else None
         stream_id = stream_of(row.ino)
@@ -57,6 +63,10 @@ class Removal:
             self._volume.recent.hot.unwanted(row.ino)
         if obj is not None and charged is not None:
             self._volume.evictor.give_back(tenant, charged)
+
+    def _is_nameless(self, ino: int) -> bool:
+        """Whether it stayed, for those who have it open: the channel alone knows of them."""
+        return self._volume.catalog.get(stream_of(ino), t.NAMELESS, ino) is not None
 
     def _discard(self, file: OpenFile) -> int | None:
         """A file without a handle is forgotten; what it was charged, if it is dirty."""
@@ -99,7 +109,7 @@ class Removal:
     async def drop_nameless(self, ino: int) -> None:
         """The kernel forgot a file without a name: its bytes go, unless it is open after all."""
         async with self._known.holding(ino):
-            if self._known.is_open(ino):
+            if self._known.is_open_here(ino):
                 return
             file = self._known.get(ino)
             if file is not None:

@@ -28,7 +28,7 @@ from __future__ import annotations
 import errno
 import os
 import struct
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -245,6 +245,7 @@ class Files:
                     await self._reading.until_readable(ino)
                 async with self.known.holding(ino):
                     row, file = await self._loader.load(ino)
+                    self._take_opened(file)
                     if wants_write(flags):
                         self.kept.forget(ino)
                         await self._loader.make_writable(file, row, keep=not flags & os.O_TRUNC)
@@ -262,6 +263,36 @@ class Files:
                 self._forget_unused(ino)
                 raise
 
+    async def take_opened(self, fh: int) -> None:
+        """A handle that the channel gave by itself, and told of, is in the table when this returns, and all others of
+        its file."""
+        ino = self.kernel.told_open_of(fh)
+        if not ino:
+            return
+        with self.known.opening(ino):
+            try:
+                async with self.known.holding(ino):
+                    self._take_opened((await self._loader.load(ino))[1])
+            except BaseException:
+                self._forget_unused(ino)
+                raise
+
+    def _take_opened(self, file: OpenFile) -> None:
+        """What the channel opened by itself, to read a clean file, is as if it was opened here."""
+        for fh, flags in self.kernel.told_opens(file.ino):
+            if file.channel is NOT_OPEN:
+                file.channel = AtChannel(Mode.PASSTHROUGH)
+                file.channel.registered = True
+                self.kept.forget(file.ino)
+            self._put(Handle(self, fh, file, flags))
+            file.handles += 1
+
+    def used(self, inos: Iterable[int]) -> None:
+        """The channel opened these by itself."""
+        for ino in inos:
+            self._recency.used(ino)
+            self.volume.hydrator.fetcher.windows.used(ino)
+
     async def truncate(self, ino: int, size: int) -> None:
         """Cuts or extends, open or not."""
         self.check_writable(ino)
@@ -271,6 +302,7 @@ class Files:
                     await self._until_removed(ino)
                 async with self.known.holding(ino):
                     row, file = await self._loader.load(ino)
+                    self._take_opened(file)
                     self.kept.forget(ino)
                     await self._loader.make_writable(file, row, keep=size > 0)
                     await self.sizes.truncate(file, size)

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import mmap
 import os
 from collections.abc import Iterable
 from itertools import islice
@@ -29,6 +28,7 @@ from aof2.engine.errors import Aof2Error, ReadOnlyError
 from aof2.engine.intents.format import Intent, IntentKind, pack
 from aof2.engine.intents.log import FOLDER, Folded, IntentLog
 from aof2.engine.local.reserve import is_no_room
+from aof2.native import sharedpage
 from aof2.native.sharedpage import SharedPage
 
 if TYPE_CHECKING:
@@ -78,6 +78,10 @@ class Intents:
         self.folded = 0
 
     @property
+    def page(self) -> SharedPage | None:
+        return self._page
+
+    @property
     def logs(self) -> list[IntentLog]:
         return list(self._logs.values())
 
@@ -89,8 +93,9 @@ class Intents:
         """A log for each of these tenants, as far as there are places."""
         self._token = trio.lowlevel.current_trio_token()
         self.page_fd = os.memfd_create("aof2-intents", os.MFD_CLOEXEC)
-        os.ftruncate(self.page_fd, mmap.PAGESIZE)
+        os.ftruncate(self.page_fd, sharedpage.length())
         self._page = SharedPage(self.page_fd)
+        self._page.set_block_bytes(self._volume.settings.engine.block_bytes)
         self._volume.env.make_dirs(self._volume.state_dir / FOLDER)
         for slot, stream_id in enumerate(islice(stream_ids, STREAMS_MAX)):
             stays = self._adopts.must_stay

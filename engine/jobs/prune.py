@@ -321,19 +321,19 @@ class PruneCheckpoint:
         local = [key for key in keys if self._is_local(key)]
         _, skipped = await self._evictor.evict(local) if local else (0, [])
         handles = self._evictor.handles
-        free = [key for key in keys if key not in skipped and key not in handles.evicting and self._unused(key)]
+        free = [key for key in keys if key not in skipped and key not in handles.moving and self._unused(key)]
         report.objects_in_use += len(keys) - len(free)
         over = trio.Event()
         for key in free:
             handles.forget(key)
-            handles.evicting[key] = over
+            handles.moving[key] = over
         try:
             now_ms = self._env.now_ms()
             work = partial(_release_objects, keys=free, now_ms=now_ms, keep=self._keep)
             report.objects_released += await result_of(self._evictor.writer.submit(job.tenant_id, work))
         finally:
             for key in free:
-                del handles.evicting[key]
+                del handles.moving[key]
             over.set()
 
     def _is_local(self, key: Key) -> bool:

@@ -180,6 +180,13 @@ class Kernel(Protocol):
     def killed(self, nodeid: int) -> bool:
         """Whether a write that must clear suid, sgid and capabilities (flag SUID) was forwarded; tells it once."""
 
+    def told_opens(self, nodeid: int) -> list[tuple[int, int]]:
+        """Handles of the inode, and their flags, that the channel gave by itself and told of: each once. They are ours
+        from here on, and so is its node, which is passed through."""
+
+    def told_open_of(self, fh: int) -> int:
+        """The inode of such a handle that was not taken yet; 0: there is none."""
+
     def hand_over(self, fh: int, offset: int, data: bytes) -> int:
         """The answer of a READ that is too long for the FUSE socket. Returns the errno to answer that READ with, which
         has to be done before anything is awaited: the channel puts the bytes in its place."""

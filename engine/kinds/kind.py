@@ -60,6 +60,7 @@ class Answers(IntFlag):
     XATTRS = 16  # `user.aof2.*` apart
     INTENTS = 32  # the rows are not all: the tenant has an intent log
     CHANGES = 64  # and make: what is plainly allowed is recorded there
+    OPENS = 128  # files that are here whole, to be read
     READING = LOOK_UP | ATTRIBUTES | LIST | LINKS | XATTRS
 
 
@@ -263,6 +264,13 @@ class Kind(ABC):
     async def sync_names(self, ino: int) -> None:
         """fsyncdir: what was done to names of the inode's tenant is on the disk when this returns."""
 
+    async def sync_file(self, ino: int) -> None:
+        """A file that the channel opened by itself is on the disk, and its records, when this returns."""
+        refuse(errno.EBADF)
+
+    async def take_opened(self, fh: int) -> None:
+        """A handle that the channel gave by itself is one of ours from here on, if it told of such a one."""
+
     async def sync_all(self) -> None:
         """syncfs."""
 
@@ -345,6 +353,9 @@ class Kind(ABC):
 
     def refused(self, ino: int) -> None:
         """The kernel would not pass this file through after all: the channel serves it as a ranged one."""
+
+    def used(self, inos: Sequence[int]) -> None:
+        """These were opened without asking."""
 
     def changes_waiting(self) -> None:
         """The channel acknowledged something by itself."""

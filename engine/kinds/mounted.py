@@ -6,7 +6,7 @@ Owner: the trio thread. A crash leaves nothing of this.
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from aof2.engine.catalog.rows import stream_of
@@ -14,7 +14,7 @@ from aof2.engine.errors import os_error
 from aof2.engine.kinds import registry
 from aof2.engine.kinds.kernel import AppendState, Kernel, Short, Touched
 from aof2.engine.kinds.kind import Answers, Asked, FileHandle, Kind, Unsealed, Way
-from aof2.engine.kinds.opens import Opens
+from aof2.engine.kinds.opens import OPENED_FH, Opens
 from aof2.engine.kinds.registry import MountWish, Surroundings
 
 if TYPE_CHECKING:
@@ -59,6 +59,8 @@ class Kinds:
         for kind in self.all:
             if not kind.is_folded(0, Asked.HANDLE):
                 await kind.fold()
+            if number & OPENED_FH and self.opens.find(number) is None:
+                await kind.take_opened(number)
         return self.opens.get(number)
 
     # -- all together ------------------------------------------------------------------------------------------
@@ -106,6 +108,10 @@ class Kinds:
 
     def refused(self, ino: int, _: int) -> None:
         self.of(ino).refused(ino)
+
+    def used(self, inos: Sequence[int]) -> None:
+        for ino in inos:
+            self.of(ino).used((ino,))
 
     def changes_waiting(self) -> None:
         for kind in self.all:

@@ -1,7 +1,7 @@
 """The open files of one mount, by the number the kernel knows each by.
 
-Numbers of the kinds come from here; what the channel opens by itself has numbers of its own (bit 61), and is put here
-when it is folded.
+Numbers of the kinds come from here; what the channel creates by itself has numbers of its own (bit 61), and is put here
+when it is folded; so has what it opens (bit 62), which is put here when it tells.
 
 Owner: the trio thread. A crash leaves nothing.
 """
@@ -9,9 +9,12 @@ Owner: the trio thread. A crash leaves nothing.
 from __future__ import annotations
 
 import errno
+from typing import Final
 
 from aof2.engine.errors import os_error
 from aof2.engine.kinds.kind import FileHandle
+
+OPENED_FH: Final = 1 << 62  # in the numbers of what the channel opened by itself
 
 
 class Opens:

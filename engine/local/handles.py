@@ -317,7 +317,8 @@ class HandleTable:
     """Handles by key. Unused ones are kept for a while: their masks and file are warm."""
 
     def __init__(self, idle_max: int = 1024) -> None:
-        self.evicting: dict[Key, trio.Event] = {}  # being given up: who wants one waits, then starts afresh
+        # Their bytes leave, or come, all at once: who wants one waits, then starts afresh.
+        self.moving: dict[Key, trio.Event] = {}
         self._idle_max = idle_max
         self._table: dict[Key, ObjectHandle] = {}
         self._idle: OrderedDict[Key, ObjectHandle] = OrderedDict()  # those of them without users, longest unused first

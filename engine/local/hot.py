@@ -27,6 +27,7 @@ from typing import Final, NamedTuple
 from aof2.engine.env import Env
 from aof2.engine.errors import CorruptError, os_error
 from aof2.engine.fds import opened
+from aof2.engine.local.spares import Spares
 
 # Python has posix_fallocate only.
 _libc: Final = ctypes.CDLL(None, use_errno=True)
@@ -54,6 +55,7 @@ class HotCache:
         self.env = env
         self.root = root
         self._root_text = str(root)
+        self.spares = Spares(env, root)
 
     def leave_access_times(self) -> None:
         """Backing files made from here on keep their access time: a read need not move it (SEMANTICS.md, 19), and each
@@ -73,12 +75,22 @@ class HotCache:
     def create(self, path: Path, size: int = 0) -> int:
         """A new backing file, sparse, of `size` bytes. A leftover of the same name is an orphan and goes."""
         self.env.make_dirs(path.parent)
-        with contextlib.suppress(FileNotFoundError):
-            self.env.files.unlink(path)
-        fd = self.env.files.create(path)
+        fd = self._create_of_spare(path) if size else -1  # without bytes its time would be an old one
+        if fd < 0:
+            with contextlib.suppress(FileNotFoundError):
+                self.env.files.unlink(path)
+            fd = self.env.files.create(path)
         if size:
             self.env.files.truncate(fd, size)
         return fd
+
+    def _create_of_spare(self, path: Path) -> int:
+        """-1: there is none."""
+        for spare in self.spares.take(1):
+            with contextlib.suppress(FileNotFoundError):
+                self.env.files.rename(Path(spare), path)  # over what was left under the name
+                return self.env.files.open_rw(path)
+        return -1
 
     def open(self, path: Path) -> int:
         return self.env.files.open_rw(path)
@@ -115,6 +127,12 @@ class HotCache:
     def unlink(self, path: Path) -> None:
         with contextlib.suppress(FileNotFoundError):
             self.env.files.unlink(path)
+
+    def retire(self, path: Path) -> None:
+        """The file goes; its inode is kept for another."""
+        with contextlib.suppress(FileNotFoundError):
+            if not self.spares.keep(path):
+                self.env.files.unlink(path)
 
     def punch(self, path: Path, offset: int, length: int) -> None:
         """Gives a range back to the disk; it reads as zeros, which no reader may see."""

@@ -168,9 +168,11 @@ class SegmentedLru:
         if slot >= 0:
             if self._list[slot] != GHOSTS:
                 return
-            self.forget(key)
+            self._resize(slot, units)
+            self._unlink(slot)  # that it was used before it left is remembered
+        else:
+            slot = self._new(key, units)
         self.changes += 1
-        slot = self._new(key, units)
         self._link(slot, PROBATION, self._older[_START])
 
     def unwanted(self, key: int) -> None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -40,6 +40,7 @@ from aof2.engine.locks import Rank, task_lock
 from aof2.engine.manifest.format import ReasonCode
 from aof2.engine.quota import QuotaExceededError, Reservation, StorageQuota
 from aof2.engine.tiering.recent import Recent, units_of
+from aof2.native.sharedpage import SharedPage
 
 log = logging.getLogger(__name__)
 
@@ -116,8 +117,10 @@ class Evictor:
         warm: WarmStore | None = None,
         keeps_warm: Callable[[str], bool] = lambda _: False,
         restorable: Callable[[int, int, int], bool] = lambda _stream_id, _ino, _generation: True,
+        went: Callable[[int], None] = lambda _: None,
     ) -> None:
-        """`restorable`: whether the remote's log has the publication of (stream id, inode, generation)."""
+        """`restorable`: whether the remote's log has the publication of (stream id, inode, generation). `went` hears of
+        inodes of which nothing is here any more."""
         self.catalog = catalog
         self.writer = writer
         self.hot = hot
@@ -135,6 +138,8 @@ class Evictor:
         self._warm = warm
         self._keeps_warm = keeps_warm
         self._restorable = restorable
+        self._went = went
+        self.page: SharedPage | None = None  # what the channel opens by itself is in it
         self.lock = task_lock(Rank.EVICTION)
         self._gone: OrderedDict[tuple[int, int], float] = OrderedDict()  # chunks given up lately → when
         self._fruitless_until_s = float("-inf")
@@ -205,7 +210,7 @@ class Evictor:
     async def free_inodes(self, count: int) -> int:
         """Evicts whole objects until so many backing files are gone, or nothing clean is left; how many went."""
         await self.doomed.delete_all()
-        gone = 0
+        gone = await trio.to_thread.run_sync(self.hot.spares.drop, count)
         async with self.lock:
             candidates = self._candidates(None)
             while gone < count:
@@ -239,6 +244,8 @@ class Evictor:
         async with self.lock:
             freed, skipped = 0, []
             for key in keys:
+                while (event := self.handles.moving.get(key)) is not None:  # it lands (`landing.py`)
+                    await event.wait()
                 victim = None if self._has_fresh(key) else self._victim(key)
                 got = await self._evict([victim], demote=False, by_name=True) if victim is not None else 0
                 if victim is not None:
@@ -361,7 +368,7 @@ class Evictor:
         by_stream: dict[int, list[Victim]] = {}
         over = trio.Event()
         for victim in victims:
-            self.handles.evicting[victim.key] = over
+            self.handles.moving[victim.key] = over
             self.handles.forget(victim.key)
             by_stream.setdefault(victim.key[0], []).append(victim)
         try:
@@ -371,12 +378,31 @@ class Evictor:
                 self._note_gone(gone, got, thrashes=demote, remember=not by_name)
         finally:
             for victim in victims:
-                del self.handles.evicting[victim.key]
+                del self.handles.moving[victim.key]
             over.set()
         return freed
 
     def _evict_group(self, stream_id: int, group: Sequence[Victim], *, demote: bool) -> tuple[list[Victim], int]:
         """Leases, one durable commit, unlinks. On a worker thread; what went, and the bytes freed."""
+        with self._held_off({v.key[1] for v in group}):
+            return self._evict_held_off(stream_id, group, demote=demote)
+
+    @contextlib.contextmanager
+    def _held_off(self, inos: Collection[int]) -> Iterator[None]:
+        """The channel opens none of them by itself while the block runs."""
+        page = self.page
+        if page is None:
+            yield
+            return
+        for ino in inos:
+            page.hold(ino)
+        try:
+            yield
+        finally:
+            for ino in inos:
+                page.let(ino)
+
+    def _evict_held_off(self, stream_id: int, group: Sequence[Victim], *, demote: bool) -> tuple[list[Victim], int]:
         free = [v for v in group if self._exclusive(v.path)]
         if not free:
             return [], 0
@@ -396,7 +422,7 @@ class Evictor:
     def _drop(self, stream_id: int, victim: Victim) -> None:
         """The bytes go: the file, or holes in it, after which the catalog knows the file as it is now."""
         if not victim.punched:
-            self.hot.unlink(victim.path)
+            self.hot.retire(victim.path)
             return
         with contextlib.suppress(FileNotFoundError):
             for piece in victim.pieces:
@@ -512,7 +538,9 @@ class Evictor:
                 left = self._recent.local_bytes(view, ino)
                 if left:
                     self._recent.hot.sized(ino, units_of(left))
-                elif remember:
+                    continue
+                self._went(ino)
+                if remember:
                     self._recent.hot.evicted(ino)
                 else:
                     self._recent.hot.forget(ino)

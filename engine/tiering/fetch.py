@@ -23,7 +23,7 @@ from aof2.engine.remote.location import LocatedBlob, Location
 from aof2.engine.remote.source import FileTarget
 from aof2.engine.remote.store import RemoteStore
 from aof2.engine.tiering.hashing import PIECE_BYTES, block_crc
-from aof2.engine.tiering.windows import HELD_BYTES, Windows
+from aof2.engine.tiering.windows import HELD_BYTES, Came, Windows
 
 FOOTERS_MAX: Final = 1024
 
@@ -54,12 +54,19 @@ class BlobFetcher:
         self.windows = Windows(held_bytes=windows_bytes)
 
     def blocks(
-        self, chunk: ChunkRow, blob: BlobRow, first: int, count: int, *, pack_bytes: int = 0
+        self,
+        chunk: ChunkRow,
+        blob: BlobRow,
+        first: int,
+        count: int,
+        *,
+        pack_bytes: int = 0,
+        came: Came | None = None,
     ) -> list[bytes | memoryview]:
         """Blocks first … first + count − 1 of the chunk, by one range request; each verified, raw ones not copied.
-        `pack_bytes`: of the pack that the blob is in, where its neighbours may be fetched with it."""
+        `pack_bytes`: of the pack that the blob is in, where its neighbours may be fetched with it; `came` is told."""
         if pack_bytes:
-            member = self.windows.read(self.remote, blob.location, pack_bytes)
+            member = self.windows.read(self.remote, blob.location, pack_bytes, came)
             return self._member_blocks(chunk, blob, first, count, member)
         plain = self._plain_blocks(chunk, blob, first, count)
         if plain is not None:

@@ -40,8 +40,10 @@ from aof2.engine.pagecache import PageCache, PageKey
 from aof2.engine.quota import Reservation
 from aof2.engine.remote.errors import RemoteMissingError
 from aof2.engine.remote.keys import is_pack
+from aof2.engine.residency import REMOTE_TIER
 from aof2.engine.runs import runs_of
 from aof2.engine.tiering.fetch import BlobFetcher, Place, is_plain
+from aof2.engine.tiering.windows import Window
 
 log = logging.getLogger(__name__)
 
@@ -66,9 +68,19 @@ class Room(Protocol):
         """Bytes that had landed turned out not to be there."""
 
 
-Land = Callable[[Sequence[bytes | memoryview]], None]
-REMOTE_TIER: Final = 2
+Block = bytes | memoryview
+Land = Callable[[Sequence[Block]], None]
 Said = set[tuple[int, int]]  # chunks, and the tiers that the log knows they are being fetched from
+
+
+class Neighbours(NamedTuple):
+    """A stretch of a pack that came for one of its members."""
+
+    stream_id: int
+    tenant: str
+    chunk_id: int
+    window: Window
+    data: bytes
 
 
 class NotAvailableError(CorruptError):
@@ -101,7 +113,8 @@ def _fetched(fetch: Callable[[], Sequence[bytes | memoryview]], land: Land | Non
 
 
 class Flights:
-    """What is being fetched. `on_landed(handle, first block, count)` for what is in a backing file now."""
+    """What is being fetched. `on_landed(handle, first block, count)` for what is in a backing file now, `on_neighbours`
+    for what came with a small file."""
 
     def __init__(
         self,
@@ -118,6 +131,7 @@ class Flights:
         metrics: StorageMetrics,
         recently_evicted: Callable[[tuple[int, int]], bool],
         on_landed: Callable[[ObjectHandle, int, int], None],
+        on_neighbours: Callable[[Neighbours], None],
     ) -> None:
         self.fetched_bytes = 0
         self._catalog = catalog
@@ -131,6 +145,7 @@ class Flights:
         self._metrics = metrics
         self._recently_evicted = recently_evicted
         self._on_landed = on_landed
+        self._on_neighbours = on_neighbours
         # A request may hold its bytes in memory; a handful of large ones keeps a link busy.
         self._limiter = trio.CapacityLimiter(min(parallel, REQUESTS_MAX))
         # A reader that waits does not queue behind what is fetched for later.
@@ -356,7 +371,19 @@ class Flights:
 
         async def from_blob(blob: BlobRow) -> int:
             pack_bytes = self._pack_bytes(handle.key[0], blob)
-            size, found = await self._verified(chunk, blob, first, run.length, pack_bytes, land, urgent=urgent)
+            came: list[tuple[Window, bytes]] = []
+            fetch = partial(
+                self._fetcher.blocks,
+                chunk,
+                blob,
+                first,
+                run.length,
+                pack_bytes=pack_bytes,
+                came=lambda window, data: came.append((window, data)),
+            )
+            size, found = await self._verified(blob, fetch, land, in_pack=pack_bytes > 0, urgent=urgent)
+            for window, data in came:
+                self._on_neighbours(Neighbours(handle.key[0], handle.tenant, chunk.chunk_id, window, data))
             blocks.extend(found)
             return size
 
@@ -448,21 +475,12 @@ class Flights:
         return row.pack_bytes if row is not None else 0
 
     async def _verified(
-        self,
-        chunk: ChunkRow,
-        blob: BlobRow,
-        first: int,
-        count: int,
-        pack_bytes: int,
-        land: Land | None,
-        *,
-        urgent: bool,
+        self, blob: BlobRow, fetch: Callable[[], Sequence[Block]], land: Land | None, *, in_pack: bool, urgent: bool
     ) -> tuple[int, list[bytes]]:
         """Bytes can be damaged on the way: they are asked for once more before the remote copy is called damaged."""
         for attempt in range(1, ATTEMPTS + 1):
             try:
-                fetch = partial(self._fetcher.blocks, chunk, blob, first, count, pack_bytes=pack_bytes)
-                if pack_bytes and blob.raw_bytes <= AT_ONCE_BYTES and self._fetcher.windows.holds(blob.location):
+                if in_pack and blob.raw_bytes <= AT_ONCE_BYTES and self._fetcher.windows.holds(blob.location):
                     return _fetched(fetch, land)  # in memory, and short: a thread would take longer
                 return await self._in_thread(fetch, land, urgent=urgent)
             except CorruptError:

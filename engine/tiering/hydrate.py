@@ -44,6 +44,7 @@ from aof2.engine.tiering import flights, settle
 from aof2.engine.tiering.fetch import BlobFetcher
 from aof2.engine.tiering.flights import Flights, Room
 from aof2.engine.tiering.hashing import block_crc
+from aof2.engine.tiering.landing import Lander
 from aof2.engine.tiering.recent import units_of
 from aof2.engine.tiering.settle import Settler
 
@@ -121,6 +122,11 @@ class Hydrator:
             metrics=self._metrics,
             recently_evicted=recently_evicted,
             on_landed=self._landed,
+            on_neighbours=lambda came: self._lander.begin(came),
+        )
+        self._tasks = Tasks()
+        self._lander = Lander(
+            catalog, writer, hot, handles, room, policy, fetcher.windows, self._tasks, block_bytes=block_bytes
         )
         self._settler = Settler(
             writer,
@@ -130,7 +136,6 @@ class Hydrator:
             arriving=self._flights.arriving,
             recorded=lambda handle: policy.sized(handle.key[1], units_of(handle.resident_bytes)),
         )
-        self._tasks = Tasks()
 
     @property
     def fetched_bytes(self) -> int:
@@ -154,9 +159,10 @@ class Hydrator:
 
     async def open(self, key: Key, tenant: str) -> ObjectHandle:
         """The object in use; `close` it. Its backing file is compared with what the catalog knows of it."""
-        while (event := self.handles.evicting.get(key)) is not None:
+        while (event := self.handles.moving.get(key)) is not None:
             waits_for(Rank.EVICTION)
             await event.wait()
+        self.fetcher.windows.used(key[1])
         handle = self.handles.peek(key)
         if handle is None:
             with self.catalog.view() as view:
@@ -473,6 +479,7 @@ class Hydrator:
     async def quiesce(self) -> None:
         """Everything that was being fetched is here and recorded."""
         await self._flights.landed_all()
+        await self._lander.landed_all()
         await self.settle()
 
     async def quiesce_object(self, key: Key) -> None:

@@ -17,6 +17,7 @@ import trio
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.rows import stream_of
 from aof2.engine.inspect.left import Left, path_of
+from aof2.engine.kinds.opens import OPENED_FH
 from aof2.fs import mountpoint as mp
 from aof2.fs.channel_wire import ChannelError
 from aof2.fs.control.closing import Closing
@@ -32,13 +33,18 @@ async def end(mounted: Mounted, _: Args, __: Tell) -> None:
         raise ControlError(f"{at}: its daemon still has it mounted at {', '.join(places)}; unmount that, too")
     with contextlib.suppress(ChannelError):  # the kernel told it meanwhile
         await mounted.kinds.fold()
-        await Closing(mounted).closed(mounted.kinds.open_inos())
-        if inos := mounted.kinds.open_inos():
+        await Closing(mounted).closed(await _open_inos(mounted))
+        if inos := await _open_inos(mounted):
             used = f"{_named(mounted, inos)} open in another mount namespace"
             raise ControlError(f"{at}: unmounted here, but {used}; its daemon goes on until that is closed")
         mounted.kinds.stop_ahead()  # what the channel made ahead is gone when this has had effect
         await mounted.channel.caught_up()
     mounted.end()
+
+
+async def _open_inos(mounted: Mounted) -> set[int]:
+    """Of open files, also of those that the channel opened by itself."""
+    return mounted.kinds.open_inos() | {one.nodeid for one in await mounted.channel.dump() if one.fh & OPENED_FH}
 
 
 def _places(device: tuple[int, int]) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from aof2.engine.kinds.mounted import Kinds
 from aof2.engine.volume import Volume
+from aof2.fs.channel_wire import KnownHandle
 from aof2.fs.options import Options
 
 
@@ -32,6 +33,9 @@ class Channel(Protocol):
 
     async def caught_up(self) -> None:
         """Returns when what it was told before has had effect."""
+
+    async def dump(self) -> list[KnownHandle]:
+        """Every handle that it knows."""
 
 
 class Mounted(Protocol):

@@ -19,6 +19,7 @@
 #include "brake.h"
 #include "channel.h"
 #include "nests.h"
+#include "opens.h"
 #include "uring.h"
 
 static init_offer offer;
@@ -77,12 +78,14 @@ static bool before_forward(const request *r) {
       break;
     }
     case WIRE_OPENDIR: pending_put(r->header.unique, r->header.nodeid, WIRE_OPENDIR, false); break;
+    case WIRE_SETATTR: go_on = pending_put(r->header.unique, r->header.nodeid, WIRE_SETATTR, false); break;
     default:
       if (minds) go_on = pending_put(r->header.unique, r->header.nodeid, r->header.opcode, false);
       break;
   }
   pthread_mutex_unlock(&tables_lock);
   if (go_on) nests_forwarded(r);
+  if (go_on && (r->header.opcode == WIRE_OPEN || r->header.opcode == WIRE_SETATTR)) opens_tell(r->header.nodeid);
   if (!go_on) device_reply(r->header.unique, ENFILE, NULL, 0);
   return go_on;
 }

@@ -77,6 +77,8 @@ enum proto_event { /* channel to daemon */
   EV_CATALOG = 148,
   EV_APPENDED = 149,
   EV_PARTIAL = 150,
+  EV_OPENED = 151,
+  EV_USED = 152,
 };
 
 #define PROTO_SERVE 600 /* as the error of a READ's answer on F: its blocks are here now, serve it. Never the kernel's */

@@ -173,6 +173,50 @@ bool inode_row_decode(span row, inode_row *out) {
   return !row.len && out->hole_bytes <= out->size;
 }
 
+static bool take_chunks(span *in, object_row *out) {
+  uint64_t count;
+  if (!take_array(in, &count)) return false;
+  if (count != 1) return skip_many(in, count, 0);
+  return take_u64(in, &out->chunk);
+}
+
+static bool take_backing(span *in, object_row *out) {
+  uint64_t count;
+  if (in->len && *in->at == 0xC0) return skip(in, 0);
+  out->has_backing = true;
+  return take_array(in, &count) && count == 3 && take_u64(in, &out->backing_inode) && take_u64(in, &out->backing_size) &&
+         take_u64(in, &out->backing_mtime_ns);
+}
+
+static bool take_object_field(span *in, unsigned field, object_row *out) {
+  switch (field) {
+    case 0: return take_u64(in, &out->ino);
+    case 1: return take_u64(in, &out->generation);
+    case 2: return take_u64(in, &out->state);
+    case 3: return take_u64(in, &out->size);
+    case 5: return take_chunks(in, out);
+    case 7: return take_backing(in, out);
+    default: return skip(in, 0);
+  }
+}
+
+bool object_row_decode(span row, object_row *out) {
+  uint64_t fields;
+  *out = (object_row){0};
+  if (!take_array(&row, &fields) || fields < 3) return false;
+  for (uint64_t i = 0; i < fields; i++)
+    if (!take_object_field(&row, i < 15 ? (unsigned)i : 15, out)) return false;
+  return !row.len;
+}
+
+bool residency_row_decode(span row, uint64_t *mask) {
+  uint64_t fields;
+  *mask = 0;
+  if (!take_array(&row, &fields)) return false;
+  if (!fields) return !row.len;
+  return take_u64(&row, mask) && skip_many(&row, fields - 1, 0) && !row.len;
+}
+
 bool dentry_row_decode(span row, uint64_t *ino, uint32_t *mode) {
   uint64_t fields;
   if (!take_array(&row, &fields) || fields < 2 || !take_u64(&row, ino) || !take_u32(&row, mode)) return false;

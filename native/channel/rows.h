@@ -32,6 +32,17 @@ typedef struct {
 } inode_row;
 
 bool inode_row_decode(span row, inode_row *out);
+/* A file's bytes at one generation; `chunk` is the id of its one chunk, 0: it has more, or none. */
+typedef struct {
+  uint64_t ino, generation, state, size, chunk;
+  bool has_backing; /* what its backing file looked like when its bytes were last known to be right */
+  uint64_t backing_inode, backing_size, backing_mtime_ns;
+} object_row;
+enum { OBJECT_DIRTY = 0, OBJECT_SEALED = 1, OBJECT_PUBLISHED = 2 };
+
+bool object_row_decode(span row, object_row *out);
+/* The blocks of a chunk that are here. */
+bool residency_row_decode(span row, uint64_t *mask);
 bool dentry_row_decode(span row, uint64_t *ino, uint32_t *mode);
 bool number_row_decode(span row, uint64_t *out);
 bool bytes_row_decode(span row, span *out);

@@ -26,6 +26,7 @@
 #include "channel.h"
 #include "names.h"
 #include "nests.h"
+#include "opens.h"
 
 #ifndef MADV_POPULATE_READ
 #define MADV_POPULATE_READ 22
@@ -322,7 +323,9 @@ bool serve(const request *r, uint8_t *data) {
     case WIRE_MKDIR: return changes_mkdir(r);
     case WIRE_SYMLINK: return changes_symlink(r);
     case WIRE_SETATTR: return changes_setattr(r);
-    case WIRE_RELEASE: append_release(r); return births_release(r);
+    case WIRE_OPEN: return opens_open(r);
+    case WIRE_FSYNC: return opens_fsync(r) && upcall(r);
+    case WIRE_RELEASE: append_release(r); return births_release(r) || opens_release(r);
     case WIRE_READ: return serve_read(r, data);
     case WIRE_WRITE: return append_write(r, true) || serve_write(r);
     case WIRE_GETXATTR: return serve_getxattr(r) || names_getxattr(r, data);
@@ -331,6 +334,9 @@ bool serve(const request *r, uint8_t *data) {
     case WIRE_LSEEK: return serve_lseek(r) || upcall(r);
     case WIRE_COPY_FILE_RANGE:
     case WIRE_COPY_FILE_RANGE_64:
+      if (!opens_copies(r)) return upcall(r);
+      answer(r, EOPNOTSUPP, NULL, 0); /* the kernel copies by itself: both ends are files of its own */
+      return true;
     case WIRE_FALLOCATE: /* these take room: the daemon reserves it first */
     case WIRE_SYNCFS:
     case WIRE_TMPFILE: return upcall(r);

@@ -19,7 +19,7 @@ static _Thread_local MDB_cursor *cursor;
 static int errno_of(int error) { return error > 0 ? error : error == MDB_VERSION_MISMATCH ? EPROTO : EIO; }
 
 static int open_databases(void) {
-  static const char *const names[STORES] = {"namespace", "meta"};
+  static const char *const names[STORES] = {"namespace", "meta", "chunk_catalog"};
   MDB_txn *first;
   int error = mdb_txn_begin(env, NULL, MDB_RDONLY, &first);
   if (error) return error;

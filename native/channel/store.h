@@ -19,7 +19,7 @@
 
 #include "rows.h"
 
-enum { STORE_NAMESPACE, STORE_META, STORES };
+enum { STORE_NAMESPACE, STORE_META, STORE_CHUNKS, STORES };
 
 /* 0 or an errno. */
 int store_open(const char *path);

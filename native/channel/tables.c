@@ -30,6 +30,8 @@ typedef struct {
 static slots node_slots, handle_slots, pending_slots;
 static uint32_t caps_count, pending_opens;
 static bool caps_overflow;
+#define ASKED_SLOTS 4096u
+static uint32_t asked_opens[ASKED_SLOTS]; /* OPENs and SETATTRs that the daemon has, by inode */
 static clear_wait *clears_free;
 
 static void slots_open(slots *s, uint32_t limit, uint32_t room) {
@@ -72,6 +74,7 @@ void tables_reset(void) {
   memset(pending_entries, 0, sizeof pending_entries);
   memset(caps_entries, 0, sizeof caps_entries);
   caps_count = pending_opens = 0;
+  memset(asked_opens, 0, sizeof asked_opens);
   caps_overflow = false;
   tables_open(node_slots.limit, handle_slots.limit, pending_slots.limit);
 }
@@ -270,6 +273,12 @@ const handle *handle_next(uint32_t *slot) {
 /* -- requests whose answers matter ------------------------------------------------------------------------------- */
 static bool opens(uint32_t opcode) { return opcode == WIRE_OPEN || opcode == WIRE_CREATE || opcode == WIRE_TMPFILE; }
 
+static bool claims_file(uint32_t opcode) { return opcode == WIRE_OPEN || opcode == WIRE_SETATTR; }
+
+static uint32_t *asked_slot(uint64_t nodeid) { return &asked_opens[(nodeid * UINT64_C(0x9E3779B97F4A7C15)) >> 52]; }
+
+bool pending_of(uint64_t nodeid) { return *asked_slot(nodeid); }
+
 bool tables_room_for_open(void) {
   return node_slots.limit - node_slots.used > pending_opens && handle_slots.limit - handle_slots.used > pending_opens &&
          pending_slots.used < pending_slots.limit;
@@ -283,6 +292,7 @@ bool pending_put(uint64_t unique, uint64_t nodeid, uint32_t opcode, bool upcall)
   pendings[slot] = (pending){.unique = unique, .nodeid = nodeid, .opcode = opcode, .upcall = upcall};
   index_put(&pending_index, key, 0, slot);
   pending_opens += opens(opcode);
+  if (claims_file(opcode)) ++*asked_slot(nodeid);
   return true;
 }
 
@@ -298,6 +308,7 @@ bool pending_find(uint64_t unique, bool take, pending *out) {
   *out = pendings[slot];
   if (take) {
     pending_opens -= opens(out->opcode);
+    if (claims_file(out->opcode)) --*asked_slot(out->nodeid);
     index_remove(&pending_index, key, 0);
     SLOT_GIVE(pending_slots, pendings, slot);
   }

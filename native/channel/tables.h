@@ -40,6 +40,8 @@ typedef struct {
   uint32_t mode, flags;
   int32_t backing_id; /* 0: not registered with the kernel */
   bool dropped, untracked;
+  uint32_t own; /* handles that the channel gave by itself, and the daemon was not told of (opens.h); 0: the daemon's node */
+  uint64_t generation; /* of such a node: what of its inode is open */
   atomic_bool still; /* until a CLEAR: no application writes to the file, and the daemon does not cut it */
   uint64_t block_bytes;
   bitmap present, dirty;
@@ -115,6 +117,8 @@ bool tables_room_for_open(void);
 /* False: the table is full. */
 bool pending_put(uint64_t unique, uint64_t nodeid, uint32_t opcode, bool upcall);
 void pending_read(uint64_t unique, const wire_read_in *in);
+/* Whether an OPEN or SETATTR of the inode is with the daemon, which may make the file its own; of another inode, perhaps. */
+bool pending_of(uint64_t nodeid);
 /* Finds the request, and forgets it when `take`. */
 bool pending_find(uint64_t unique, bool take, pending *out);
 

@@ -7,7 +7,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "../sharedpage.h"
 #include "births.h"
 #include "store.h"
 
@@ -49,7 +48,9 @@ bool view_tree(uint64_t stream_id, uint32_t answers) {
   if (used == TREES_MAX) return false;
   t = &trees[used];
   *t = (tree){.stream = stream_id, .log_fd = -1, .dir_fd = -1};
-  bool has_log = births_stream(stream_id, &page, &t->slot, &t->log_fd, &t->dir_fd);
+  intent_page *shared;
+  bool has_log = births_stream(stream_id, &shared, &t->slot, &t->log_fd, &t->dir_fd);
+  if (has_log && !page) page = shared;
   if ((answers & ANSWER_INTENTS) && !has_log) return false;
   atomic_store(&t->answers, answers);
   atomic_store(&trees_used, used + 1);
@@ -200,6 +201,57 @@ view_result view_dirty(const view *v, const inode_row *row, struct stat *st) {
   char path[NAME_PATH_LEN];
   backing_path(row, path);
   if (v->dir_fd < 0 || fstatat(v->dir_fd, path, st, AT_SYMLINK_NOFOLLOW)) return VIEW_BROKEN;
+  return VIEW_FOUND;
+}
+
+/* -- bytes ------------------------------------------------------------------------------------------------------ */
+intent_page *view_page(void) { return atomic_load(&trees_used) ? page : NULL; }
+
+static view_result object_of(const view *v, const inode_row *row, object_row *out) {
+  uint8_t generation[8];
+  span value;
+  put_u64(generation, row->generation);
+  row_result got = get(v, 'o', row->ino, (span){generation, sizeof generation}, &value);
+  if (got != ROW_FOUND) return got == ROW_ABSENT ? VIEW_ABSENT : VIEW_BROKEN;
+  return object_row_decode(value, out) && out->ino == row->ino && out->generation == row->generation ? VIEW_FOUND : VIEW_BROKEN;
+}
+
+static view_result mask_of(const view *v, uint64_t chunk, uint64_t *mask) {
+  uint8_t key[5 + 8];
+  span value;
+  put_u64(key + lead_of(v, 'r', key), chunk);
+  row_result got = store_get(STORE_CHUNKS, (span){key, sizeof key}, &value);
+  if (got != ROW_FOUND) return got == ROW_ABSENT ? VIEW_ABSENT : VIEW_BROKEN;
+  return residency_row_decode(value, mask) ? VIEW_FOUND : VIEW_BROKEN;
+}
+
+/* Whether the mask has every block of a chunk of so many bytes. */
+static bool is_full(uint64_t mask, uint64_t len, uint64_t block_len) {
+  uint64_t blocks = block_len ? (len - 1) / block_len + 1 : 0;
+  return blocks && blocks <= 64 && mask == UINT64_MAX >> (64 - blocks);
+}
+
+view_result view_whole(const view *v, uint64_t ino, uint64_t block_len, whole_file *out) {
+  inode_row row;
+  object_row object;
+  over_inode over = {0};
+  uint64_t mask;
+  span dirty;
+  view_result result = view_inode(v, ino, &row);
+  if (result != VIEW_FOUND) return result;
+  if (v->laid) {
+    over_state state = unfolded_inode(v->over, ino, &over);
+    if (state != OVER_READY) return from_state(state);
+  }
+  if (over.born || !S_ISREG(row.mode) || get(v, 'y', ino, NOTHING, &dirty) != ROW_ABSENT) return VIEW_ABSENT;
+  result = object_of(v, &row, &object);
+  if (result != VIEW_FOUND) return result;
+  if (object.state != OBJECT_SEALED && object.state != OBJECT_PUBLISHED) return VIEW_ABSENT;
+  if (!object.chunk || !object.size || !object.has_backing || object.backing_size != object.size) return VIEW_ABSENT;
+  result = mask_of(v, object.chunk, &mask);
+  if (result != VIEW_FOUND) return result;
+  if (!is_full(mask, object.size, block_len)) return VIEW_ABSENT;
+  *out = (whole_file){object.generation, object.backing_inode, object.backing_size, object.backing_mtime_ns};
   return VIEW_FOUND;
 }
 

@@ -16,6 +16,7 @@
 #include <stdint.h>
 #include <sys/stat.h>
 
+#include "../sharedpage.h"
 #include "rows.h"
 #include "unfolded.h"
 
@@ -30,6 +31,7 @@ enum {
   ANSWER_LINK = 8u,   /* targets of symlinks */
   ANSWER_XATTR = 16u,
   ANSWER_CHANGES = 64u, /* made here (changes.h) */
+  ANSWER_OPENS = 128u,  /* of files that are here whole, to be read (opens.h) */
   ANSWER_INTENTS = 32u, /* there is an intent log: the rows alone are not all */
 };
 
@@ -62,6 +64,15 @@ birth_state view_birth(const view *v, uint64_t ino);
 bool view_set_times(const view *v, const inode_row *row, const struct timespec times[2]);
 /* Whether the file is being written: size and times are those of its backing file, in *st. BROKEN: it is, and that is not here. */
 view_result view_dirty(const view *v, const inode_row *row, struct stat *st);
+
+/* A closed or clean file that is here whole: its one chunk has all its blocks, and this is what its backing file is like. ABSENT: not so,
+ * or not known. */
+typedef struct {
+  uint64_t generation, inode, size, mtime_ns;
+} whole_file;
+view_result view_whole(const view *v, uint64_t ino, uint64_t block_len, whole_file *out);
+/* The page that both sides see; NULL: there is none. */
+intent_page *view_page(void);
 
 /* The names of a directory, or of an inode's xattrs, behind one that need not be there, in order. A walk may end early: the next one goes on. */
 typedef struct {

@@ -54,6 +54,12 @@ class FakeKernel:
     def handle(self, nodeid: int, fh: int, cookie: bytes) -> None:
         assert nodeid in self.fds and len(cookie) == 16
 
+    def told_opens(self, nodeid: int) -> list[tuple[int, int]]:
+        return []
+
+    def told_open_of(self, fh: int) -> int:
+        return 0
+
     def coming(self, nodeid: int, first: int, count: int) -> None:
         """Nobody waits here."""
 

@@ -31,6 +31,7 @@ from aof2.engine.remote.open import open_remote
 from aof2.engine.replicate.restore import restore
 from aof2.engine.settings import Settings
 from aof2.engine.settings.model import RetentionSettings
+from aof2.engine.tiering import landing
 from aof2.engine.volume import PARTS, Volume
 from tests.engine.helpers import (
     object_row,
@@ -57,6 +58,7 @@ POINTS = (
     "packs.packed",
     "packs.put",
     "packs.recorded",
+    *landing.CRASH_POINTS,
     "job.claimed",
     "job.progressed",
     "job.executed",

@@ -139,3 +139,84 @@ def test_lengths_that_lie() -> None:
         small.encode_pack(bytearray(10), [5, 5], **columns)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="zero byte"):
         small.hash_small(["a\0b"], size_max=1, loose_max=0)
+
+
+# -- files out of a pack ---------------------------------------------------------------------------------------------
+
+
+def land(folder: Path, pieces: list[bytes], *, data: bytes | None = None) -> list[small.SmallFile]:
+    joined = b"".join(pieces)
+    offsets = [sum(map(len, pieces[:i])) for i in range(len(pieces))]
+    found, _ = small.land_small(
+        [str(folder / f"n{i}") for i in range(len(pieces))],
+        joined if data is None else data,
+        offsets,
+        [len(piece) for piece in pieces],
+        [native.crc64(piece) for piece in pieces],
+        b"".join(hashlib.sha256(piece).digest() for piece in pieces),
+    )
+    small.close_all([one.fd for one in found if one.fd >= 0])
+    return found
+
+
+def test_landed_files_are_what_was_asked_for(tmp_path: Path) -> None:
+    pieces = [content(i, size) for i, size in enumerate(SIZES)]
+    (tmp_path / "n3").write_bytes(b"left by a crash, and longer than what comes" * 10)
+    before = len(os.listdir("/proc/self/fd"))
+    for i, (one, piece) in enumerate(zip(land(tmp_path, pieces), pieces, strict=True)):
+        st = os.stat(tmp_path / f"n{i}")
+        assert one.status == SmallStatus.READ
+        assert (tmp_path / f"n{i}").read_bytes() == piece
+        assert (one.inode, one.size, one.mtime_ns) == (st.st_ino, st.st_size, st.st_mtime_ns)
+        assert st.st_mode & 0o777 == 0o600
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_what_is_damaged_or_cut_short_does_not_land(tmp_path: Path) -> None:
+    pieces = [content(i, 500) for i in range(4)]
+    data = bytearray(b"".join(pieces))
+    data[700] ^= 4
+    found = land(tmp_path, pieces, data=bytes(data[:-1]))
+    assert [one.status for one in found] == [
+        SmallStatus.READ, SmallStatus.CHANGED, SmallStatus.READ, SmallStatus.CHANGED,
+    ]  # fmt: skip
+    assert sorted(os.listdir(tmp_path)) == ["n0", "n2"]
+
+
+def test_both_checksums_must_hold(tmp_path: Path) -> None:
+    piece, other = content(1, 100), content(2, 100)
+    for crc, sha in ((piece, other), (other, piece)):
+        (one,), _ = small.land_small(
+            [str(tmp_path / "n")], piece, [0], [100], [native.crc64(crc)], hashlib.sha256(sha).digest()
+        )
+        assert (one.status, one.fd) == (SmallStatus.CHANGED, -1)
+    assert not os.listdir(tmp_path)
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    (one,) = land(tmp_path / "none", [b"x"])
+    assert (one.status, one.fd) == (-errno.ENOENT, -1)
+
+
+def test_spares_become_files_in_their_order(tmp_path: Path) -> None:
+    pieces = [content(i, 100) for i in range(4)]
+    spares = [written(tmp_path, f"spare{i}", b"") for i in range(6)]
+    os.unlink(spares[1])
+    inodes = [os.stat(path).st_ino for path in spares if os.path.exists(path)]
+    (tmp_path / "n0").write_bytes(b"left by a crash")
+    crcs = [native.crc64(piece) for piece in pieces]
+    crcs[2] ^= 1
+    found, taken = small.land_small(
+        [str(tmp_path / f"n{i}") for i in range(4)],
+        b"".join(pieces),
+        [0, 100, 200, 300],
+        [100] * 4,
+        crcs,
+        b"".join(hashlib.sha256(piece).digest() for piece in pieces),
+        spares,
+    )
+    small.close_all([one.fd for one in found if one.fd >= 0])
+    assert taken == 4  # one was not there, one piece is not right
+    assert [one.inode for one in found if not one.status] == inodes[:3]
+    assert [(tmp_path / f"n{i}").read_bytes() for i in (0, 1, 3)] == [pieces[i] for i in (0, 1, 3)]
+    assert sorted(os.listdir(tmp_path)) == ["n0", "n1", "n3", "spare4", "spare5"]

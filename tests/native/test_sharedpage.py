@@ -11,17 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from aof2.native.sharedpage import SharedPage
+from aof2.native.sharedpage import SharedPage, length
 
 LOCK_AT, TOTAL_AT, STREAMS_AT = 4, 8, 16
+SLOTS = 1 << 16
 
 
 @pytest.fixture
 def shared() -> Iterator[tuple[SharedPage, mmap.mmap]]:
     fd = os.memfd_create("page")
-    os.ftruncate(fd, mmap.PAGESIZE)
+    os.ftruncate(fd, length())
     try:
-        yield SharedPage(fd), mmap.mmap(fd, mmap.PAGESIZE)
+        yield SharedPage(fd), mmap.mmap(fd, length())
     finally:
         os.close(fd)
 
@@ -91,3 +92,23 @@ def test_both_sides_append_in_one_order(shared: tuple[SharedPage, mmap.mmap], tm
     assert page.end(3) == 200 * 72 and struct.unpack_from("<I", raw, LOCK_AT) == (0,)
     with pytest.raises(OSError, match="Invalid argument"):
         page.append(16, 0, b"")
+
+
+def test_what_is_open_and_what_is_going_are_by_inode(shared: tuple[SharedPage, mmap.mmap]) -> None:
+    page, raw = shared
+    opens_at = STREAMS_AT + 256 + 8
+    going_at = opens_at + 4 * SLOTS
+    page.set_block_bytes(1 << 20)
+    assert struct.unpack_from("<Q", raw, STREAMS_AT + 256) == (1 << 20,)
+    ino = (3 << 40) + 77
+    slot = ino * 0x9E3779B97F4A7C15 % 2**64 >> 48
+    assert not page.has_open(ino)
+    struct.pack_into("<I", raw, opens_at + 4 * slot, 2)
+    assert page.has_open(ino) and not page.has_open(ino + 1)
+    page.hold(ino)
+    page.hold(ino)
+    assert struct.unpack_from("<I", raw, going_at + 4 * slot) == (2,)
+    page.let(ino)
+    page.let(ino)
+    assert struct.unpack_from("<I", raw, going_at + 4 * slot) == (0,)
+    assert len(raw) >= going_at + 4 * SLOTS

@@ -17,6 +17,7 @@
 #include "../channel.h"
 #include "../keeper.h"
 #include "../names.h"
+#include "../opens.h"
 #include "../uring.h"
 #include "segments.h"
 
@@ -202,6 +203,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   view_reset();
   listing_reset();
   fake_reset();
+  opens_reset();
   births_reset();
   append_reset();
   segments_reset();
