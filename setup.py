@@ -57,6 +57,7 @@ setup(
     packages=packages,
     package_dir={"": SPARK, **{f"aof2.{top}": top for top in TOP}},
     py_modules=[SPARK_MODULE],
+    options={"egg_info": {"egg_base": "."}},
     package_data={
         "aof2.engine": ["*.md"],
         "aof2.fs": ["helpers/*"],

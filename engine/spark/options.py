@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import glob
 import json
+import os
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -74,6 +76,11 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
         raise ValueError("name one stream to write to")
     fields = {name: given.get(name, "") for name in _WRITING}
     return WriteOptions(found[0], checkpoint=given.get("checkpointlocation", ""), **fields)
+
+
+def folder_of(staging: str, job: str) -> Path:
+    """Where tasks of a job stage their records."""
+    return Path(staging or Path(tempfile.gettempdir(), f"aof2-staging-{os.getuid()}"), job)
 
 
 def read_options(options: Mapping[str, str]) -> ReadOptions:

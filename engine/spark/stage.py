@@ -13,7 +13,8 @@ Owner: one task. A crash leaves files of its attempt, which `sweep` removes when
 
 from __future__ import annotations
 
-import os
+import contextlib
+import shutil
 import time
 import uuid
 from collections.abc import Iterator
@@ -42,8 +43,7 @@ class Staged(NamedTuple):
 
 
 def stage(batches: Iterator[Any], folder: Path) -> Staged:
-    """All records of a task. On any error nothing of it is left."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """All records of a task. On any error nothing of it is left; so is the folder gone: the job is over."""
     attempt = uuid.uuid4().hex
     files: list[tuple[str, str]] = []
     writer: _Pair | None = None
@@ -147,6 +147,14 @@ def column(batch: pa.RecordBatch, name: str, kind: pa.DataType) -> memoryview:
 # -- removing
 
 
+def remove_job(folder: Path) -> None:
+    """The job's folder. A task that still runs makes no file in it any more: it has another name while it goes."""
+    gone = folder.with_name(folder.name + ".gone")
+    with contextlib.suppress(FileNotFoundError):
+        folder.rename(gone)
+    shutil.rmtree(gone, ignore_errors=True)
+
+
 def remove(files: list[tuple[str, str]]) -> None:
     for pair in files:
         for name in pair:
@@ -167,13 +175,3 @@ def sweep(staging: Path) -> None:
             folder.rmdir()
         except OSError:  # it holds what is not old
             continue
-
-
-def folder_of(staging: str, job: str) -> Path:
-    return Path(staging or os.path.join(_temporary(), f"aof2-staging-{os.getuid()}"), job)  # noqa: PTH118
-
-
-def _temporary() -> str:
-    import tempfile
-
-    return tempfile.gettempdir()

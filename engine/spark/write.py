@@ -13,7 +13,6 @@ Owner: Spark; what is kept can be pickled. Crash: staged files, swept after a da
 from __future__ import annotations
 
 import hashlib
-import shutil
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from aof2.engine.spark.options import WriteOptions
+from aof2.engine.spark.options import WriteOptions, folder_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -60,7 +59,7 @@ def check_columns(schema: StructType) -> None:
 def _stage(batches: Iterator[pa.RecordBatch], options: WriteOptions, job: str) -> StagedMessage:
     from pyspark import TaskContext
 
-    from aof2.engine.spark.stage import folder_of, stage
+    from aof2.engine.spark.stage import stage
 
     staged = stage(batches, folder_of(options.staging, job))
     context: Any = TaskContext.get()
@@ -80,7 +79,7 @@ def _deliver(
 
 
 def _forget(messages: Sequence[WriterCommitMessage | None], options: WriteOptions) -> None:
-    from aof2.engine.spark.stage import folder_of, remove, sweep
+    from aof2.engine.spark.stage import remove, sweep
 
     for message in messages:
         if isinstance(message, StagedMessage):
@@ -96,6 +95,7 @@ class Aof2Writer(DataSourceArrowWriter):
         self._options = options
         self._overwrite = overwrite
         self._job = uuid.uuid4().hex
+        folder_of(options.staging, self._job).mkdir(parents=True)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedMessage:
         return _stage(iterator, self._options, self._job)
@@ -109,10 +109,10 @@ class Aof2Writer(DataSourceArrowWriter):
         self._clear()
 
     def _clear(self) -> None:
-        """Attempts that lost too: no task of the job runs any more."""
-        from aof2.engine.spark.stage import folder_of
+        """What other attempts staged, too."""
+        from aof2.engine.spark.stage import remove_job
 
-        shutil.rmtree(folder_of(self._options.staging, self._job), ignore_errors=True)
+        remove_job(folder_of(self._options.staging, self._job))
 
 
 class Aof2StreamWriter(DataSourceStreamArrowWriter):
@@ -127,6 +127,7 @@ class Aof2StreamWriter(DataSourceStreamArrowWriter):
         self._query = hashlib.sha256(options.checkpoint.encode()).hexdigest()[:32]
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedMessage:
+        folder_of(self._options.staging, self._query).mkdir(parents=True, exist_ok=True)
         return _stage(iterator, self._options, self._query)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
