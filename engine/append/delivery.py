@@ -64,10 +64,18 @@ CRASH_POINTS: Final = ("append.deliver.opened", "append.deliver.made", "append.d
 
 
 class Piece(NamedTuple):
-    """Records [first, first + count) of a staged file."""
+    """Records [first, first + records) of a staged file, and [payload_start, payload_end) of its payload."""
 
     file: StagedFile
-    records: RecordRange
+    first: int
+    records: int
+    payload_start: int
+    payload_end: int
+    first_ms: int
+
+    @property
+    def payload_bytes(self) -> int:
+        return self.payload_end - self.payload_start
 
 
 class _Made(NamedTuple):
@@ -111,7 +119,7 @@ class Delivery:
     # -- looking at what is staged -----------------------------------------------------------------------------
 
     def _plan(self) -> list[list[Piece]]:
-        """Pieces of staged files that make a segment each. Blocks."""
+        """Pieces of staged files that make a segment each. One index at a time is in memory. Blocks."""
         most = self._stream.settings.segment_bytes - HEADER - FOOTER
         segments: list[list[Piece]] = []
         room = 0
@@ -126,9 +134,10 @@ class Delivery:
                     count = fitting(records, at, room)
                     if not count:
                         raise os_error(errno.EMSGSIZE, str(file.payload_path))
-                part = records.part(at, count)
-                segments[-1].append(Piece(file, part))
-                room -= int(part.starts[count]) - int(part.starts[0]) + count * OVERHEAD
+                start, end = int(records.starts[at]), int(records.starts[at + count])
+                first_ms = int(records.part(at, 1).columns().timestamp_ms[0])
+                segments[-1].append(Piece(file, at, count, start, end, first_ms))
+                room -= end - start + count * OVERHEAD
                 at += count
         return segments
 
@@ -218,7 +227,7 @@ class Delivery:
 
     def _make_one(self, pieces: Sequence[Piece], ids: Ids, position: Position, watermark: int) -> _Made:
         stream, files, hot = self._stream, self._volume.env.files, self._volume.hot
-        first_ms = max(int(pieces[0].records.part(0, 1).columns().timestamp_ms[0]), position.last_ts_ms)
+        first_ms = max(pieces[0].first_ms, position.last_ts_ms)
         header = fmt.SegmentHeader(
             *(int(fmt.Version.V3), stream.ino, ids.segment_id, first_ms, position.next_logical),
             *(position.record_count, stream.settings.segment_bytes, 0),
@@ -355,23 +364,27 @@ def fitting(records: RecordRange, at: int, room: int) -> int:
 
 def _steps(piece: Piece) -> Iterator[tuple[RecordRange, bytes]]:
     """Some records at a time, with their payloads."""
-    fd = os.open(piece.file.payload_path, os.O_RDONLY | os.O_CLOEXEC)
+    payload_fd = os.open(piece.file.payload_path, os.O_RDONLY | os.O_CLOEXEC)
+    index_fd = os.open(piece.file.index_path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        at, records = 0, piece.records
-        while at < records.count:
-            most = min(records.count - at, STEP_RECORDS)
-            part = records.part(at, max(1, min(most, fitting(records, at, STEP_BYTES))))
-            start = int(part.starts[0])
-            data = os.pread(fd, int(part.starts[part.count]) - start, start)
-            yield part, data
-            at += part.count
+        at, start = piece.first, piece.payload_start
+        while at < piece.first + piece.records:
+            most = min(piece.first + piece.records - at, STEP_RECORDS)
+            headers = os.pread(index_fd, most * OVERHEAD, INDEX_FIXED_BYTES + at * OVERHEAD)
+            path = str(piece.file.index_path)
+            records = RecordRange.decode(headers, next_logical=start, start=start, path=path, first=at)
+            part = records.part(0, max(1, fitting(records, 0, STEP_BYTES)))
+            end = int(part.starts[part.count])
+            yield part, os.pread(payload_fd, end - start, start)
+            at, start = at + part.count, end
     finally:
-        os.close(fd)
+        os.close(payload_fd)
+        os.close(index_fd)
 
 
 def _payload_bytes(pieces: Sequence[Piece]) -> int:
-    return sum(int(piece.records.starts[-1]) - int(piece.records.starts[0]) for piece in pieces)
+    return sum(piece.payload_bytes for piece in pieces)
 
 
 def _index_bytes(pieces: Sequence[Piece]) -> int:
-    return INDEX_FIXED_BYTES + OVERHEAD * sum(piece.records.count for piece in pieces)
+    return INDEX_FIXED_BYTES + OVERHEAD * sum(piece.records for piece in pieces)

@@ -30,7 +30,7 @@ from aof2.engine.spark.streams import RECORD
 from aof2.native import crc64
 from aof2.native.segment_index import index_encode
 
-FILE_BYTES_MAX: Final = 1 << 30
+FILE_BYTES_MAX: Final = 256 << 20  # headers included: the daemon has one index in memory at a time
 KEPT_S: Final = 86_400.0
 _HEADER: Final = fmt.HEADER_BYTES[fmt.Version.V3]
 
@@ -50,26 +50,24 @@ def stage(batches: Iterator[Any], folder: Path) -> Staged:
     records = 0
     try:
         for batch in batches:
-            for some in _slices(batch):
-                if writer is None:
-                    writer = _Pair(folder / f"{attempt}.{len(files)}")
-                    files.append((str(writer.payload_path), str(writer.index_path)))
-                writer.add(some)
-                records += some.num_rows
-                if writer.payload_bytes >= FILE_BYTES_MAX:
-                    writer.finish()
-                    writer = None
+            if not batch.num_rows:
+                continue
+            if writer is None:
+                writer = _Pair(folder / f"{attempt}.{len(files)}")
+                files.append((str(writer.payload_path), str(writer.index_path)))
+            writer.add(batch)
+            records += batch.num_rows
+            if writer.raw_bytes >= FILE_BYTES_MAX:
+                writer.finish()
+                writer = None
         if writer is not None:
             writer.finish()
     except BaseException:
+        if writer is not None:
+            writer.close()
         remove(files)
         raise
     return Staged(files, records)
-
-
-def _slices(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    if batch.num_rows:
-        yield batch
 
 
 class _Pair:
@@ -86,6 +84,10 @@ class _Pair:
         self._index.seek(INDEX_FIXED_BYTES)
         self.payload_bytes = 0
         self._records = 0
+
+    @property
+    def raw_bytes(self) -> int:
+        return self.payload_bytes + self._records * RECORD
 
     def add(self, batch: pa.RecordBatch) -> None:
         payload, lengths = payload_of(batch)
@@ -111,6 +113,9 @@ class _Pair:
         )
         self._index.seek(0)
         self._index.write(fmt.encode_header(self._header) + fmt.encode_footer(footer))
+        self.close()
+
+    def close(self) -> None:
         for file in (self._payload, self._index):
             file.close()
 
