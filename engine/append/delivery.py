@@ -21,9 +21,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import re
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -34,8 +33,9 @@ import trio
 from aof2.engine import namespace, objects
 from aof2.engine.aio import result_of
 from aof2.engine.append import names, rows
-from aof2.engine.append.framing import FOOTER, HEADER, OVERHEAD
+from aof2.engine.append.framing import HEADER, OVERHEAD
 from aof2.engine.append.rows import Ids, Position
+from aof2.engine.append.staged import Piece, index_bytes, payload_bytes, plan, steps
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.batch import Batch
 from aof2.engine.catalog.rows import InodeRow, ObjectRow, stream_of
@@ -43,11 +43,11 @@ from aof2.engine.errors import CorruptError, os_error
 from aof2.engine.files.seek import Writing
 from aof2.engine.jobs.checkpoint import Begun
 from aof2.engine.kinds.kernel import Framing
-from aof2.engine.kinds.kind import Delivered, StagedFile, StagedJob
+from aof2.engine.kinds.kind import Delivered, StagedJob
 from aof2.engine.local.sparse import on_disk
 from aof2.engine.manifest import payloads as p
 from aof2.engine.segment import format as fmt
-from aof2.engine.segment.index import INDEX_FIXED_BYTES, RecordRange, SegmentIndex
+from aof2.engine.segment.index import INDEX_FIXED_BYTES, RecordRange
 from aof2.engine.tiering.hashing import digest_file
 from aof2.engine.tiering.recent import units_of
 from aof2.native import crc64, frame_lines
@@ -58,24 +58,7 @@ if TYPE_CHECKING:
     from aof2.engine.append.streams import Streams
 
 JOB_ID: Final = re.compile(rb"[A-Za-z0-9._-]{1,128}")
-STEP_RECORDS: Final = 16_384
-STEP_BYTES: Final = 4 << 20
 CRASH_POINTS: Final = ("append.deliver.opened", "append.deliver.made", "append.deliver.recorded")
-
-
-class Piece(NamedTuple):
-    """Records [first, first + records) of a staged file, and [payload_start, payload_end) of its payload."""
-
-    file: StagedFile
-    first: int
-    records: int
-    payload_start: int
-    payload_end: int
-    first_ms: int
-
-    @property
-    def payload_bytes(self) -> int:
-        return self.payload_end - self.payload_start
 
 
 class _Made(NamedTuple):
@@ -105,7 +88,7 @@ class Delivery:
         done = self._before()
         if done is not None:
             return done, []
-        planned = await trio.to_thread.run_sync(self._plan)
+        planned = await trio.to_thread.run_sync(plan, self._job.files, self._stream.settings, self._stream.record_max)
         async with self._stream.at_rest():
             done = self._before()
             if done is not None:
@@ -116,47 +99,11 @@ class Delivery:
         with self._volume.catalog.view() as view:
             return rows.delivered(view, stream_of(self._stream.ino), self._stream.ino, self._job.job_id)
 
-    # -- looking at what is staged -----------------------------------------------------------------------------
-
-    def _plan(self) -> list[list[Piece]]:
-        """Pieces of staged files that make a segment each. One index at a time is in memory. Blocks."""
-        most = self._stream.settings.segment_bytes - HEADER - FOOTER
-        segments: list[list[Piece]] = []
-        room = 0
-        for file in self._job.files:
-            records = self._staged(file)
-            at = 0
-            while at < records.count:
-                count = fitting(records, at, room)
-                if not count:
-                    segments.append([])
-                    room = most
-                    count = fitting(records, at, room)
-                    if not count:
-                        raise os_error(errno.EMSGSIZE, str(file.payload_path))
-                start, end = int(records.starts[at]), int(records.starts[at + count])
-                first_ms = int(records.part(at, 1).columns().timestamp_ms[0])
-                segments[-1].append(Piece(file, at, count, start, end, first_ms))
-                room -= end - start + count * OVERHEAD
-                at += count
-        return segments
-
-    def _staged(self, file: StagedFile) -> RecordRange:
-        """Its headers, all of them in order; checksums are looked at where they are made anew."""
-        index = SegmentIndex.decode(file.index_path.read_bytes(), path=str(file.index_path))
-        records = index.records()
-        longest = max(records.columns().length)
-        if longest > self._stream.record_max:
-            raise os_error(errno.EMSGSIZE, str(file.payload_path))
-        if not min(records.columns().length):
-            raise os_error(errno.EINVAL, str(file.payload_path))
-        return records
-
     # -- delivering --------------------------------------------------------------------------------------------
 
     async def _deliver(self, planned: list[list[Piece]], is_open: namespace.IsOpen) -> tuple[Delivered, list[InodeRow]]:
         stream, volume, stream_id = self._stream, self._volume, stream_of(self._stream.ino)
-        size = sum(on_disk(_payload_bytes(some)) + on_disk(_index_bytes(some)) for some in planned)
+        size = sum(on_disk(payload_bytes(some)) + on_disk(index_bytes(some)) for some in planned)
         async with self._room(size) as took:
             ids, watermark = await result_of(volume.writer.submit(stream_id, partial(self._open, planned)))
             try:
@@ -199,7 +146,7 @@ class Delivery:
         base, found, watermark = self._stream.position.next_logical, [], b.ordinal
         for some in planned:
             found.append(rows.open_segment(b, self._stream.ino, base))
-            base += _payload_bytes(some)
+            base += payload_bytes(some)
         return found, watermark
 
     async def _give_up(self, ids: Sequence[Ids]) -> None:
@@ -240,12 +187,12 @@ class Delivery:
             written = self._write(pieces, header, position.last_ts_ms, payload_fd, index_fd)
             footer = replace(written, coordinator_watermark=watermark)
             files.pwrite(index_fd, fmt.encode_header(header) + fmt.encode_footer(footer), 0)
-            payload = self._sealed_file(ids.payload_ino, payload_fd, _payload_bytes(pieces), paths[0])
-            index = self._sealed_file(ids.index_ino, index_fd, _index_bytes(pieces), paths[1])
+            payload = self._sealed_file(ids.payload_ino, payload_fd, payload_bytes(pieces), paths[0])
+            index = self._sealed_file(ids.index_ino, index_fd, index_bytes(pieces), paths[1])
             files.fsync_all([payload_fd, index_fd])
             files.fsync_dir(paths[0].parent)
         end = Position(
-            position.next_logical + _payload_bytes(pieces),
+            position.next_logical + payload_bytes(pieces),
             position.record_count + footer.record_count,
             footer.last_record_ts_ms,
             ids.segment_id,
@@ -258,7 +205,7 @@ class Delivery:
         """Payload file and record headers, as the raw segment would have them; the footer that belongs to it."""
         files, crc, payload_at, count = self._volume.env.files, crc64(fmt.encode_header(header)), 0, 0
         for piece in pieces:
-            for part, data in _steps(piece):
+            for part, data in steps(piece):
                 self._check_lines(part, data, piece)
                 headers = bytearray(part.headers)
                 start = int(part.starts[0])
@@ -348,43 +295,3 @@ class Delivery:
             self._volume.recent.hot.sized(file.ino, units_of(self._disk_bytes(file)))
         name = names.payload_name(one.header.base_offset, self._stream.settings.ext)
         self._streams.appeared(self._stream, name, one.ids.segment_id)
-
-
-def fitting(records: RecordRange, at: int, room: int) -> int:
-    """How many records from `at` on take at most `room` bytes, headers included."""
-    low, high, start = 0, records.count - at, int(records.starts[at])
-    while low < high:
-        middle = (low + high + 1) // 2
-        if int(records.starts[at + middle]) - start + middle * OVERHEAD <= room:
-            low = middle
-        else:
-            high = middle - 1
-    return low
-
-
-def _steps(piece: Piece) -> Iterator[tuple[RecordRange, bytes]]:
-    """Some records at a time, with their payloads."""
-    payload_fd = os.open(piece.file.payload_path, os.O_RDONLY | os.O_CLOEXEC)
-    index_fd = os.open(piece.file.index_path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        at, start = piece.first, piece.payload_start
-        while at < piece.first + piece.records:
-            most = min(piece.first + piece.records - at, STEP_RECORDS)
-            headers = os.pread(index_fd, most * OVERHEAD, INDEX_FIXED_BYTES + at * OVERHEAD)
-            path = str(piece.file.index_path)
-            records = RecordRange.decode(headers, next_logical=start, start=start, path=path, first=at)
-            part = records.part(0, max(1, fitting(records, 0, STEP_BYTES)))
-            end = int(part.starts[part.count])
-            yield part, os.pread(payload_fd, end - start, start)
-            at, start = at + part.count, end
-    finally:
-        os.close(payload_fd)
-        os.close(index_fd)
-
-
-def _payload_bytes(pieces: Sequence[Piece]) -> int:
-    return sum(piece.payload_bytes for piece in pieces)
-
-
-def _index_bytes(pieces: Sequence[Piece]) -> int:
-    return INDEX_FIXED_BYTES + OVERHEAD * sum(piece.records for piece in pieces)
