@@ -88,6 +88,16 @@ size_t aof2_index_check(const uint8_t *headers, size_t n, const uint64_t *start,
  * 0. -1: they are not all there, or need payload that is not in the buffer. */
 int aof2_index_compose(const uint8_t *headers, size_t n, const uint64_t *start, const uint8_t *payload,
                        size_t payload_len, uint64_t payload_start, uint64_t at, uint8_t *out, size_t len);
+/* Headers of n records, all of one time, whose payloads lie one behind the other in `payload`, into `headers`; offsets go on
+ * from logical_first. *crc64 goes on over headers and payloads as the raw segment has them. Bytes of payload, or -1 if
+ * they are not all there, or flags are unknown. */
+int64_t aof2_index_encode(size_t n, const uint8_t *payload, size_t payload_len, const uint32_t *length,
+                          const uint64_t *ext_id, const uint32_t *flags, uint64_t timestamp_ms, uint64_t logical_first,
+                          uint8_t *headers, uint64_t *crc64);
+/* The same records behind others: offsets go on from logical_first, no time is before *last_ts_ms, checksums are made anew;
+ * *crc64 as above. How many records were whole before it: behind the first that is not, nothing is changed. */
+size_t aof2_index_rebase(uint8_t *headers, size_t n, const uint64_t *start, const uint8_t *payload, size_t payload_len,
+                         uint64_t payload_start, uint64_t logical_first, uint64_t *last_ts_ms, uint64_t *crc64);
 /* Writes the n records that lie at offset[] of `buf` to two files: payloads back to back from payload_at on, headers
  * from index_at on, by way of `scratch`. 0 or an errno (EINVAL: a record is not inside `buf`). */
 int aof2_segment_spread(const uint8_t *buf, size_t len, size_t n, const uint64_t *offset, const uint32_t *length,

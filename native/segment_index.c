@@ -61,15 +61,19 @@ static int holds(uint64_t at, size_t len, uint64_t from, uint64_t to) {
   return from >= at && from <= to && to - at <= len;
 }
 
+/* The checksum of a header, with its own field as zero, and of the payload behind it. */
+static uint32_t record_crc(const uint8_t *header, const uint8_t *payload, uint32_t payload_len) {
+  uint64_t stored = load_u32(header + 4); /* cancelled by the upper half of the register */
+  uint32_t crc = ~aof2_crc32_register(stored << 32 | UINT32_MAX, header, HEADER_LEN);
+  return payload_len ? aof2_crc32(crc, payload, payload_len) : crc;
+}
+
 size_t aof2_index_check(const uint8_t *headers, size_t n, const uint64_t *start, const uint8_t *payload,
                         size_t payload_len, uint64_t payload_start) {
   for (size_t i = 0; i < n; i++) {
     const uint8_t *p = headers + i * HEADER_LEN;
     if (!holds(payload_start, payload_len, start[i], start[i + 1]) || load_u32(p) != start[i + 1] - start[i]) return i;
-    /* The upper half of the register cancels the stored checksum, so the header is summed where it lies. */
-    uint32_t stored = load_u32(p + 4), crc = ~aof2_crc32_register((uint64_t)stored << 32 | UINT32_MAX, p, HEADER_LEN);
-    if (load_u32(p)) crc = aof2_crc32(crc, payload + (start[i] - payload_start), load_u32(p));
-    if (crc != stored) return i;
+    if (record_crc(p, payload + (start[i] - payload_start), load_u32(p)) != load_u32(p + 4)) return i;
   }
   return n;
 }
@@ -106,6 +110,48 @@ int aof2_index_compose(const uint8_t *headers, size_t n, const uint64_t *start, 
     done += piece;
   }
   return 0;
+}
+
+/* -- making ------------------------------------------------------------------------------------------------------ */
+static uint64_t summed(uint64_t crc64, const uint8_t *header, const uint8_t *payload, uint32_t payload_len) {
+  crc64 = aof2_crc64(crc64, header, HEADER_LEN);
+  return payload_len ? aof2_crc64(crc64, payload, payload_len) : crc64;
+}
+
+int64_t aof2_index_encode(size_t n, const uint8_t *payload, size_t payload_len, const uint32_t *length,
+                          const uint64_t *ext_id, const uint32_t *flags, uint64_t timestamp_ms, uint64_t logical_first,
+                          uint8_t *headers, uint64_t *crc64) {
+  size_t taken = 0;
+  if (logical_first > UINT64_MAX - payload_len) return -1;
+  for (size_t i = 0; i < n; i++) {
+    uint8_t *p = headers + i * HEADER_LEN;
+    if (length[i] > payload_len - taken || flags[i] & ~FLAGS_KNOWN) return -1;
+    store_u32(p, length[i]);
+    store_u32(p + 4, 0);
+    store_u64(p + 8, logical_first + taken);
+    store_u64(p + 16, timestamp_ms);
+    store_u32(p + 24, flags[i]);
+    store_u64(p + 28, ext_id[i]);
+    store_u32(p + 4, record_crc(p, payload + taken, length[i]));
+    *crc64 = summed(*crc64, p, payload + taken, length[i]);
+    taken += length[i];
+  }
+  return (int64_t)taken;
+}
+
+size_t aof2_index_rebase(uint8_t *headers, size_t n, const uint64_t *start, const uint8_t *payload, size_t payload_len,
+                         uint64_t payload_start, uint64_t logical_first, uint64_t *last_ts_ms, uint64_t *crc64) {
+  for (size_t i = 0; i < n; i++) {
+    uint8_t *p = headers + i * HEADER_LEN;
+    if (aof2_index_check(p, 1, start + i, payload, payload_len, payload_start) != 1) return i;
+    const uint8_t *bytes = payload + (start[i] - payload_start);
+    if (load_u64(p + 16) > *last_ts_ms) *last_ts_ms = load_u64(p + 16);
+    store_u64(p + 8, logical_first + (start[i] - start[0]));
+    store_u64(p + 16, *last_ts_ms);
+    store_u32(p + 4, record_crc(p, bytes, load_u32(p)));
+    *crc64 = summed(*crc64, p, bytes, load_u32(p));
+  }
+  return n;
 }
 
 /* -- splitting --------------------------------------------------------------------------------------------------- */

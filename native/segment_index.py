@@ -113,6 +113,73 @@ def index_compose(
             raise ValueError(f"bytes {at} to {at + len(target)} of the records are not all there")
 
 
+class Encoded(NamedTuple):
+    """Headers of records, and the checksum of the raw segment with them."""
+
+    headers: bytearray
+    crc64: int
+
+
+def index_encode(
+    payload: Buffer,
+    lengths: memoryview,
+    ext_ids: memoryview,
+    flags: memoryview,
+    *,
+    timestamp_ms: int,
+    logical_first: int,
+    crc64: int,
+) -> Encoded:
+    """Headers of records whose payloads lie one behind the other; `crc64` goes on over the raw segment."""
+    count = len(lengths)
+    if (lengths.format, ext_ids.format, flags.format) != ("I", "Q", "I") or not count == len(ext_ids) == len(flags):
+        raise ValueError(f"{count} lengths need as many ext_ids and flags, of formats 'I', 'Q', 'I'")
+    headers, crc = bytearray(count * RECORD_HEADER_LEN), ffi.new("uint64_t *", crc64)
+    with (
+        ffi.from_buffer(payload) as data,
+        ffi.from_buffer("uint32_t[]", lengths) as length,
+        ffi.from_buffer("uint64_t[]", ext_ids) as ext_id,
+        ffi.from_buffer("uint32_t[]", flags) as flag,
+        ffi.from_buffer("uint8_t[]", headers) as out,
+    ):
+        total = len(data)
+        taken = lib.aof2_index_encode(count, data, total, length, ext_id, flag, timestamp_ms, logical_first, out, crc)
+    if taken != total:
+        raise ValueError("the lengths do not add up to the payload, or flags have reserved bits set")
+    return Encoded(headers, int(crc[0]))
+
+
+class Rebased(NamedTuple):
+    """`good` records were whole; `last_ts_ms` and `crc64` go on behind the last of them."""
+
+    good: int
+    last_ts_ms: int
+    crc64: int
+
+
+def index_rebase(
+    headers: bytearray,
+    starts: memoryview,
+    payload: Buffer,
+    payload_start: int,
+    *,
+    logical_first: int,
+    last_ts_ms: int,
+    crc64: int,
+) -> Rebased:
+    """Makes headers, in place, of records that come behind others: offsets, times that do not go back, checksums."""
+    count = _count(headers)
+    _check_starts(starts, count)
+    last, crc = ffi.new("uint64_t *", last_ts_ms), ffi.new("uint64_t *", crc64)
+    with (
+        ffi.from_buffer("uint8_t[]", headers, require_writable=True) as view,
+        ffi.from_buffer("uint64_t[]", starts) as start,
+        ffi.from_buffer(payload) as data,
+    ):
+        good = lib.aof2_index_rebase(view, count, start, data, len(data), payload_start, logical_first, last, crc)
+    return Rebased(int(good), int(last[0]), int(crc[0]))
+
+
 def segment_spread(
     buf: Buffer, rows: SegmentRows, payload_fd: int, payload_at: int, index_fd: int, index_at: int, scratch: bytearray
 ) -> int:

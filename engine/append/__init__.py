@@ -8,6 +8,8 @@ segment.py    a segment that is not sealed: its file, and what of it is committe
 stream.py     a stream: append, commit, rotate, drop
 sealing.py    a full segment becomes a payload file and its index, in one commit
 streams.py    the streams of a mount: found, committed together, sealed by age
+staged.py    what a job staged beside a stream, cut into what makes a segment each
+delivery.py  records that were staged come into a stream, by one commit
 views.py      what is read without being stored so: `_tail`, the raw segment
 handles.py    one open of `_append`, `_tail`, or a raw segment
 recover.py    what a crash left of segments that were being written

@@ -26,6 +26,7 @@ import trio
 
 from aof2.engine import namespace
 from aof2.engine.append import names, rows
+from aof2.engine.append.delivery import Delivery
 from aof2.engine.append.handles import AppendHandle, RawHandle, TailHandle
 from aof2.engine.append.names import Tag
 from aof2.engine.append.recover import recover as recover
@@ -39,7 +40,7 @@ from aof2.engine.files.kind import FilesKind
 from aof2.engine.files.state import wants_write
 from aof2.engine.kinds import facts
 from aof2.engine.kinds.kernel import AppendState
-from aof2.engine.kinds.kind import AttributeChange, Caller, Truncated, Unsealed, Way, refuse
+from aof2.engine.kinds.kind import AttributeChange, Caller, Delivered, StagedJob, Truncated, Unsealed, Way, refuse
 from aof2.engine.kinds.registry import Surroundings
 
 FILES_NUMBER: Final = 0
@@ -126,7 +127,11 @@ class AppendKind(StreamTree):
     async def unlink_segment(self, parent: int, name: bytes) -> None:
         """A sealed segment goes, with its index."""
         work = partial(rows.unlink_segment, payload=(parent, name), is_open=self.files.known.must_stay)
-        for row in await self.change(parent, work):
+        self._went(await self.change(parent, work))
+
+    def _went(self, gone: Sequence[InodeRow]) -> None:
+        """Files of segments that lost their names."""
+        for row in gone:
             self.files.known.went(row.ino)
             if row.nlink:
                 continue
@@ -217,7 +222,7 @@ class AppendKind(StreamTree):
     def list_xattrs(self, ino: int) -> Sequence[bytes]:
         if names.made_up(ino) is not None:
             return []
-        return [name for name in super().list_xattrs(ino) if name != rows.POSITION_XATTR]
+        return [name for name in super().list_xattrs(ino) if not name.startswith(rows.OWN_XATTRS)]
 
     async def resize(self, row: InodeRow, size: int) -> None:
         raise os_error(errno.EISDIR if stat.S_ISDIR(row.mode) else errno.EPERM)
@@ -314,6 +319,13 @@ class AppendKind(StreamTree):
         left = [names.base_offset_of(row.last_name) for row in self.payloads(ino)]
         with self.streams.using(ino) as stream:
             return Truncated(segments, size, min(left, default=stream.position.next_logical))
+
+    async def deliver(self, ino: int, job: StagedJob) -> Delivered:
+        """Records that were staged are in the stream when this returns, all of them, whatever was said before."""
+        with self.streams.using(ino) as stream:
+            done, gone = await Delivery(self.streams, stream, job).run(self.files.known.must_stay)
+            self._went(gone)
+            return done
 
     def is_open(self, ino: int) -> bool:
         return self.files.known.is_open(ino)

@@ -29,12 +29,17 @@ from aof2.engine.catalog.batch import Batch
 from aof2.engine.catalog.rows import INO_STREAM_SHIFT, DirtyRow, InodeRow, ObjectRow, ObjectState
 from aof2.engine.catalog.store import View
 from aof2.engine.errors import os_error
+from aof2.engine.kinds.kind import Delivered
 from aof2.engine.local.hot import Identity
 from aof2.engine.manifest import payloads as p
 from aof2.engine.namespace import nodes
 from aof2.engine.tiering.hashing import ObjectDigest
 
-POSITION_XATTR: Final = b"aof2.position"  # no prefix that callers may ask for
+OWN_XATTRS: Final = b"aof2."  # no prefix that callers may ask for
+POSITION_XATTR: Final = OWN_XATTRS + b"position"
+JOB_XATTR: Final = OWN_XATTRS + b"job."
+JOBS_KEPT_MIN: Final = 100
+JOBS_KEPT_MS: Final = 30 * 86_400_000
 _POSITION: Final = struct.Struct("<QQQQ")
 GENERATION: Final = 1  # what is sealed never changes
 
@@ -87,6 +92,12 @@ class Sealed(NamedTuple):
 def position_of(view: View, stream_id: int, ino: int) -> Position:
     data = namespace.get_xattr(view, stream_id, ino, POSITION_XATTR)
     return Position(*_POSITION.unpack(data)) if data is not None else Position()
+
+
+def delivered(view: View, stream_id: int, ino: int, job_id: bytes) -> Delivered | None:
+    """What the job brought, if it did."""
+    data = namespace.get_xattr(view, stream_id, ino, JOB_XATTR + job_id)
+    return Delivered(*_POSITION.unpack(data)) if data is not None else None
 
 
 def open_segments(view: View, stream_id: int) -> dict[int, Ids]:
@@ -183,6 +194,16 @@ def seal(b: Batch, one: Sealed, *, chunk_bytes: int, block_bytes: int) -> list[O
         ),
         objects.seal(b, one.ids.index_ino, GENERATION, index.digest, index.backing, block_bytes=block_bytes),
     ]
+
+
+def put_job(b: Batch, stream_ino: int, job_id: bytes, done: Delivered) -> None:
+    """The job is over: asked for again, it changes nothing. Jobs long gone are forgotten."""
+    prefix = t.XATTRS.pack_key((stream_ino, JOB_XATTR))
+    old = sorted((Delivered(*_POSITION.unpack(data)).time_ms, key) for key, data in b.scan(t.XATTRS, prefix=prefix))
+    for time_ms, key in old[:-JOBS_KEPT_MIN]:
+        if time_ms < done.time_ms - JOBS_KEPT_MS:
+            b.delete(t.XATTRS, key)
+    b.put(t.XATTRS, (stream_ino, JOB_XATTR + job_id), _POSITION.pack(*done))
 
 
 def _enter(b: Batch, file: SealedFile, parent: int, name: bytes, like: InodeRow, mode: int) -> None:

@@ -22,7 +22,7 @@ import contextlib
 import errno
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -403,18 +403,34 @@ class Stream:
         be, for now."""
         self._waiting += 1
         try:
-            ended = await self.end_segment(begins=begins)
-            sealed = 0
-            for segment in ended:
-                while not segment.over.is_set():
-                    turned = self.turned
-                    await turned.wait()
-                    if segment.error is not None and not segment.over.is_set():
-                        raise segment.error
-                sealed += not segment.dropped
-            return sealed
+            return await self._until_over(await self.end_segment(begins=begins))
         finally:
             self._waiting -= 1
+
+    async def _until_over(self, ended: Sequence[Segment]) -> int:
+        sealed = 0
+        for segment in ended:
+            while not segment.over.is_set():
+                turned = self.turned
+                await turned.wait()
+                if segment.error is not None and not segment.over.is_set():
+                    raise segment.error
+            sealed += not segment.dropped
+        return sealed
+
+    @contextlib.asynccontextmanager
+    async def at_rest(self) -> AsyncIterator[None]:
+        """Everything is sealed, and nothing is appended while the block runs: writers wait."""
+        async with self.lock:
+            self._check_writable()
+            await self._take()
+            self._waiting += 1
+            try:
+                await self.rotate()
+                await self._until_over(list(self.full))
+            finally:
+                self._waiting -= 1
+            yield
 
     @property
     def is_hurried(self) -> bool:

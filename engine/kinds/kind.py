@@ -23,6 +23,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from contextlib import AbstractAsyncContextManager
 from enum import IntEnum, IntFlag
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, Protocol
 
 import trio
@@ -94,6 +95,30 @@ class Truncated(NamedTuple):
     segments: int
     bytes: int
     first_offset: int
+
+
+class StagedFile(NamedTuple):
+    """Records beside a stream: payloads, and an index of them (`segment/index.py`)."""
+
+    payload_path: Path
+    index_path: Path
+
+
+class StagedJob(NamedTuple):
+    """Records that are to come into a stream together, instead of what is there or behind it."""
+
+    job_id: bytes
+    files: tuple[StagedFile, ...]
+    overwrite: bool = False
+
+
+class Delivered(NamedTuple):
+    """What came of a job. Written to disk: never reorder."""
+
+    first_offset: int
+    next_offset: int
+    records: int
+    time_ms: int
 
 
 class Unsealed(NamedTuple):
@@ -305,6 +330,10 @@ class Kind(ABC):
 
     async def truncate_stream(self, ino: int, before: int | None) -> Truncated:
         """Whole sealed segments before this offset go; None: what is not sealed goes."""
+        refuse(errno.EOPNOTSUPP)
+
+    async def deliver(self, ino: int, job: StagedJob) -> Delivered:
+        """All records of a job are in a stream, once, however often it is asked for."""
         refuse(errno.EOPNOTSUPP)
 
     def is_open(self, ino: int) -> bool:

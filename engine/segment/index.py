@@ -174,6 +174,10 @@ class RecordRange:
             raise CorruptError(f"header of record {first + found.good}", path=path, offset=at)
         return cls(memoryview(headers).cast("B"), found.starts, found.next_logical)
 
+    @property
+    def headers(self) -> memoryview:
+        return self._headers
+
     def part(self, first: int, count: int) -> RecordRange:
         if not 0 <= first <= first + count <= self.count:
             raise IndexError(f"records {first} to {first + count} of {self.count}")
@@ -272,6 +276,10 @@ class SegmentIndex:
     def find_time(self, timestamp_ms: int) -> int:
         """The first record that was not appended before it, by its own clock; `record_count` when there is none."""
         return index_find_time(self._data[INDEX_FIXED_BYTES:], min(max(0, timestamp_ms), fmt.U64_MAX))
+
+    def records(self) -> RecordRange:
+        """All of them."""
+        return self._records
 
     def columns(self, first: int, count: int) -> Columns:
         return self._records.part(first, count).columns()

@@ -26,6 +26,7 @@ MIB = 1 << 20
 SMALL_BYTES = 4096
 PART_BYTES = 8 * MIB
 PARTS_AT_ONCE = 4
+UPLOADS_AT_ONCE = 64
 POOL_BYTES_MAX = 64 * MIB
 SILENCE_MAX_S = 30.0
 
@@ -222,19 +223,38 @@ def fetch(client: Any, bucket: str, key: str, fd: int) -> int:
         return sum(pool.map(part, range(0, size, PART_BYTES)))
 
 
+def downloads(endpoint_url: str, bucket: str, prefix: str, folder: str) -> dict[str, float]:
+    """All objects under a prefix into a new folder, several at once."""
+    client = _client(endpoint_url)
+    start = time.perf_counter()
+    pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
+    keys = [found["Key"] for page in pages for found in page.get("Contents", ())]
+
+    def one(key: str) -> int:
+        target = Path(folder, key.removeprefix(prefix))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with open(target, "wb") as f:
+            return fetch(client, bucket, key, f.fileno())
+
+    with ThreadPoolExecutor(PARTS_AT_ONCE) as pool:
+        total = sum(pool.map(one, keys))
+    return {"seconds": time.perf_counter() - start, "bytes": total, "count": len(keys)}
+
+
 def upload(endpoint_url: str, bucket: str, key: str, source: str) -> dict[str, float]:
     _client(endpoint_url).upload_file(source, bucket, key)
     return {}
 
 
 def uploads(endpoint_url: str, bucket: str, prefix: str, folder: str) -> dict[str, float]:
-    """All files of a folder, all at once."""
-    client, names = _client(endpoint_url), sorted(os.listdir(folder))  # noqa: PTH208
+    """All files below a folder, all at once."""
+    client, top = _client(endpoint_url), Path(folder)
+    names = sorted(str(path.relative_to(top)) for path in top.rglob("*") if path.is_file())
 
     def one(n: int) -> None:
         client.upload_file(f"{folder}/{names[n]}", bucket, f"{prefix}{names[n]}")
 
-    return by_threads(len(names), one, len(names), math.inf)
+    return by_threads(min(len(names), UPLOADS_AT_ONCE), one, len(names), math.inf)
 
 
 def puts(endpoint_url: str, bucket: str, count: int, seed: int) -> dict[str, float]:
@@ -311,7 +331,7 @@ def ask(control: str, verb: str, **arguments: object) -> Any:
 
 
 _LOCAL = (write, writes, read, checksum, ranges, create, fill, drain, stat, listing, command)
-_REMOTE = (download, upload, uploads, puts, durable, beside)
+_REMOTE = (download, downloads, upload, uploads, puts, durable, beside)
 TASKS: dict[str, Callable[..., dict[str, float]]] = {f.__name__: f for f in (*_LOCAL, *_REMOTE)}
 
 

@@ -198,6 +198,37 @@ def small(
     _race(run, plan, check=check, as_json=as_json)
 
 
+@bench.command(epilog="Example: aof2 bench spark --size 64MiB --only hot,source")
+@click.option("--size", metavar="SIZE", help="Scanned, counted, appended. Default: 256MiB, with --quick 16MiB.")
+@click.option("--rows", metavar="N", type=click.IntRange(1000), help="Written. Default: 1000000, with --quick 50000.")
+@click.option("--rounds", metavar="N", type=click.IntRange(1), help="Turns of each. Default: 3, with --quick 1.")
+@click.option("--only", metavar="ROWS", help="Of hot, written, cold, source, ingest. Default: all.")
+@click.option("--quick", is_flag=True, help="Smaller sizes and fewer rounds, and less to rely on.")
+@_report_options
+def spark(
+    size: str | None, rows: int | None, rounds: int | None, only: str | None, quick: bool, check: bool, as_json: bool
+) -> None:
+    """Spark on the mount against Spark on the local disk.
+
+    JSON, text and Parquet scanned hot and cold; Parquet written, in 4 files and in 400, while uploads go on; records
+    counted by format("aof2"), as JSON and out of batches that are ready; records appended. One session runs all of it,
+    in turns. Needs the `spark` extra and Java 17. JuiceFS takes part in cold scans where juicefs and redis-server are
+    on PATH. Files go to a folder under $TMPDIR (some 5 GiB at full size) and are removed, whatever happens.
+    """
+    from aof2.fs.bench.spark import FULL, QUICK, run
+    from aof2.fs.bench.sparkrows import ROWS
+
+    usual = QUICK if quick else FULL
+    plan = msgspec.structs.replace(
+        usual,
+        size=usual.size if size is None else _size(size),
+        rows=rows or usual.rows,
+        rounds=rounds or usual.rounds,
+        only=list(ROWS) if only is None else _names("--only", only, ROWS),
+    )
+    _race(run, plan, check=check, as_json=as_json)
+
+
 def _race(run: Callable[..., list[Measurement]], plan: object, *, check: bool, as_json: bool) -> None:
     from aof2.fs.bench.process import StepError
 

@@ -1,20 +1,40 @@
-"""`seal` and `truncate` in the daemon: what is not sealed of a stream is, or goes; so does what is old.
+"""`seal`, `truncate` and `deliver` in the daemon: what is not sealed of a stream is, or goes; so does what is old; what
+was staged comes in.
 
 Owner: the trio thread; a task a request. A crash leaves the segments that were sealed, or removed, before it.
 """
 
 from __future__ import annotations
 
+import errno
+from pathlib import Path
+from typing import Final
+
+from aof2.engine.errors import CorruptError
 from aof2.engine.inspect.paths import Place, resolve
-from aof2.engine.kinds.kind import Kind
+from aof2.engine.kinds.kind import Kind, StagedFile, StagedJob
 from aof2.fs.control import walk
 from aof2.fs.control.durable import Tell
 from aof2.fs.control.mounted import Mounted
 from aof2.fs.control.protocol import Args, ControlError
 
+WHY_NOT: Final = {
+    errno.EMSGSIZE: "a record is longer than the stream takes",
+    errno.EINVAL: "a record is empty, or is not one line of a stream of lines",
+}
+
 
 class Seal(Args, kw_only=True):
     path: str
+
+
+class Deliver(Args, kw_only=True):
+    """`files`: pairs of a payload file and its index, on this machine."""
+
+    path: str
+    job_id: str
+    files: list[tuple[str, str]]
+    overwrite: bool = False
 
 
 class Truncate(Args, kw_only=True):
@@ -36,6 +56,19 @@ async def truncate(mounted: Mounted, args: Truncate, _: Tell) -> dict[str, objec
         raise ControlError("truncate: name an offset to begin at, or the tail", 2)
     place, kind = _stream(mounted, args.path)
     done = await kind.truncate_stream(place.inode.ino, args.before)
+    return {"path": walk.shown(mounted, place), **done._asdict()}
+
+
+async def deliver(mounted: Mounted, args: Deliver, _: Tell) -> dict[str, object]:
+    """Staged records are in the stream when this returns, once, however often it is asked for."""
+    place, kind = _stream(mounted, args.path)
+    files = tuple(StagedFile(Path(payload), Path(index)) for payload, index in args.files)
+    try:
+        done = await kind.deliver(place.inode.ino, StagedJob(args.job_id.encode(), files, args.overwrite))
+    except CorruptError as e:
+        raise ControlError(f"{e}; nothing was delivered") from None
+    except OSError as e:
+        raise ControlError(f"{args.path}: {WHY_NOT.get(e.errno or 0) or e.strerror}; nothing was delivered") from None
     return {"path": walk.shown(mounted, place), **done._asdict()}
 
 

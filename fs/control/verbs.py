@@ -183,6 +183,7 @@ VERBS: Final[dict[str, tuple[type[Args], Handler]]] = {
     "wait": (Paths, wait),
     "seal": (stream.Seal, stream.seal),
     "truncate": (stream.Truncate, stream.truncate),
+    "deliver": (stream.Deliver, stream.deliver),
     "undelete": (Undelete, undelete),
     "generations": (past.Generations, past.generations),
     "revert": (past.Revert, past.revert),

@@ -311,7 +311,15 @@ static void fuzz_index(const input *in) {
   c = segment_columns_new(whole + 1);
   CHECK(segment_step(&back, 3, &state, whole + 1, &c) == AOF2_CLEAN && state.count == whole);
   segment_columns_free(&c);
-  free(raw), free(start);
+
+  uint8_t *moved = exactly(36 * whole);
+  memcpy(moved, in->buf, 36 * whole);
+  uint64_t last_ts_ms = in->state, crc64 = 0;
+  CHECK(aof2_index_rebase(moved, whole, start, payload, payload_len, 0, floor, &last_ts_ms, &crc64) == whole);
+  CHECK(aof2_index_check(moved, whole, start, payload, payload_len, 0) == whole && last_ts_ms >= in->state);
+  CHECK(aof2_index_compose(moved, whole, start, payload, payload_len, 0, 0, raw, raw_len) == 0);
+  CHECK(crc64 == aof2_crc64(0, raw, raw_len));
+  free(moved), free(raw), free(start);
 }
 
 /* -- dispatch --------------------------------------------------------------------------------------------------- */

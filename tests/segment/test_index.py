@@ -7,6 +7,7 @@ import os
 import struct
 import tempfile
 import zlib
+from array import array
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,8 +20,16 @@ from hypothesis import strategies as st
 from aof2.engine.errors import CorruptError, UnsupportedError
 from aof2.engine.segment import format as fmt
 from aof2.engine.segment.index import INDEX_FIXED_BYTES, IndexHead, RecordRange, SegmentIndex, Split, split
-from aof2.native import SegmentRows
-from aof2.native.segment_index import index_check, index_compose, index_starts, segment_spread
+from aof2.native import SegmentRows, crc64
+from aof2.native.segment_index import (
+    Encoded,
+    index_check,
+    index_compose,
+    index_encode,
+    index_rebase,
+    index_starts,
+    segment_spread,
+)
 from tests.segment.support import Rec, append, create, samples, sealed
 
 RECORD = struct.Struct("<IIQQIQ")
@@ -337,8 +346,8 @@ def test_starts_stop_at_the_first_that_cannot_be(rows: list[tuple[int, int, int]
 
 def test_headers_that_no_segment_holds() -> None:
     assert index_starts(bytes(36), next_logical=0).good == 0
-    assert index_starts(RECORD.pack(2, 1, 2**64 - 2, 0, 0, 0), next_logical=0).good == 1
-    assert index_starts(RECORD.pack(3, 1, 2**64 - 2, 0, 0, 0), next_logical=0).good == 0
+    assert index_starts(RECORD.pack(1, 1, 2**64 - 2, 0, 0, 0), next_logical=0).good == 1
+    assert index_starts(RECORD.pack(2, 1, 2**64 - 2, 0, 0, 0), next_logical=0).good == 0
     assert index_starts(RECORD.pack(3, 1, 0, 0, 0, 0), next_logical=0, start=2**64 - 2).good == 0
     with pytest.raises(ValueError, match="36"):
         index_starts(bytes(37), next_logical=0)
@@ -389,3 +398,62 @@ def test_any_scratch_buffer_will_do(scratch_bytes: int) -> None:
         assert segment_spread(raw, rows, payload.fileno(), 0, index.fileno(), 192, bytearray(scratch_bytes)) == 0
         assert payload.read() == model.payload
         assert index.read()[192:] == model.index[192:]
+
+
+# -- made, and put behind others
+
+
+@given(st.lists(st.binary(max_size=60), min_size=1, max_size=8), st.integers(0, 2**40), st.integers(0, 2**60))
+def test_headers_made_are_those_of_a_writer(payloads: list[bytes], logical: int, time_ms: int) -> None:
+    made = encoded(payloads, logical, time_ms, crc=7)
+    raw = b"".join(made.headers[36 * i : 36 * i + 36] + payload for i, payload in enumerate(payloads))
+    at, expected = logical, b""
+    for i, payload in enumerate(payloads):
+        expected += fmt.encode_record(3, payload, at, time_ms, ext_id=i, flags=i % 4)
+        at += len(payload)
+    assert (raw, made.crc64) == (expected, crc64(expected, 7))
+
+
+def encoded(payloads: list[bytes], logical: int, time_ms: int, crc: int = 0) -> Encoded:
+    count = len(payloads)
+    return index_encode(
+        b"".join(payloads),
+        memoryview(array("I", map(len, payloads))),
+        memoryview(array("Q", range(count))),
+        memoryview(array("I", [i % 4 for i in range(count)])),
+        timestamp_ms=time_ms,
+        logical_first=logical,
+        crc64=crc,
+    )
+
+
+@given(st.lists(st.binary(max_size=60), min_size=1, max_size=8), st.integers(0, 2**40), st.integers(0, 20))
+def test_records_behind_others(payloads: list[bytes], logical: int, last_ms: int) -> None:
+    payload, made = b"".join(payloads), encoded(payloads, 0, 10)
+    starts = index_starts(made.headers, next_logical=0, start=3).starts
+    headers = bytearray(made.headers)
+    done = index_rebase(headers, starts, b"___" + payload, 0, logical_first=logical, last_ts_ms=last_ms, crc64=9)
+    expected = encoded(payloads, logical, max(10, last_ms), crc=9)
+    assert (headers, done) == (expected.headers, (len(payloads), max(10, last_ms), expected.crc64))
+
+
+def test_a_damaged_record_is_not_put_behind_others() -> None:
+    payloads = [b"one", b"two", b"three"]
+    made = encoded(payloads, 0, 10)
+    starts = index_starts(made.headers, next_logical=0).starts
+    headers = bytearray(made.headers)
+    done = index_rebase(headers, starts, b"onetwothrez", 0, logical_first=50, last_ts_ms=0, crc64=0)
+    assert done.good == 2
+    assert headers[72:] == made.headers[72:]
+
+
+def test_columns_that_do_not_fit_are_refused() -> None:
+    one, ids, bits = memoryview(array("I", [5])), memoryview(array("Q", [0])), memoryview(array("I", [0]))
+    fields = {"timestamp_ms": 0, "logical_first": 0, "crc64": 0}
+    for payload, lengths, flags in ((b"four", one, bits), (b"sixsix", one, bits), (b"fiver", one, one)):
+        with pytest.raises(ValueError, match="add up"):
+            index_encode(payload, lengths, ids, flags, **fields)
+    with pytest.raises(ValueError, match="formats"):
+        index_encode(b"fiver", ids, ids, bits, **fields)
+    with pytest.raises(ValueError, match="add up"):
+        index_encode(b"fiver", one, ids, bits, timestamp_ms=0, logical_first=2**64 - 2, crc64=0)
