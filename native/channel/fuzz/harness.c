@@ -116,7 +116,7 @@ static uint32_t log_slot;
 static int shared_new(const control_message *m) {
   if (m->kind != PROTO_BIRTH_PAGE && m->kind != PROTO_BIRTH_LOG) return backing_new();
   int fd = memfd_create("shared", MFD_CLOEXEC);
-  CHECK(fd >= 0 && ftruncate(fd, FILE_LEN) == 0);
+  CHECK(fd >= 0 && ftruncate(fd, m->kind == PROTO_BIRTH_PAGE ? (off_t)sizeof(intent_page) : FILE_LEN) == 0);
   if (m->kind == PROTO_BIRTH_LOG && log_fd < 0) CHECK((log_fd = dup(fd)) >= 0);
   if (m->kind == PROTO_BIRTH_PAGE && !page) {
     page = mmap(NULL, sizeof *page, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
