@@ -37,6 +37,8 @@ from aof2.engine.errors import CorruptError, LimitError
 from aof2.native import crc64
 
 LEVEL = 3
+SAMPLED_FROM_BYTES = 128 << 10
+SAMPLE_BYTES = 8 << 10
 SAVED_SHIFT = 4
 """A zstd frame must be at least block >> SAVED_SHIFT bytes shorter than its block."""
 
@@ -67,12 +69,28 @@ def _is_worth_it(packed: int, size: int) -> bool:
 
 
 def compress_all(raw: bytearray, lengths: Sequence[int], *, level: int = LEVEL) -> tuple[bytes, list[int]]:
-    """Blocks that lie back to back as a zstd frame each, and the frames' lengths: one call, without the GIL."""
-    starts = accumulate(lengths, initial=0)
-    places = b"".join(map(_PLACE.pack, starts, lengths))
+    """Blocks that lie back to back as a zstd frame each, and the frames' lengths: one call, without the GIL. The length
+    is 0 of a longer block that does not look as if it shrank: there is no frame of it."""
+    starts = list(accumulate(lengths, initial=0))
+    view = memoryview(raw)
+    tried = [i for i, length in enumerate(lengths) if _may_shrink(view[starts[i] : starts[i] + length], level)]
+    packed = [0] * len(lengths)
+    if not tried:
+        return b"", packed
+    places = b"".join([_PLACE.pack(starts[i], lengths[i]) for i in tried])
     found = _compressor(level).multi_compress_to_buffer(zstandard.BufferWithSegments(raw, places))
     frames = [found[i].tobytes() for i in range(len(found))]
-    return b"".join(frames), list(map(len, frames))
+    for i, frame in zip(tried, frames, strict=True):
+        packed[i] = len(frame)
+    return b"".join(frames), packed
+
+
+def _may_shrink(block: memoryview, level: int) -> bool:
+    """Whether a few pieces of a block do; of a short one that is not asked."""
+    if len(block) < SAMPLED_FROM_BYTES:
+        return True
+    last = len(block) - SAMPLE_BYTES
+    return any(shrinks(block[at : at + SAMPLE_BYTES], level) for at in (0, last // 2, last))
 
 
 class BlobWriter:

@@ -13,6 +13,7 @@ from typing import Final
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.rows import ChunkRow, ObjectRow, ObjectState, ResidencyRow
 from aof2.engine.catalog.store import View
+from aof2.engine.local import spares
 from aof2.engine.local.orphans import HOT_NAME, WARM_NAME
 from aof2.engine.verify.blocks import block_list, check_chunk, check_warm
 from aof2.engine.verify.context import Context, OneStream, name_of
@@ -109,6 +110,8 @@ def check_strays(ctx: Context, view: View) -> Iterator[Finding]:
         for tenant in _names(root):
             s = streams.get(tenant)
             for name in _names(root / tenant):
+                if tenant == spares.FOLDER and _is_spare(root / tenant / name):
+                    continue
                 if s is None:
                     yield _stray(root / tenant / name, tenant, "its tenant does not exist", safe=False)
                     continue
@@ -116,6 +119,14 @@ def check_strays(ctx: Context, view: View) -> Iterator[Finding]:
                 if why and not _recent(ctx, root / tenant / name):
                     yield _stray(root / tenant / name, tenant, why, safe=ours and s.is_safe)
     yield from check_scratch(ctx)
+
+
+def _is_spare(path: Path) -> bool:
+    """Whether it is an inode without bytes that waits for its next file."""
+    try:
+        return path.name.isdecimal() and path.lstat().st_size == 0
+    except FileNotFoundError:
+        return True
 
 
 def _known_backing(s: OneStream, name: str) -> tuple[str, bool]:

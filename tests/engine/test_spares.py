@@ -7,9 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from aof2.engine.catalog.rows import ObjectState
 from aof2.engine.env import Env
 from aof2.engine.local.hot import HotCache
 from aof2.engine.local.spares import FOLDER, Spares
+from aof2.engine.verify.findings import Kind
+from aof2.engine.verify.run import verify
+from aof2.engine.volume import Volume
+from tests.engine.helpers import object_row, put_object, read_object, run_volume, small_settings
+from tests.engine.weather import until
 
 
 @pytest.fixture
@@ -66,6 +72,27 @@ def test_no_more_than_so_many_and_they_are_taken_over(tmp_path: Path) -> None:
     assert len(list((tmp_path / FOLDER).iterdir())) == 4
     assert (again.drop(3), again.drop(3)) == (3, 1)
     assert not list((tmp_path / FOLDER).iterdir())
+
+
+def test_verify_knows_them(tmp_path: Path) -> None:
+    settings = small_settings(tmp_path)
+
+    async def body(v: Volume) -> None:
+        keys = [await put_object(v, "default", b"f%d" % i, bytes([i]) * 5000) for i in range(6)]
+        await v.jobs.checkpoint(1)
+        await until(lambda: all(object_row(v, key).state == ObjectState.PUBLISHED for key in keys))
+        await v.evict(keys)
+        assert len(v.hot.spares) == 6
+        assert await read_object(v, keys[0], 0, 5000) == bytes(5000)
+        assert len(v.hot.spares) == 5
+
+    run_volume(settings, body, parts=("jobs",))
+    folder = tmp_path / "state" / "hot_cache" / FOLDER
+    assert len(list(folder.iterdir())) == 5
+    assert not [f for f in verify(settings).findings if f.kind is Kind.LOCAL_ORPHAN]
+    (folder / "77").write_bytes(b"bytes")
+    strays = [f for f in verify(settings).findings if f.kind is Kind.LOCAL_ORPHAN]
+    assert [Path(f.path).name for f in strays] == ["77"]
 
 
 def test_one_that_is_gone(hot: HotCache) -> None:

@@ -86,7 +86,7 @@ static void control_put(void) {
       len = 32;
       break;
     case PROTO_CATALOG: m[28] = '/'; len = 28 + below(3); break;
-    case PROTO_TREE: store_u32(m + 16, (uint32_t)number(128)); len = 20; break;
+    case PROTO_TREE: store_u32(m + 16, (uint32_t)number(256)); len = 20; break;
     case PROTO_APPEND:
       for (size_t at = 16; at < 96; at += 8) store_u64(m + at, below(3) ? 0 : number(300));
       store_u64(m + 16, 1);
@@ -113,7 +113,7 @@ static void request_put(void) {
                                      WIRE_FALLOCATE, WIRE_LSEEK, WIRE_COPY_FILE_RANGE, WIRE_COPY_FILE_RANGE_64, WIRE_TMPFILE,
                                      WIRE_INIT, WIRE_STATX, WIRE_READ, WIRE_WRITE, WIRE_LOOKUP, WIRE_GETATTR, WIRE_SETATTR,
                                      WIRE_READDIRPLUS, WIRE_LOOKUP, WIRE_READLINK, WIRE_LISTXATTR, WIRE_OPENDIR, WIRE_RELEASEDIR, WIRE_MKDIR, WIRE_RMDIR, WIRE_UNLINK, WIRE_RENAME, WIRE_RENAME2, WIRE_LINK,
-                                     WIRE_SYMLINK, WIRE_SETXATTR, WIRE_REMOVEXATTR};
+                                     WIRE_SYMLINK, WIRE_SETXATTR, WIRE_REMOVEXATTR, WIRE_FSYNC, WIRE_OPEN};
   static const char *names[] = {"security.selinux", "security.capability", "system.posix_acl_access", "user.x", ""};
   uint8_t m[400] = {0};
   wire_in_header h = {.opcode = opcodes[below(sizeof opcodes / sizeof *opcodes)], .unique = below(20), .nodeid = number(6)};
@@ -139,7 +139,9 @@ static void request_put(void) {
       store_u32(body + 16, (uint32_t)number(2000));
       len = 40;
       break;
-    case WIRE_RELEASE: store_u64(body, below(3) ? load_u64(body) : UINT64_C(1) << 61 | (1 + below(4))), len = 24; break;
+    case WIRE_OPEN: store_u32(body, (uint32_t)number(4)), len = 8; break;
+    case WIRE_FSYNC:
+    case WIRE_RELEASE: store_u64(body, below(3) ? load_u64(body) : UINT64_C(1) << (61 + below(2)) | (1 + below(4))), len = 24; break;
     default: break;
   }
   h.len = (uint32_t)(at + len);
@@ -226,7 +228,7 @@ static void tree_put(void) {
   m[28] = '/';
   step_put(STEP_CONTROL, 0, m, 29);
   store_u16(m, PROTO_TREE);
-  store_u32(m + 16, (uint32_t)(below(4) ? 127 : below(128)));
+  store_u32(m + 16, (uint32_t)(below(4) ? 255 : below(256)));
   step_put(STEP_CONTROL, 0, m, 20);
 }
 
@@ -256,6 +258,17 @@ static void stream_put(void) {
     m[1] = (uint8_t)put_key(m + 2, 'i', ino, "");
     memcpy(m + 2 + m[1], row, sizeof row);
     step_put(STEP_ROW, 0, m, 2 + m[1] + sizeof row);
+    if (ino > 2) { /* files that are here whole, if their backing files were */
+      const uint8_t object[] = {0x98, ino, 1, (uint8_t)below(3), 7, 64, 0x91, ino, 0xC4, 1, 'h', 0x93, 5, 7, 9}, mask[] = {0x92, (uint8_t)below(3), 0};
+      m[1] = (uint8_t)(put_key(m + 2, 'o', ino, "") + 8);
+      memset(m + 2 + 13, 0, 7), m[2 + 20] = 1;
+      memcpy(m + 2 + m[1], object, sizeof object);
+      step_put(STEP_ROW, 0, m, 2 + m[1] + sizeof object);
+      m[0] = 2, m[1] = (uint8_t)put_key(m + 2, 'r', ino, "");
+      memcpy(m + 2 + m[1], mask, sizeof mask);
+      step_put(STEP_ROW, 0, m, 2 + m[1] + sizeof mask);
+      m[0] = 0;
+    }
     if (ino == 1) continue;
     m[1] = (uint8_t)put_key(m + 2, 'e', 1 + below(2), TEXTS[below(3)]);
     memcpy(m + 2 + m[1], name, sizeof name);

@@ -120,7 +120,7 @@ static int shared_new(control_message *m) {
   if (m->kind == PROTO_APPEND) return segment_new(m);
   if (m->kind != PROTO_BIRTH_PAGE && m->kind != PROTO_BIRTH_LOG) return backing_new();
   int fd = memfd_create("shared", MFD_CLOEXEC);
-  CHECK(fd >= 0 && ftruncate(fd, FILE_LEN) == 0);
+  CHECK(fd >= 0 && ftruncate(fd, m->kind == PROTO_BIRTH_PAGE ? (off_t)sizeof(intent_page) : FILE_LEN) == 0);
   if (m->kind == PROTO_BIRTH_LOG && log_fd < 0) CHECK((log_fd = dup(fd)) >= 0);
   if (m->kind == PROTO_BIRTH_PAGE && !page) {
     page = mmap(NULL, sizeof *page, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
