@@ -33,7 +33,7 @@ SCANNED_FILES: Final = 4
 PARTITIONED_FILES: Final = 400
 WRITERS: Final = 4
 COLD_SHARE: Final = 0.3  # of what is read, from the server, where it is compressed: less, and it was not cold
-AGAIN_MAX: Final = 4096.0  # whose the volume is, is looked up now and then
+AGAIN_MAX: Final = 65_536.0  # the claim on the volume, 179 bytes, is looked up with each commit that goes to the remote
 STREAMS: Final = "events"
 
 HOT_TARGET: Final = 1 / 1.05
