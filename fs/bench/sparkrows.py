@@ -248,7 +248,7 @@ def _written(f: SparkField, task: str, later: list[float], *, after_other: bool)
 # -- records
 
 
-COUNTS: Final = ("count_aof2", "count_json", "count_prepared")
+COUNTS: Final = ("count_aof2", "count_json", "count_prepared", "count_offsets")
 
 
 def source(f: SparkField) -> list[Measurement]:
@@ -261,10 +261,11 @@ def source(f: SparkField) -> list[Measurement]:
         rates = _counted(f, mount, records)
     except (StepError, OSError) as e:
         return [Measurement(what=what, unit=unit, ok=False, note=str(e))]
-    ours, as_json, ready = (statistics.median(rates[task]) for task in COUNTS)
+    ours, as_json, ready, offsets = (statistics.median(rates[task]) for task in COUNTS)
     return [
         compared(what, unit, ours, "spark.read.json", as_json, at_least=AGAINST_JSON),
         compared(what, unit, ours, "ready batches", ready, at_least=AGAINST_CEILING),
+        compared(f'{what}, .schema("offset bigint")', unit, offsets, "spark.read.json", as_json),
     ]
 
 
@@ -275,7 +276,8 @@ def _counted(f: SparkField, mount: StreamsAof2, records: int) -> dict[str, list[
     f.race.work(*appended, script=appendloops.__file__)
     mount.seal(stream)
     partitions = f.spark.ask("partitions_aof2", stream)["found"]
-    arguments = {"count_aof2": (stream,), "count_json": (stream,), "count_prepared": (records, LINE_BYTES, partitions)}
+    arguments: dict[str, tuple[object, ...]] = dict.fromkeys(COUNTS, (stream,))
+    arguments["count_prepared"] = (records, LINE_BYTES, partitions)
     rates: dict[str, list[float]] = {task: [] for task in COUNTS}
     for n in range(f.plan.rounds):
         for task in COUNTS if n % 2 == 0 else reversed(COUNTS):
