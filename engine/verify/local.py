@@ -116,7 +116,7 @@ def check_strays(ctx: Context, view: View) -> Iterator[Finding]:
                     yield _stray(root / tenant / name, tenant, "its tenant does not exist", safe=False)
                     continue
                 why, ours = known(s, name)
-                if why and not _recent(ctx, root / tenant / name):
+                if why and not _recent(ctx, root / tenant / name) and not _made_ahead(ctx, root / tenant / name):
                     yield _stray(root / tenant / name, tenant, why, safe=ours and s.is_safe)
     yield from check_scratch(ctx)
 
@@ -169,6 +169,14 @@ def _names(folder: Path) -> list[str]:
         return sorted(os.listdir(folder))  # noqa: PTH208
     except (FileNotFoundError, NotADirectoryError):
         return []
+
+
+def _made_ahead(ctx: Context, path: Path) -> bool:
+    """Whether it may be a backing file that waits for its birth: those of a running volume have no rows, nor bytes."""
+    try:
+        return ctx.report.live and path.lstat().st_size == 0
+    except FileNotFoundError:
+        return True
 
 
 def _recent(ctx: Context, path: Path) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -70,6 +71,15 @@ def test_looking_at_a_busy_volume(settings: Settings, daemon: subprocess.Popen[s
         place = resolve(view, settings.volume.mountpoint, "default/while mounted")
         assert place is not None
         assert object_status(view, settings, place).size == 1000
+
+
+def test_files_made_ahead_are_no_orphans(settings: Settings, daemon: subprocess.Popen[str]) -> None:
+    folder = backing(settings, "here").parent
+    for name, data in (("1099511999999.1", b""), ("1099511999998.1", b"not empty")):
+        (folder / name).write_bytes(data)
+        os.utime(folder / name, (0, 0))
+    strays = [found.path for found in verify(settings).findings if found.kind is Kind.LOCAL_ORPHAN]
+    assert strays == [str(folder / "1099511999998.1")]
 
 
 def test_damage_in_a_busy_volume(settings: Settings, daemon: subprocess.Popen[str]) -> None:
