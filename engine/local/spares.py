@@ -5,7 +5,8 @@ one, so that each new file takes the longer the more were deleted. A cache that 
 time. So what leaves is emptied and put aside here, and what comes takes it by a rename.
 
 Invariants
-- A spare is empty before it is here, and no descriptor of it is open: it comes from an eviction.
+- A spare is empty before it is here, and no descriptor of it is open: it comes from an eviction. One that is found with
+  bytes is deleted: in the next file, blocks that did not come would not be holes.
 - SPARES_MAX at most; where the disk runs out of inodes they go first (`drop`).
 
 Owner: any thread: each step is one system call and one of a deque. A crash leaves spares, which are taken over.
@@ -45,7 +46,12 @@ class Spares:
         """Takes over what is there; from here on what leaves is kept."""
         self._env.make_dirs(self._folder)
         with os.scandir(self._folder) as found:
-            names = [entry.name for entry in found if entry.name.isdecimal()]
+            sizes = {entry.name: entry.stat().st_size for entry in found if entry.name.isdecimal()}
+        for name in [name for name, size in sizes.items() if size]:
+            # Power was lost after it became a file again, and its new name with it.
+            self._env.files.unlink(self._folder / name)
+            del sizes[name]
+        names = list(sizes)
         self._numbers = itertools.count(max(map(int, names), default=0) + 1)
         self._names.extend(str(self._folder / name) for name in names)
         self._ready = True
