@@ -18,6 +18,7 @@ from aof2.engine.kinds.opens import Opens
 from aof2.engine.local.handles import Key
 from aof2.engine.settings import Settings
 from aof2.engine.volume import PARTS, Volume, open_volume
+from aof2.fs.channel import KnownHandle
 from aof2.fs.control.client import ControlClient
 from aof2.fs.control.protocol import Progress
 from aof2.fs.control.server import ControlServer
@@ -83,6 +84,11 @@ class FakeChannel:
 
     async def caught_up(self) -> None:
         await trio.lowlevel.checkpoint()
+
+    async def dump(self) -> list[KnownHandle]:
+        """It opened nothing by itself."""
+        await trio.lowlevel.checkpoint()
+        return []
 
 
 class FakeMounted:

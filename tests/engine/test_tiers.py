@@ -34,7 +34,7 @@ def content(seed: int, size: int, *, dull: bool = False) -> bytes:
 
 
 async def hot_files(v: Volume) -> list[Path]:
-    return sorted(v.hot.root.rglob("*.*"))
+    return sorted(v.hot.root.rglob("[0-9]*.*"))
 
 
 def disk_bytes(folder: Path) -> int:

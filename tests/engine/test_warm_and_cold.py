@@ -104,7 +104,8 @@ def test_evicting_by_name_drops_the_warm_copy_too(tmp_path: Path) -> None:
         data = await filled(v, 8)
         await v.evict(list(data))
         assert (v.warm.used_bytes, v.quota.usage.used_bytes) == (0, 0)
-        assert [p for p in v.state_dir.rglob("*") if p.parent.parent.name in ("warm", "hot_cache")] == []
+        tiers = [*v.warm.root.rglob("*"), *v.hot.root.rglob("[0-9]*.*")]
+        assert [path for path in tiers if path.is_file()] == []
 
     run_volume(small_settings(tmp_path, hot_bytes=3 * CHUNK), body)
 
