@@ -21,6 +21,7 @@ from aof2.engine.settings.model import RemoteSettings
 from aof2.engine.verify.findings import Kind
 from aof2.engine.verify.run import verify
 from tests.append.helpers import World, run_streams, stream_settings
+from tests.engine.weather import until
 from tests.support.crash import Acks, Crash, PowerLoss, crash_cases, hits_of, run_until_crash
 
 POINTS = (*sealing.CRASH_POINTS, *writer.CRASH_POINTS, *pointer.CRASH_POINTS)
@@ -83,7 +84,7 @@ def check(root: Path, remote: Path, there: dict[str, int], *, dropped: bool) -> 
             scratch = root / f"scratch-{name}"
             scratch.mkdir()
             assert len(await w.raw_payloads(scratch, name)) == len(lines) + 1
-        assert not list((w.volume.state_dir / "segments").rglob("*.seg"))
+        await until(lambda: not list((w.volume.state_dir / "segments").rglob("*.seg")))  # gone a moment after the seal
         assert w.kind.streams.ledger.files == w.kind.streams.ledger.bytes == 0
         await w.volume.checkpoint("events")
 

@@ -12,6 +12,7 @@ import trio
 from aof2.engine.catalog import tables as t
 from aof2.engine.kinds.kind import AttributeChange
 from tests.append.helpers import ROOT, World, run_streams, stream_settings
+from tests.engine.weather import until
 
 
 def lines(first: int, count: int, width: int = 40) -> list[bytes]:
@@ -278,7 +279,7 @@ def test_a_stream_is_removed_as_rm_does_it(tmp_path: Path) -> None:
         stream_id = row.ino >> 40
         with w.volume.catalog.view() as view:
             assert not list(view.scan(stream_id, t.DIRTY))
-        assert not list((w.volume.state_dir / "segments").rglob("*.seg"))
+        await until(lambda: not list((w.volume.state_dir / "segments").rglob("*.seg")))
         again = await w.mkdir()
         assert again.ino != row.ino
         await w.put(b"new\n")
