@@ -113,10 +113,6 @@ class S3Store(S3Reader):
         elif etag := self._already(key, size, crc, deadline, fence=if_absent):
             return etag
         try:
-            if QUICK_BYTES_MAX < size < MULTIPART_BYTES and self._calls.quick.is_near:
-                conditions = {"IfNoneMatch": "*"} if if_absent else {}
-                if (etag := self._stream(name, source, size, crc, meta, deadline, **conditions)) is not None:
-                    return etag
             if size < MULTIPART_BYTES:
                 body = whole(source, size)
                 if (found := crc64_of_bytes(body)) != crc:
