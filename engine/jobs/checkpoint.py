@@ -103,26 +103,22 @@ class Chosen(NamedTuple):
 
 class Begun(NamedTuple):
     """A job that is RUNNING as soon as it is in the log, the keys of the uploads that its commit announced, and what
-    that commit found to be done. `with_seal`: that commit is the one of the seal, so it foretells what it announced."""
+    that commit found to be done."""
 
     row: JobRow
     announced: frozenset[str]
     chosen: Chosen
-    with_seal: bool = False
 
 
 def begin(
     b: Batch, sealed: Sequence[ObjectRow], tenant: str, *, lease_ms: int, unfinished: queue.Unfinished
 ) -> Begun | None:
-    """Plans what this batch seals and claims the plan, in the same commit; None where the planner has to look. Where
-    it is one file or a few, all of them foretold, the log goes up beside them."""
+    """Plans what this batch seals and claims the plan, in the same commit; None where the planner has to look."""
     taken, live = _taken(b.view, b.stream_id, unfinished)
     plan = [row for row in sealed if (row.ino, row.generation) not in taken]
     if not plan or live >= PLANS_LIVE_MAX or len(plan) > PLAN_OBJECTS_MAX or _size(plan) > PLAN_BYTES_MAX:
         return None
-    begun = begin_new(b, _enqueue(b, plan), tenant, lease_ms=lease_ms)
-    b.awaited = not begun.chosen.bulks and sum(len(row.data_chunks) for row in plan) == len(begun.announced)
-    return begun._replace(with_seal=True)
+    return begin_new(b, _enqueue(b, plan), tenant, lease_ms=lease_ms)
 
 
 def begin_new(b: Batch, job_id: int, tenant: str, *, lease_ms: int) -> Begun:
@@ -382,7 +378,6 @@ class CreateCheckpoint:
             self._compression_of(job.tenant),
             is_wanted=is_wanted,
             announced=job.announced,
-            foretold=job.with_seal,
         )
         if not is_wanted():
             await trio.lowlevel.checkpoint()

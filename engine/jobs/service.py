@@ -131,7 +131,7 @@ class Jobs:
     def _start(self, job: checkpoint.Begun | None) -> None:
         if job is not None:
             self.env.failpoint("job.claimed")
-            self.runner.start(job.row, job.announced, job.chosen, with_seal=job.with_seal)
+            self.runner.start(job.row, job.announced, job.chosen)
 
     def pending_bytes(self) -> int:
         """What is sealed and not in the remote yet."""
@@ -166,13 +166,6 @@ class Jobs:
                 return
             self._raise_failed(left)
             await change.wait()
-
-    def is_under_way(self, keys: Collection[Key]) -> bool:
-        """Whether jobs that run have all of these objects: there is nothing to plan."""
-        left = set(keys)
-        for row in self.runner.running_rows(JobType.CREATE_CHECKPOINT):
-            left.difference_update((row.tenant_id, *key) for key in checkpoint.plan_of(row).objects)
-        return not left
 
     def _is_over(self, key: Key) -> bool:
         row = self.catalog.get(key[0], t.OBJECTS, (key[1], key[2]))

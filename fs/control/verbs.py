@@ -122,7 +122,7 @@ async def wait(mounted: Mounted, args: Paths, tell: Tell) -> Uploaded:
         if left and (len(left) == len(inos) or all(map(mounted.kinds.is_open, left))):
             await _raise_open(mounted, places)
         inos = left
-    await durable.replicated(volume, volume.needed_log_ends(tenants), tell)
+    await durable.replicated(volume, volume.log_ends(tenants), tell)
     return done
 
 
