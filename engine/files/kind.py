@@ -445,7 +445,7 @@ class FilesKind(Catalogued):
         return self.files.known.is_open(ino)
 
     def is_unsealed(self, ino: int) -> bool:
-        return self.files.known.get(ino) is not None
+        return self.files.known.get(ino) is not None or self.files.known.is_open(ino)
 
     def open_inos(self) -> set[int]:
         return {file.ino for file in self.files.known.all() if file.handles}
