@@ -415,7 +415,7 @@ def test_neighbours_that_are_not_read_are_counted(tmp_path: Path) -> None:
         rng = random.Random(3)
         now = cold(rng.sample(range(count), 60))
         assert now["aof2_pack_window_bytes"] <= whole / 4
-        assert now["aof2_pack_neighbours_unread_bytes_total"] > 4 * MIB
+        assert now["aof2_pack_neighbours_unread_bytes_total"] > whole
         before = now["aof2_pack_neighbours_bytes_total"]
         assert before > now["aof2_pack_neighbours_unread_bytes_total"]
         now = cold(rng.sample(range(count), 20))
