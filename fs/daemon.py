@@ -112,8 +112,7 @@ async def _serve(mounted: MountedVolume, upcalls: Upcalls, ready: Callable[[], N
             nursery.start_soon(partial(pyfuse3.main, max_tasks=REQUESTS_MAX))
             nursery.start_soon(_until_gone, mounted, upcalls, nursery.cancel_scope)
             nursery.start_soon(_until_told, mounted.ending, nursery.cancel_scope)
-            for kind in mounted.kinds.all:
-                await background.start(kind.run)
+            await mounted.kinds.begin(background)
             await _give_names(mounted)
             _watch_fence(mounted, background)
             await nursery.start(ControlServer(socket_path(mounted.volume.settings), mounted).run)

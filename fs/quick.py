@@ -40,7 +40,7 @@ class Quick:
     def answer(self, opcode: int, nodeid: int, body: bytes) -> bytes | None:
         """The body of the reply; None: not at once, or not here. OSError with what the kernel is told instead."""
         asked = _ASKED.get(opcode)
-        if asked is None or not self._tree.kinds.of(nodeid).is_folded(nodeid, asked):
+        if asked is None or not self._tree.kinds.is_folded(nodeid, asked):
             return None
         return self._look(opcode, nodeid, body)
 

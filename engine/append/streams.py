@@ -111,6 +111,8 @@ class Streams:
     def adopt(self, ino: int, left: StreamState) -> None:
         """What recovery found: what is not the newest is sealed, the newest goes on."""
         stream = self.get(ino)
+        if stream.active is not None or stream.full:
+            raise ValueError(f"stream {ino} took records before what was left of it was found again")
         with self.volume.catalog.view() as view:
             ids = rows.open_segments(view, stream_of(ino))
         stream.refusal = "" if left.appendable else str(left.damaged[-1].error)

@@ -1,5 +1,9 @@
 """The kinds of one mount: who answers for an inode, and what all of them say together.
 
+The kernel asks as soon as the mount is there, while kinds still take over what the last one left: such a request waits.
+
+Invariant: no request is answered before every kind has begun (`folded`, `is_folded`).
+
 Owner: the trio thread. A crash leaves nothing of this.
 """
 
@@ -8,6 +12,8 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
+
+import trio
 
 from aof2.engine.catalog.rows import stream_of
 from aof2.engine.errors import os_error
@@ -24,12 +30,21 @@ TOP: int = 0  # the stream of what is in no tenant: the root of the mount, and `
 
 
 class Kinds:
-    """By the stream of an inode."""
+    """By the stream of an inode. `begun`: their caller has run them already."""
 
-    def __init__(self, by_stream: dict[int, Kind], opens: Opens) -> None:
+    def __init__(self, by_stream: dict[int, Kind], opens: Opens, *, begun: bool = True) -> None:
+        self._begun = trio.Event()
+        if begun:
+            self._begun.set()
         self._by_stream = by_stream
         self.all: list[Kind] = list(dict.fromkeys(by_stream.values()))
         self.opens = opens
+
+    async def begin(self, nursery: trio.Nursery) -> None:
+        """Runs them; requests that came before are answered from here on."""
+        for kind in self.all:
+            await nursery.start(kind.run)
+        self._begun.set()
 
     def of(self, ino: int) -> Kind:
         """The kind that answers for an inode."""
@@ -44,10 +59,16 @@ class Kinds:
 
     async def folded(self, ino: int, asked: Asked = Asked.ANY) -> Kind:
         """The same, with rows that show all that was acknowledged."""
+        if not self._begun.is_set():
+            await self._begun.wait()
         kind = self.of(ino)
         if not kind.is_folded(ino, asked):
             await kind.fold()
         return kind
+
+    def is_folded(self, ino: int, asked: Asked) -> bool:
+        """Whether `folded` has nothing to wait for."""
+        return self._begun.is_set() and self.of(ino).is_folded(ino, asked)
 
     async def fold(self) -> None:
         """What any caller was told shows in the rows of all tenants when this returns."""
@@ -142,4 +163,4 @@ def make_kinds(
     for number, tenants in sorted(volume.tenants.by_kind().items()):
         made[number] = registry.by_number(number).make(Surroundings(volume, kernel, opens, wish, tenants, dict(made)))
         by_stream |= dict.fromkeys(tenants, made[number])
-    return Kinds({**by_stream, TOP: top(opens, by_stream)}, opens)
+    return Kinds({**by_stream, TOP: top(opens, by_stream)}, opens, begun=False)

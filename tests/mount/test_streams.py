@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -117,6 +119,41 @@ def test_many_processes_and_a_kill(volume: MountedVolume, tmp_path: Path) -> Non
     seal(volume, stream)
     assert sealed(stream).splitlines() == [*lines, b"after"]
     assert b"".join(raw_records(stream, tmp_path)) == sealed(stream)
+
+
+def test_writers_that_are_there_before_the_mount_is(volume: MountedVolume) -> None:
+    """The kernel asks while the daemon still looks at what the last one left."""
+    stream = volume.path / "clicks"
+    stream.mkdir()
+    before = [b"before %d %s\n" % (n, b"x" * 100) for n in range(2000)]
+    with (stream / "_append").open("wb", buffering=0) as f:
+        for line in before:
+            f.write(line)
+    volume.kill()
+    answered: list[bytes] = []
+    stop = threading.Event()
+
+    def write() -> None:
+        fd, n = -1, 0
+        while not stop.is_set():
+            with contextlib.suppress(OSError):  # not there yet
+                if fd < 0:
+                    fd = os.open(stream / "_append", os.O_WRONLY | os.O_APPEND)
+                os.write(fd, b"after %d\n" % n)
+                answered.append(b"after %d\n" % n)
+                n += 1
+        os.close(fd)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        volume.remount()
+        until(lambda: len(answered) > 100)
+    finally:
+        stop.set()
+        writer.join()
+    volume.done("seal", stream)
+    assert sealed(stream) == b"".join(before + answered)
 
 
 def test_what_is_sealed_is_refused_to_writers(volume: MountedVolume) -> None:

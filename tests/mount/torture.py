@@ -26,6 +26,8 @@ from tests.mount.power import PowerRounds, on_a_disk
 from tests.mount.recency import Trace
 from tests.mount.room import MIB, TOOLS, command, content_hash, random_file, run_all, sha256, watching
 from tests.mount.rounds import KINDS, Rounds
+from tests.mount.streaming import TENANTS as STREAM_TENANTS
+from tests.mount.streaming import StreamRounds
 from tests.mount.world import World, rss_bytes, wait_for, world
 from tests.mount.world import kill as kill_process
 from tests.support.mount import mounted_volume
@@ -163,6 +165,29 @@ def durable(rounds: int, files: int, s3: bool, seed: int | None) -> None:
         in_every_order(w, files, seed)
         after_umount(w, copier)
         click.echo(f"{files} files opened, closed and appended to: all in the remote after umount")
+    shutil.rmtree(root)
+
+
+@main.command()
+@click.option("--rounds", default=3, show_default=True, help="Spark, the daemon, both are killed in turn.")
+@click.option("--writers", default=8, show_default=True)
+@click.option("--seed", default=None, type=int)
+def streams(rounds: int, writers: int, seed: int | None) -> None:
+    """Read a stream by Spark, two ways, while it is appended to and both are killed; on a real S3 server."""
+    seed = int(time.time()) if seed is None else seed
+    root = Path(tempfile.mkdtemp(prefix="aof2-torture-"))
+    click.echo(f"seed {seed}, in {root}")
+    (root / "weed").mkdir()
+    with running_seaweed(root / "weed") as server:
+        os.environ.update(server.environ())
+        remote = {"url": f"s3://{server.bucket}/streams", "endpoint_url": server.endpoint_url, "region": REGION}
+        with mounted_volume(root / "v", tenants=STREAM_TENANTS, timeout_s=0, remote=remote) as volume:
+            run = StreamRounds(volume, seed, click.echo, writers=writers)
+            run.run(rounds)
+            volume.done("wait", volume.mountpoint / "events")
+            volume.umount()
+            volume.done("verify", "--remote")
+    click.echo(f"{rounds} kills: every answered line once in the stream and in both sinks, verify clean")
     shutil.rmtree(root)
 
 
