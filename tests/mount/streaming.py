@@ -27,9 +27,9 @@ TENANTS: Final = {
     "events": {"kind": "append", "segment_bytes": "256KiB", "seal_after": "2s"},
     "default": {"kind": "files"},
 }
-SPARK_STARTS_MAX_S: Final = 300.0
+SPARK_STARTS_MAX_S: Final = 900.0
 BATCHES_BEFORE_A_KILL: Final = 2
-PAUSE_S: Final = 0.002
+PAUSE_S: Final = 0.01
 
 
 class Writers:

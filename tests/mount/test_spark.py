@@ -63,6 +63,17 @@ def write_all(spark: Any, top: str) -> None:
     rows.limit(10).write.csv(f"{top}/csv", header=True)
     rows.write.mode("overwrite").csv(f"{top}/csv", header=True)
     rows.select("name").write.text(f"{top}/text")
+    rows.write.orc(f"{top}/orc")
+    for version in (1, 2):  # task output is renamed at the job's commit, or at the task's
+        committer = rows.write.option("mapreduce.fileoutputcommitter.algorithm.version", version)
+        committer.mode("overwrite").option("partitionOverwriteMode", "dynamic").partitionBy("kind").json(f"{top}/twice")
+    stream = spark.readStream.schema("id long, name string").json(f"{top}/json").writeStream.format("parquet")
+    stream = stream.option("checkpointLocation", f"{top}/checkpoint").trigger(availableNow=True)
+    for _ in range(2):  # the second finds what the first committed
+        stream.start(f"{top}/streamed").awaitTermination()
+    spark.sql("DROP TABLE IF EXISTS made")
+    spark.sql(f"CREATE TABLE made USING parquet LOCATION '{top}/table' AS SELECT id, name FROM json.`{top}/json`")
+    spark.sql("INSERT INTO made SELECT -id, name FROM made WHERE id < 10")
 
 
 def read_all(spark: Any, top: str) -> dict[str, object]:
@@ -76,6 +87,15 @@ def read_all(spark: Any, top: str) -> dict[str, object]:
         "pruned": sorted(row.id for row in parquet.where("kind = 1 and id < 40").select("id").collect()),
         "json": [tuple(row) for row in json.selectExpr(*sums).collect()],
         "csv": [tuple(row) for row in csv.selectExpr(*sums).collect()],
+        "orc": [tuple(row) for row in spark.read.orc(f"{top}/orc").selectExpr(*sums).collect()],
+        "twice": [tuple(row) for row in spark.read.json(f"{top}/twice").selectExpr(*sums).collect()],
+        "streamed": [tuple(row) for row in spark.read.parquet(f"{top}/streamed").selectExpr(*sums[:2]).collect()],
+        "table": [
+            tuple(row) for row in spark.sql(f"SELECT count(*), sum(id), max(name) FROM parquet.`{top}/table`").collect()
+        ],
+        "binary": sorted(
+            bytes(row.content) for row in spark.read.format("binaryFile").load(f"{top}/text/part-*").collect()
+        ),
         "text": [tuple(row) for row in spark.read.text(f"{top}/text").selectExpr("count(*)", "max(value)").collect()],
     }
 

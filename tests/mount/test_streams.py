@@ -17,7 +17,9 @@ import pytest
 
 from aof2.engine.env import Env
 from aof2.engine.segment.reader import SegmentReader
+from aof2.fs.bench.seaweed import REGION
 from tests.support.mount import MountedVolume, mounted_volume, until
+from tests.support.seaweed import running_seaweed
 
 TENANTS = {
     "events": {"kind": "append", "segment_bytes": "64KiB", "seal_after": "1h"},
@@ -220,6 +222,34 @@ def test_a_restored_volume_has_every_sealed_segment(volume: MountedVolume, tmp_p
     (stream / "_append").write_bytes(b"more\n")
     seal(volume, stream)
     assert sealed(stream) == written + b"more\n"
+
+
+def test_on_a_real_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Away while segments seal, asked for what was evicted, and all that is left of the machine in the end."""
+    (tmp_path / "weed").mkdir()
+    with running_seaweed(tmp_path / "weed") as server:
+        for name, value in server.environ().items():
+            monkeypatch.setenv(name, value)
+        remote = {"url": f"s3://{server.bucket}/streams", "endpoint_url": server.endpoint_url, "region": REGION}
+        with mounted_volume(tmp_path / "v", tenants=TENANTS, remote=remote) as volume:
+            stream = volume.path / "clicks"
+            stream.mkdir()
+            written = b"".join(b"%d some words\n" % n for n in range(10_000))
+            (stream / "_append").write_bytes(written)
+            server.stop()
+            volume.done("seal", stream)
+            assert sealed(stream) == written
+            server.start()
+            until(lambda: volume.aof2("wait", stream).returncode == 0)
+            volume.evict(stream)
+            assert sealed(stream) == written
+            volume.kill()
+            shutil.rmtree(volume.state_dir)
+            volume.done("restore", "--from", remote["url"])
+            volume.remount()
+            assert b"".join(raw_records(stream, tmp_path)) == sealed(stream) == written
+            volume.umount()
+            volume.done("verify", "--remote")
 
 
 def test_what_a_lost_machine_had_not_sealed_is_all_that_is_lost(volume: MountedVolume) -> None:
