@@ -8,11 +8,17 @@ For single files the commits between the two are kept by what they touch: the in
 names given out (of ancestors, too), the objects published. The catalog thread notes a commit before its rows can be
 seen and before it is answered; an upload takes away what it covers.
 
+A publication may be foretold: the commit of the object's seal said under which key its blob is put. With that commit
+there, and the blob, the remote restores the object without the commit that publishes it (`lost.py` looks at the key),
+so a caller does not wait for that one: `needed` is the end of the last commit that says anything else. Only a caller
+that waits alone has that: a seal's own upload of the log is not shared by those whose seals come a moment later.
+
 Invariants
 - `there` never passes what the remote does not have, and no file is called durable before its commits are there. Past
   TOUCHED_MAX inodes the stream forgets which they are: until `there` has passed that place, every file counts as one.
 - A waiter asks for a seal and an upload; while one is under way the next waiters gather for the one after it. Where
-  it awaits a publication (`awaiting`), the commit of that asks for it.
+  it awaits a publication (`awaiting`), the commit of that asks for it, or, where it is foretold, that of the seal.
+- What is foretold is noted when it is committed: its blob is there by then. Local bytes go once the commit itself is.
 
 Owner: any thread, under one lock that is held for a few look-ups; waiting is the trio thread's. A crash leaves nothing:
 `tail.py` reads it from the log again.
@@ -35,6 +41,7 @@ from aof2.engine.catalog.store import View
 from aof2.engine.env import Env
 from aof2.engine.locks import thread_lock
 from aof2.engine.manifest.writer import SealedChunk
+from aof2.engine.replicate.company import Caller, Company
 
 TOUCHED_MAX: Final = 500_000
 MARKS_MAX: Final = 4096
@@ -65,9 +72,13 @@ class Touches(NamedTuple):
     """What some row changes are about."""
 
     inos: set[int]
+    """Those of `published` only where they are touched otherwise, too."""
     named: set[int]
     """Inodes that got a name."""
     published: set[ObjectKey]
+
+    def all_inos(self) -> set[int]:
+        return self.inos | {ino for ino, _ in self.published}
 
 
 def touches_of(mutations: Iterable[Mutation]) -> Touches:
@@ -82,9 +93,10 @@ def touches_of(mutations: Iterable[Mutation]) -> Touches:
             if value is not None:
                 found.named.add(_dentry(value).ino)
         elif tag == _OBJECT_TAG:
-            found.inos.add(int.from_bytes(key[1:9], "big"))
             if value is not None and (row := _object_head(value)).state == _PUBLISHED:
                 found.published.add((row.ino, row.generation))
+            else:
+                found.inos.add(int.from_bytes(key[1:9], "big"))
     return found
 
 
@@ -132,11 +144,28 @@ class _Recent(OrderedDict[t.K, int]):
             self.popitem(last=False)
 
 
+class _Awaited:
+    """Objects whose publication a caller waits for."""
+
+    def __init__(self, keys: Iterable[ObjectKey], caller: Caller | None) -> None:
+        self.left = set(keys)
+        self.caller = caller
+        self.log_due = False  # a publication that was not foretold is among those that are done
+
+    def done(self, key: ObjectKey, *, foretold: bool) -> bool:
+        """Whether the log is due: with the last of them, where there is a commit to wait for."""
+        self.left.discard(key)
+        self.log_due |= not foretold
+        return self.log_due and not self.left
+
+
 class StreamPosition:
     """One stream. Under the lock of its `Replication`."""
 
     def __init__(self) -> None:
         self.here = self.there = self.wanted = 0
+        self.company: Company | None = None
+        self.needed = 0  # the end of the last commit that is not foretold
         self.sealed = 0  # up to here the log is sealed: past `there`, an upload is under way
         self.sealing = 0  # up to here a commit had it sealed, which is told when it is done
         self.bytes_here = self.bytes_there = 0
@@ -147,8 +176,9 @@ class StreamPosition:
         self.marks: deque[Mark] = deque()
         self.standing: Standing | None = None
 
-    def note(self, ordinal: int, now_ms: int, size_bytes: int, touches: Touches) -> None:
+    def note(self, ordinal: int, now_ms: int, size_bytes: int, touches: Touches, *, needed: bool = True) -> None:
         self.here = max(self.here, ordinal)
+        self.needed = max(self.needed, ordinal) if needed else self.needed
         self.bytes_here += size_bytes
         self.touched.note(touches.inos, ordinal)
         self.named.note(touches.named, ordinal)
@@ -197,7 +227,7 @@ class Replication:
         self._streams: dict[int, StreamPosition] = {}
         self._token: trio.lowlevel.TrioToken | None = None
         self._changed: trio.Event | None = None
-        self._awaited: dict[tuple[int, ObjectKey], list[set[ObjectKey]]] = {}
+        self._awaited: dict[tuple[int, ObjectKey], list[_Awaited]] = {}
         self.on_wanted: Callable[[int], None] = lambda _: None
         self.on_expected: Callable[[int], None] = lambda _: None
         self.on_sealed: Callable[[int, SealedChunk], None] = lambda _stream_id, _chunk: None  # on the writer thread
@@ -209,30 +239,59 @@ class Replication:
         with self._lock:
             self._streams[stream_id] = position
 
-    def committed(self, stream_id: int, ordinal: int, size_bytes: int, mutations: Iterable[Mutation]) -> bool:
-        """A commit that says more than bookkeeping ends there. Before its rows can be seen. True where it publishes
-        the last of what a caller awaits, and no upload is under way that others gather behind: the log up to there is
-        wanted now."""
-        touches = touches_of(mutations)
-        if touches.published:
-            touches.published.difference_update(self._were_published(stream_id, list(touches.published)))
+    def committed(
+        self,
+        stream_id: int,
+        ordinal: int,
+        size_bytes: int,
+        mutations: Iterable[Mutation],
+        *,
+        foretold: Iterable[Mutation] = (),
+        needed: bool = True,
+        awaited: bool = False,
+    ) -> bool:
+        """A commit that says more than bookkeeping ends there. Before its rows can be seen. True where a caller awaits
+        it, or nothing more than what it publishes, and no upload is under way that others gather behind: the log up to
+        there is wanted now."""
+        others, told = touches_of(mutations), touches_of(foretold)
+        published = others.published | told.published
+        inos = others.all_inos() | told.inos
+        if published:
+            published.difference_update(self._were_published(stream_id, list(published)))
+        touches = Touches(inos, others.named | told.named, published)
         now_ms = self._env.now_ms()
         with self._lock:
             position = self._of(stream_id)
-            position.note(ordinal, now_ms, size_bytes, touches)
-            if not self._is_last_awaited(stream_id, touches.published) or position.sealed > position.there:
+            position.note(ordinal, now_ms, size_bytes, touches, needed=needed)
+            is_due = awaited or self._is_due_with(stream_id, ordinal, published, told.published)
+            if is_due:
+                position.wanted = max(position.wanted, ordinal)
+            if not is_due or position.sealed > position.there:
                 return False
-            position.wanted = position.sealing = max(position.wanted, ordinal)
+            position.sealing = position.wanted
             return True
 
-    def _is_last_awaited(self, stream_id: int, published: Iterable[ObjectKey]) -> bool:
-        """Whether a caller awaits nothing more than these. Under the lock."""
-        found = False
+    def _is_due_with(
+        self, stream_id: int, ordinal: int, published: Iterable[ObjectKey], foretold: Collection[ObjectKey]
+    ) -> bool:
+        """Whether callers that await nothing more than these are enough for an upload of the log. Under the lock."""
+        found = shared = False
         for key in published if self._awaited else ():
-            for group in self._awaited.pop((stream_id, key), ()):
-                group.discard(key)
-                found |= not group
-        return found
+            for one in self._awaited.pop((stream_id, key), ()):
+                if not one.done(key, foretold=key in foretold):
+                    continue
+                if one.caller is not None:
+                    one.caller.becomes_ready(stream_id, ordinal)
+                    shared = True
+                else:
+                    found = True
+        return found or (shared and self._due_end(stream_id) > 0)
+
+    def _due_end(self, stream_id: int) -> int:
+        """Up to where callers want the log now, and none has asked for before. Under the lock."""
+        position = self._of(stream_id)
+        asked = max(position.sealed, position.wanted)
+        return position.company.due(asked, self._env.monotonic_s()) if position.company is not None else 0
 
     def sealed(self, stream_id: int, chunk: SealedChunk) -> None:
         """The log up to the end of the chunk is sealed, and goes up next."""
@@ -276,6 +335,11 @@ class Replication:
 
     def ends(self, stream_ids: Iterable[int]) -> dict[int, int]:
         return {stream_id: self.end(stream_id) for stream_id in stream_ids}
+
+    def needed_ends(self, stream_ids: Iterable[int]) -> dict[int, int]:
+        """Up to where the remote must have each log for everything that was committed so far to be durable."""
+        with self._lock:
+            return {stream_id: self._of(stream_id).needed for stream_id in stream_ids}
 
     def there(self, stream_id: int) -> int:
         with self._lock:
@@ -329,24 +393,55 @@ class Replication:
     # -- waiting, on the trio thread -----------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def awaiting(self, stream_id: int, keys: Collection[ObjectKey], *, soon: bool) -> Iterator[None]:
-        """While a caller waits for these objects to be published, and then for the log: with the last of them the log
-        is sealed, in the same turn of its writer. `soon`: that is a matter of milliseconds."""
-        group = set(keys)
+    def waited_for(self, stream_ids: Collection[int]) -> Iterator[Caller]:
+        """While a caller waits for what is written there to be durable: from before it is sealed on."""
+        caller = Caller(self._env.monotonic_s())
         with self._lock:
+            for stream_id in stream_ids:
+                self._company_of(stream_id).joins(caller)
+        try:
+            yield caller
+        finally:
+            with self._lock:
+                for stream_id in stream_ids:
+                    self._company_of(stream_id).leaves(caller)
+                ends = {stream_id: end for stream_id in stream_ids if (end := self._due_end(stream_id))}
+            self.want(ends)  # those that are left may be enough without it
+
+    def is_lone(self, stream_id: int) -> bool:
+        """Whether a caller waits there, and no other would share an upload of the log with it."""
+        with self._lock:
+            position = self._of(stream_id)
+            sealed = max(position.sealed, position.wanted)
+            return position.company is not None and position.company.is_lone(sealed, self._env.monotonic_s())
+
+    @contextlib.contextmanager
+    def awaiting(
+        self, stream_id: int, keys: Collection[ObjectKey], *, soon: bool, caller: Caller | None = None
+    ) -> Iterator[None]:
+        """While a caller waits for these objects to be published, and then for the log: with the last of them the log
+        is sealed, in the same turn of its writer. `soon`: that is a matter of milliseconds. `caller`: who shares its
+        uploads of the log."""
+        group = _Awaited(keys, caller)
+        with self._lock:
+            if caller is not None and keys:
+                caller.begins(stream_id, soon=soon)
             for key in keys:
                 self._awaited.setdefault((stream_id, key), []).append(group)
-        if soon and group:
+            position = self._of(stream_id)
+            # Else the log is on its way since the seal, or there: of what is foretold there is no more to come.
+            is_coming = position.wanted <= position.there < position.needed
+        if soon and group.left and is_coming:
             self.on_expected(stream_id)
         try:
             yield
         finally:
             with self._lock:
-                for slot in [(stream_id, key) for key in group]:
+                for slot in [(stream_id, key) for key in group.left]:
                     others = [other for other in self._awaited.pop(slot, ()) if other is not group]
                     if others:
                         self._awaited[slot] = others
-            if group:
+            if group.left:
                 self.on_wanted(stream_id)  # what was put off for this caller is done now
 
     def expect(self, stream_id: int) -> None:
@@ -358,11 +453,15 @@ class Replication:
         with self._lock:
             return any(stream == stream_id for stream, _ in self._awaited)
 
-    def want(self, ends: Mapping[int, int]) -> None:
-        """Asks for the log up to there to be sealed and uploaded now."""
+    def want(self, ends: Mapping[int, int], caller: Caller | None = None) -> None:
+        """Asks for the log up to there to be sealed and uploaded: now, or, for a caller that shares its uploads, when
+        enough others are ready."""
         for stream_id, end in ends.items():
             with self._lock:
                 position = self._of(stream_id)
+                if caller is not None and position.company is not None and caller in position.company:
+                    caller.becomes_ready(stream_id, end)
+                    end = self._due_end(stream_id)
                 position.wanted = max(position.wanted, end)
                 needed = position.there < end and position.sealing < end
             if needed:
@@ -385,6 +484,13 @@ class Replication:
         changed, self._changed = self._changed, None
         if changed is not None:
             changed.set()
+
+    def _company_of(self, stream_id: int) -> Company:
+        """Under the lock."""
+        position = self._of(stream_id)
+        if position.company is None:
+            position.company = Company(stream_id)
+        return position.company
 
     def _of(self, stream_id: int) -> StreamPosition:
         """Under the lock."""

@@ -78,6 +78,7 @@ class Target(NamedTuple):
     data: memoryview | None = None
     is_wanted: Callable[[], bool] = lambda: True
     announced: frozenset[str] = frozenset()  # keys whose UploadStarted is in the log already, and nothing under them
+    foretold: bool = False  # by the commit of the seal
 
     def check_wanted(self) -> None:
         if not self.is_wanted():
@@ -150,8 +151,8 @@ class Publisher:
     async def publish(
         self, target: Target, checkpoint_id: int, job: str, tally: Tally | None = None, along: Along | None = None
     ) -> list[Uploaded]:
-        """All of the object's chunks into the remote, then one durable commit that says so. `along` is asked, when the
-        commit is about to be made, for what else it is to hold."""
+        """All of the object's chunks into the remote, then one commit that says so: durable, but for what was
+        foretold. `along` is asked, when the commit is about to be made, for what else it is to hold."""
         tally = tally or Tally()
         mine: list[tuple[int, bytes]] = []
         try:
@@ -207,11 +208,13 @@ class Publisher:
 
         def work(b: Batch) -> None:
             objects.published(b, ino, generation, checkpoint_id, done, purge_after_ms=self.purge_after_ms)
+            b.foretold = target.foretold and all(_is_as_announced(b, target, up) for up in done)
             if along is not None:
                 along(b)
 
         with trio.CancelScope(shield=True):  # what the commit says is told, also where the runner is being stopped
-            await result_of(self.writer.submit(target.stream_id, work, sync=True))
+            # What is foretold is found again, by its key, should a power loss take the commit away.
+            await result_of(self.writer.submit(target.stream_id, work, sync=not target.foretold))
         self.hot.env.failpoint("publish.recorded")
 
     async def put_part(
@@ -547,6 +550,13 @@ def _open_reader(path: Path, offset: int, data: memoryview | None) -> Iterator[C
         yield lambda at, length: read_exactly(fd, offset + at, length, path=str(path))
     finally:
         os.close(fd)
+
+
+def _is_as_announced(b: Batch, target: Target, up: Uploaded) -> bool:
+    """Whether the chunk's blob is under the key that was announced for this very chunk: restore looks nowhere else."""
+    chunk = b.get(t.CHUNKS, up.chunk_id)
+    is_own = up.key in target.announced and objects.blob_segment(up.key) == up.chunk_id
+    return is_own and chunk is not None and chunk.key == up.key
 
 
 def _stored_as(target: Target) -> str:
