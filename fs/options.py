@@ -53,6 +53,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     `ro` stops changes through the mount only; the engine goes on with what it has to do. `allow_other`: every user may
     come in, as far as the permissions of files let them; otherwise the one who mounted, alone.
     `follow`: the volume as its writer, on another machine, leaves it in the remote; always read-only.
+    `take`: a state_dir that followed becomes the writer's, also where the volume's writer has not left.
     `uid`, `gid` and `umask` say how everything looks, whatever is stored; None: as it is.
     """
 
@@ -66,6 +67,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     exec: bool = True
     passthrough: bool = True
     follow: bool = False
+    take: bool = False
     fsname: str = FSNAME
     conf: Path | None = None
 

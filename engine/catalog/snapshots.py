@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -27,7 +28,7 @@ import zstandard
 
 from aof2.engine.catalog import pages
 from aof2.engine.catalog import tables as t
-from aof2.engine.catalog.fold import StreamFold, decode_entry, load_pending
+from aof2.engine.catalog.fold import StreamFold, decode_entry, load_pending, put_all
 from aof2.engine.catalog.pages import ROW_HEAD
 from aof2.engine.catalog.store import Catalog, View
 from aof2.engine.catalog.writer import CatalogWriter, put_positions
@@ -41,6 +42,7 @@ from aof2.engine.manifest.snapshot import Snapshot, SnapshotAt, encode_snapshot,
 
 SECTION_PREFIX: Final = "db:"
 ROW_LEN_MAX: Final = 64 << 20
+LOAD_ROWS: Final = 4096  # at a time
 
 
 class _Copied:
@@ -92,16 +94,29 @@ def rows_of(section: bytes, name: str) -> Iterator[tuple[bytes, bytes]]:
         raise CorruptError(f"snapshot section {name!r} does not decompress ({e})") from e
 
 
-def load(txn: Any, catalog: Catalog, stream_id: int, snapshot: Snapshot) -> None:
-    """The snapshot's rows into an empty catalog, and the position they are at."""
+def load(
+    txn: Any,
+    catalog: Catalog,
+    stream_id: int,
+    snapshot: Snapshot,
+    *,
+    row: Callable[[int, bytes, bytes], bytes | None] | None = None,
+) -> None:
+    """The snapshot's rows into an empty catalog, and the position they are at. `row` says of each (database number, key
+    without its stream, value) what is put; None: nothing."""
     prefix = t.STREAM.pack(stream_id)
     for name, section in snapshot.sections.items():
         database = name.removeprefix(SECTION_PREFIX)
-        if database not in t.DB_NUMBER:
+        number = t.DB_NUMBER.get(database)
+        if number is None:
             continue  # a newer AOF2's: its rows come back when it does
-        db = catalog.db(database)
-        for key, value in rows_of(section, name):
-            txn.put(prefix + key, value, db=db)
+        pairs = rows_of(section, name)
+        if row is not None:
+            kept = ((key, row(number, key, value)) for key, value in pairs)
+            pairs = ((key, value) for key, value in kept if value is not None)
+        rows = ((prefix + key, value) for key, value in pairs)
+        while some := list(islice(rows, LOAD_ROWS)):
+            put_all(txn, catalog.db(database), some)
     fold = StreamFold(stream_id)
     for segment_id, entry in snapshot.index.entries.items():
         fold.entries[segment_id] = entry

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import click
+import msgspec
 
 from aof2.engine.catalog.store import View
 from aof2.engine.env import Env
@@ -42,7 +43,10 @@ def mount_settings(conf: str | None, options: Options, mountpoint: str | None) -
 @click.argument("mountpoint", metavar="[MOUNTPOINT]", required=False)
 @click.option("-f", "--foreground", "in_foreground", is_flag=True, help="Stay; log to stderr; tell systemd when ready.")
 @click.option(
-    "-o", "options", metavar="OPT,…", multiple=True, help="ro, allow_other, uid=, gid=, umask=, nopassthrough …"
+    "-o", "options", metavar="OPT,…", multiple=True, help="ro, follow, allow_other, uid=, gid=, umask=, nopassthrough …"
+)
+@click.option(
+    "--take", is_flag=True, help="Become the writer of a volume that this state_dir followed; its writer is fenced."
 )
 @click.option("--fake", is_flag=True, hidden=True)  # mount -f: everything but the mount
 @click.option("--quiet", is_flag=True, hidden=True)  # mount(8) says nothing unless -v
@@ -51,6 +55,7 @@ def mount(
     mountpoint: str | None,
     in_foreground: bool,
     options: tuple[str, ...],
+    take: bool,
     fake: bool,
     quiet: bool,
     as_json: bool,
@@ -58,10 +63,16 @@ def mount(
 ) -> None:
     """Mount the volume, at MOUNTPOINT or where the conf says.
 
+    With -o follow the volume is mounted read-only, as its writer on another machine leaves it in the remote; the
+    state_dir is one of its own. Mounted without that, once the writer has left, it becomes the writer's.
+
     Comes back once the mount answers; the daemon goes on, with its log in state_dir/daemon.log. A volume that is
     already mounted is left as it is; a mount whose daemon died is cleared away first.
     """
     parsed = parse_options(options)
+    if take and parsed.follow:
+        raise CliError("--take makes this machine the volume's writer, -o follow does not: give one of them")
+    parsed = msgspec.structs.replace(parsed, take=take)
     settings = mount_settings(conf, parsed, mountpoint)
     if fake:
         return
