@@ -33,7 +33,7 @@ from aof2.engine.catalog.writer import CatalogTarget, CatalogWriter
 from aof2.engine.env import Env
 from aof2.engine.errors import Aof2Error, FatalIOError, ReadOnlyError
 from aof2.engine.follow.following import Following
-from aof2.engine.follow.heartbeat import Followers
+from aof2.engine.follow.heartbeat import Followers, watch_forever
 from aof2.engine.follow.opening import Followed, open_followed
 from aof2.engine.follow.takeover import become_writer, log_own
 from aof2.engine.follow.target import WHY as WHY_FOLLOWS
@@ -240,6 +240,7 @@ class Volume:
             fence=fence,
             replication=self.replication,
         )
+        self.followers = Followers(env, self.remote)
         self.jobs = Jobs(
             self.publisher,
             self.hydrator,
@@ -256,6 +257,7 @@ class Volume:
             replicated=lambda tenant_id: self.replicated(self.log_ends([tenant_id])),
             metrics=self.metrics,
             foreground=self.foreground,
+            followers=self.followers,
             prune_every_s=prune_every_s(settings),
             pack_after_s=settings.remote.pack_after_s,
         )
@@ -263,7 +265,6 @@ class Volume:
         self.following = (
             Following(self, followed.folder, followed.own, followed.mark, away=followed.away) if followed else None
         )
-        self.followers = Followers(env, self.remote)
         self.paused = ""  # why no changes are taken for now
         self.janitor = Janitor(self)
         self.shadows = Shadows(self)
@@ -434,6 +435,8 @@ class Volume:
         self.replicating = "replicator" in parts
         if parts:
             nursery.start_soon(self.janitor.run)
+        if self.replicating:
+            nursery.start_soon(watch_forever, self.followers)
         if self.following:
             await nursery.start(self.following.run)
             nursery.start_soon(self.janitor.sweep_orphans)

@@ -170,6 +170,11 @@ class Following:
         return tail.position if tail is not None else None
 
     @property
+    def is_away(self) -> bool:
+        """Whether the remote does not answer."""
+        return bool(self._away)
+
+    @property
     def lag_s(self) -> float:
         """Since the end of each log was last seen to be here, the oldest of them; asked for every period."""
         now_s = self._now_s()

@@ -23,6 +23,7 @@ from collections.abc import Mapping
 from typing import Final
 
 import msgspec
+import trio
 
 from aof2.engine.env import Env
 from aof2.engine.errors import Aof2Error
@@ -136,6 +137,12 @@ class Followers:
             live = [seen for seen in self._seen.values() if now_s - seen.since_s <= LIVE_S]
         return min((_oldest_ms(seen.beat, stream_id) for seen in live), default=None)
 
+    @property
+    def live_count(self) -> int:
+        now_s = self._env.monotonic_s()
+        with self._lock:
+            return sum(now_s - seen.since_s <= LIVE_S for seen in self._seen.values())
+
     def facts(self, ends: Mapping[int, int]) -> list[FollowerFact]:
         """For `status`; `ends`: where the logs end."""
         now_s = self._env.monotonic_s()
@@ -163,11 +170,11 @@ def _oldest_ms(beat: Heartbeat | None, stream_id: int) -> int:
     return min(stream.oldest_ms, stream.seen_ms) if stream is not None else 0
 
 
-def try_look(followers: Followers) -> bool:
-    """Whether the remote could be asked."""
-    try:
-        followers.look()
-    except (Aof2Error, OSError) as e:
-        log.debug("followers are not known", extra={"error": str(e)})
-        return False
-    return True
+async def watch_forever(followers: Followers) -> None:
+    """The writer's task: so that one that ends is known to have been there, and for how long it is not heard of."""
+    while True:
+        try:
+            await trio.to_thread.run_sync(followers.look)
+        except (Aof2Error, OSError) as e:
+            log.debug("followers are not known", extra={"error": str(e)})
+        await trio.sleep(LOOK_EVERY_S)

@@ -28,12 +28,14 @@ from aof2.engine import objects
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.batch import Mutation, mutations_in
 from aof2.engine.catalog.fold import StreamFold
+from aof2.engine.catalog.recovery import replay_stream
 from aof2.engine.catalog.rows import Row
 from aof2.engine.catalog.store import Catalog, View
 from aof2.engine.catalog.writer import StreamState, apply_mutations
 from aof2.engine.env import Env
 from aof2.engine.errors import Aof2Error
-from aof2.engine.follow.ownrows import OWN_TABLES, Own, dump_own, put_own
+from aof2.engine.follow.mark import load_mark
+from aof2.engine.follow.ownrows import Own, OwnRows, dump_own, is_own, put_own
 from aof2.engine.manifest.format import LogPosition, chunk_name
 from aof2.engine.manifest.reader import Stream
 from aof2.engine.manifest.writer import LogSettings, ManifestLogWriter
@@ -101,6 +103,22 @@ def open_own(env: Env, catalog: Catalog, state_dir: Path, stream_id: int) -> Str
     return StreamState(stream_id, writer, StreamFold(stream_id))
 
 
+def replay_here(
+    env: Env, catalog: Catalog, state_dir: Path, stream_id: int, *, upto: LogPosition | None = None
+) -> None:
+    """The rows that a folder has of a stream, out of its logs, wherever they are rebuilt beside it: a writer's, or a
+    follower's with what is its own. `replay_stream` says what is raised."""
+    directory = state_dir / "manifest" / str(stream_id)
+    if load_mark(state_dir) is None:
+        replay_stream(env, catalog, directory, stream_id, upto=upto, quiet=True)
+        return
+    own = OwnRows()
+    replay_stream(env, catalog, directory, stream_id, upto=upto, quiet=True, apply=own.apply, load=own.load)
+    own_dir = directory_of(state_dir, stream_id)
+    if own_dir.is_dir():
+        _replay(catalog, own_dir, stream_id)
+
+
 def _replay(catalog: Catalog, directory: Path, stream_id: int) -> None:
     with catalog.view() as view:
         position = own_position(view, stream_id)
@@ -135,7 +153,7 @@ def _merge(txn: Any, catalog: Catalog, stream_id: int, mutations: Iterable[Mutat
             if row is not None:
                 backing = t.OBJECTS.decode(value).backing
                 out.append((number, key, t.encode(msgspec.structs.replace(row, backing=backing))))
-        elif slot in OWN_TABLES and (number != t.CHUNKS.number or _has_chunk(view, stream_id, key)):
+        elif is_own(number, key) and (number != t.CHUNKS.number or _has_chunk(view, stream_id, key)):
             out.append((number, key, value))
     apply_mutations(txn, catalog, stream_id, out)
 
@@ -153,7 +171,8 @@ def _count_anew(txn: Any, catalog: Catalog, stream_id: int) -> None:
             hot += objects.chunk_disk_bytes(here.mask, chunk, objects.block_bytes_of(chunk)) if here.mask else 0
             warm += here.warm_bytes
     counts = ((objects.HOT_BYTES, hot), (objects.WARM_BYTES, warm))
-    rows = [(t.COUNTERS.number, t.COUNTERS.key(name), t.encode(value)) for name, value in counts]
+    known = [(name, value) for name, value in counts if value or view.get(stream_id, t.COUNTERS, name) is not None]
+    rows = [(t.COUNTERS.number, t.COUNTERS.key(name), t.encode(value)) for name, value in known]
     apply_mutations(txn, catalog, stream_id, rows)
 
 

@@ -199,7 +199,7 @@ def dump_own(view: View, stream_id: int) -> Own:
     chunks: list[OwnChunk] = []
     for chunk_id, here in view.scan(stream_id, t.RESIDENCY):
         chunk = view.get(stream_id, t.CHUNKS, chunk_id)
-        if chunk is None or not (here.mask or here.warm_bytes):
+        if chunk is None:
             continue
         row = view.get(stream_id, t.OBJECTS, (chunk.ino, chunk.generation))
         backing = row.backing if row is not None else None

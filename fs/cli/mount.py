@@ -12,6 +12,7 @@ import msgspec
 from aof2.engine.catalog.store import View
 from aof2.engine.env import Env
 from aof2.engine.errors import Aof2Error
+from aof2.engine.follow.mark import load_mark
 from aof2.engine.inspect.left import left_here
 from aof2.engine.inspect.rows import MANIFEST_DIR, NoVolumeError, open_rows, tenant_names
 from aof2.engine.replicate.tail import positions_of
@@ -197,6 +198,8 @@ def _left_behind(settings: Settings) -> tuple[str, bool]:
     state_dir once the daemon has ended, whatever ended it: files that only this machine has, and the part of the log
     that the remote does not have."""
     state_dir = settings.volume.state_dir
+    if load_mark(state_dir) is not None:
+        return "", False  # a follower has nothing that the remote has not
     try:
         with open_rows(state_dir) as rows, rows.view() as view:
             files, unsealed = _left_files(view, settings)
