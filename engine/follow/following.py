@@ -150,6 +150,11 @@ class Following:
             return walk.failed is None
         return False
 
+    def look_around(self) -> None:
+        """The next walk of each stream lists what there is."""
+        for tail in self._tails.values():
+            tail.lists = True
+
     @property
     def is_stale(self) -> bool:
         """The writer may think that this follower is gone: the log's end is to be read before anything is served from
@@ -379,9 +384,7 @@ class Following:
             return
         stale, self._beat_s = self.is_stale, self._now_s()
         if stale:
-            for tail in self._tails.values():
-                tail.lists = True
-                tail.ask()
+            self.look_around()
 
     async def leave(self) -> None:
         """A clean end: no heartbeat stays."""

@@ -21,6 +21,7 @@ from aof2.engine.follow.mark import FollowerMark, ensure_mark
 from aof2.engine.follow.ownlog import open_own
 from aof2.engine.follow.ownrows import OwnRows
 from aof2.engine.opening import VOLUME_STREAM
+from aof2.engine.remote.errors import RemoteMissingError
 from aof2.engine.remote.store import RemoteStore
 from aof2.engine.replicate.follow import LogFolder
 from aof2.engine.settings import Settings
@@ -52,6 +53,8 @@ def open_followed(env: Env, settings: Settings, remote: RemoteStore) -> Followed
         away = _catch_up(folder)
         with catalog.view() as view:
             tenants = [tenant_id for tenant_id, _ in view.scan(VOLUME_STREAM, t.TENANTS)]
+        if not tenants:
+            raise RemoteMissingError("the remote has nothing of the volume's log yet; mount again once its writer has")
         for stream_id in tenants:
             opened.streams[stream_id] = open_own(env, catalog, state_dir, stream_id)
             own.take(stream_id)  # nothing was told to the kernel yet

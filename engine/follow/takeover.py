@@ -97,6 +97,8 @@ def become_writer(env: Env, settings: Settings, remote: RemoteStore, *, take: bo
         _read_to_the_end(env, remote, folder, found, wait=not left)
         with catalog.view() as view:
             tenants = [tenant_id for tenant_id, _ in view.scan(VOLUME_STREAM, t.TENANTS)]
+        for stream_id in (VOLUME_STREAM, *tenants):
+            folder.take_snapshot(stream_id)
         for stream_id in tenants:
             open_own(env, catalog, state_dir, stream_id).log.close()
             save_own(env, catalog, state_dir, stream_id, of_log=False)

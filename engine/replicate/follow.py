@@ -351,10 +351,18 @@ class LogFolder:
         self.env.replace_file(directory / snapshot_name(snapshot_id), data)
         self.env.failpoint("replicate.follow.snapshot")
 
-    def _drop_old(self, remote: RemoteLog, directory: Path, missing: list[str]) -> None:
+    def take_snapshot(self, stream_id: int) -> None:
+        """The newest snapshot of what is here takes the place of older chunks, as on the writer's disk."""
+        remote = RemoteLog(self._store, stream_id)
+        self._drop_old(remote, self._directory(stream_id), [], chunks_max=0)
+
+    def _drop_old(
+        self, remote: RemoteLog, directory: Path, missing: list[str], *, chunks_max: int | None = None
+    ) -> None:
         """Keeps the folder small: with many chunks here, a newer snapshot takes the place of the older ones."""
         position = self.position(int(directory.name))
-        if len(chunk_indexes(directory)) <= LOCAL_CHUNKS_MAX or position is None:
+        most = LOCAL_CHUNKS_MAX if chunks_max is None else chunks_max
+        if len(chunk_indexes(directory)) <= most or position is None:
             return
         known = {s.snapshot_id for s in local_snapshots(directory)}
         for data, snapshot in self._usable(remote, missing, after=-1):

@@ -139,9 +139,9 @@ class _Look:
         tenants = [s for s in streams if s.stream_id in ctx.tenants]
         for s in tenants:
             self._add(rows.check_rows(s, index))
-            if not ctx.follows:  # whose log tells of the writer's tiers
+            if not ctx.follows:  # whose logs tell of the writer's tiers
                 self._add(tiers.check_tiers(s))
-            self._add(audit.check_audit(s))
+                self._add(audit.check_audit(s))
         self._spread(self._local_work(tenants))
         if ctx.scope is None:
             self._add(local.check_strays(ctx, view))
@@ -184,7 +184,7 @@ class _Look:
             for s in streams:
                 index.expect(remote.expected(s))
             self._add(remote.check_listing(ctx, store, index, deep=self.deep))
-            for s in tenants:
+            for s in tenants if not ctx.follows else ():
                 self._add(check_audit_copies(s, store, deep=self.deep))
             if self.deep:
                 self._spread(self._remote_work(store, index, tenants))
