@@ -280,7 +280,6 @@ def test_a_volume_that_was_restored_to_an_earlier_end(tmp_path: Path, caplog: py
                 while names_of(f) != {b"file"}:
                     await trio.sleep(0.05)
                 assert residency(f) == had
-                assert f.following.status().problems
                 assert await read_object(f, key, 0, 100) == b"x" * 100
 
     run(body)
