@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.support.mount import MountedVolume, mounted_volume
+from tests.support.mount import TEST_MAX_S, MountedVolume, mounted_volume
 
 FILES = {"default": {"kind": "files"}}
 
@@ -27,10 +27,17 @@ class Pair(NamedTuple):
 
 
 @contextlib.contextmanager
-def pair(root: Path, *, options: Sequence[str] = ("follow",), mount: bool = True, **sections: object) -> Iterator[Pair]:
-    """The remote is the writer's. The follower is mounted where `mount` says so."""
+def pair(
+    root: Path,
+    *,
+    options: Sequence[str] = ("follow",),
+    mount: bool = True,
+    timeout_s: float = TEST_MAX_S,
+    **sections: object,
+) -> Iterator[Pair]:
+    """One remote for both. The follower is mounted where `mount` says so."""
     sections.setdefault("remote", {"url": f"file://{root.resolve() / 'remote'}", "timeout": "5s"})
-    given = {"tenants": FILES, **sections}
+    given = {"tenants": FILES, "timeout_s": timeout_s, **sections}
     (root / "remote").mkdir(parents=True, exist_ok=True)
     with (
         mounted_volume(root / "w", **given) as writer,  # type: ignore[arg-type]

@@ -473,7 +473,9 @@ def test_a_follower_says_how_far_it_is(tmp_path: Path) -> None:
     with pair(tmp_path) as p:
         (p.writer.path / "file").write_bytes(b"x")
         p.durable()
-        until(lambda: metrics(p.follower.mountpoint)['aof2_follow_position{stream="1"}'] > 0, "it is nowhere", PATIENCE_S)
+        until(
+            lambda: metrics(p.follower.mountpoint)['aof2_follow_position{stream="1"}'] > 0, "it is nowhere", PATIENCE_S
+        )
         assert metrics(p.writer.mountpoint)["aof2_follow_lag_seconds"] == 0
         until(lambda: bool(list((tmp_path / "remote" / "followers").glob("*.json"))), "no heartbeat", PATIENCE_S)
         p.writer.done("gc")
