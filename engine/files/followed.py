@@ -93,14 +93,20 @@ class FollowedFiles(FilesKind):
     def __init__(self, at: Surroundings) -> None:
         super().__init__(at, Files(at.volume, at.kernel, at.opens, make_loader=FollowedLoader))
         self._at_open: dict[int, InodeRow] = {}  # of open files: what was shown when they were opened first
-        self.files.released = self._closed
+        self.files.opened, self.files.released = self._opened, self._closed
         if at.volume.following is not None:
             at.volume.following.hear(self._changed)
 
     # -- what is shown -----------------------------------------------------------------------------------------
 
     def row(self, ino: int) -> InodeRow:
-        return self._shown(super().row(ino))
+        try:
+            return self._shown(super().row(ino))
+        except FileNotFoundError:
+            opened = self._at_open.get(ino)
+            if opened is None:
+                raise
+            return msgspec.structs.replace(opened, nlink=0)  # the writer removed it; it is open here
 
     def find(self, parent: int, name: bytes) -> InodeRow | None:
         row = super().find(parent, name)
@@ -137,13 +143,13 @@ class FollowedFiles(FilesKind):
             if e.errno not in (errno.EAGAIN, errno.ESTALE) or not await self.at_end(ino):
                 raise
             fh = await self.files.open(ino, flags)
-        self._opened(ino, fh)
         return fh
 
-    def _opened(self, ino: int, fh: int) -> None:
-        file = self.files.known.get(ino)
-        if file is not None and file.base is not None and ino not in self._at_open:
-            row = self._shown(super().row(ino))
+    def _opened(self, file: OpenFile, fh: int) -> None:
+        ino = file.ino
+        row = self.volume.catalog.get(stream_of(ino), t.INODES, ino) if ino not in self._at_open else None
+        if row is not None and file.base is not None:
+            row = self._shown(row)
             if row.generation != file.key[2]:  # it was published between the two looks
                 row = msgspec.structs.replace(row, generation=file.key[2], size=file.base.size)
             self._at_open[ino] = row

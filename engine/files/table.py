@@ -89,7 +89,8 @@ class Files:
         self._opens = Opens() if opens is None else opens
         self.open_count = 0
         self._stopped: set[int] = set()  # by `refuse_writes`
-        self.released: Callable[[OpenFile, int], None] = lambda _file, _fh: None  # a handle is closed
+        self.opened: Callable[[OpenFile, int], None] = lambda _file, _fh: None  # a handle is given
+        self.released: Callable[[OpenFile, int], None] = lambda _file, _fh: None  # … and closed
         self.known = Known()
         self.kept = KeptPages()
         self.parts = Parts(self)
@@ -343,6 +344,7 @@ class Files:
             self.sealer.wait(file)
             self.room.opened(file, flags)
         self.kernel.handle(file.ino, fh, struct.pack("<QQ", file.ino, flags & 0xFFFFFFFF))
+        self.opened(file, fh)
         return fh
 
     async def adopt(self, ino: int) -> None:

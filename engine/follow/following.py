@@ -48,6 +48,7 @@ VOLUME_EVERY: Final = 30  # periods between two looks at the volume's own log
 SNAPSHOT_EVERY: Final = 30  # periods between two looks whether there is a snapshot that is not known
 ACTIVE_S: Final = 60.0  # so long after its last chunk a log may be bundled at any time
 LIST_AFTER_S: Final = 10.0  # what could not be asked for so long may be bundled by now
+TAKEN_MAX: Final = 1024  # chunks, until a newer snapshot takes the place of older ones here
 ASK_MAX_S: Final = 5.0  # what a look-up waits for the log's end
 
 
@@ -90,6 +91,7 @@ class _Tail:
         self.position = position
         self.next: _Walk | None = None
         self.wake = trio.Event()
+        self.taken = 0  # chunks, since it was listed
         self.followed = False  # there is a task for it
         self.lists = False  # what is not there by itself may be bundled: the next walk lists
         self.seen_ms = 0
@@ -251,7 +253,7 @@ class Following:
     async def _go(self, tail: _Tail, *, asked: bool, looks: bool) -> Exception | None:
         """Takes chunks until there are none; what was in the way."""
         try:
-            lists = tail.lists or self._now_s() - tail.end_s > LIST_AFTER_S
+            lists = tail.lists or tail.taken > TAKEN_MAX or self._now_s() - tail.end_s > LIST_AFTER_S
             while not lists and await trio.to_thread.run_sync(self._take_next, tail):
                 self._tell(tail)
             active = self._now_s() - tail.chunk_s < ACTIVE_S
@@ -306,6 +308,7 @@ class Following:
         tail.position = self._folder.position(tail.stream_id)
         tail.seen_ms = max((int(stamp) for stamp in chunk.rows.timestamp_ms), default=tail.seen_ms)
         tail.chunk_s = self._now_s()
+        tail.taken += 1
         return True
 
     def _has_new_snapshot(self, tail: _Tail) -> bool:
@@ -316,6 +319,7 @@ class Following:
 
     def _list(self, tail: _Tail) -> None:
         self.lists += 1
+        tail.taken = 0
         self._folder.check_volume()
         done = self._folder.catch_up_stream(tail.stream_id)
         tail.problem = "; ".join(done.missing)

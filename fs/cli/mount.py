@@ -96,7 +96,7 @@ def mount(
     elif not fresh:
         output.print_line(f"already mounted at {settings.volume.mountpoint}")
     else:
-        _say_mounted(settings)
+        _say_mounted(settings, parsed)
 
 
 def _daemonise(settings: Settings, options: Options) -> bool:
@@ -110,8 +110,12 @@ def _daemonise(settings: Settings, options: Options) -> bool:
     return True
 
 
-def _say_mounted(settings: Settings) -> None:
+def _say_mounted(settings: Settings, options: Options) -> None:
     at, tenants = settings.volume.mountpoint, settings.tenants
+    if options.follow:
+        output.print_line(f"mounted at {at}, read-only: it follows the volume in {settings.remote.url}")
+        output.print_line("what to try next: aof2 status, which says how far it is; aof2 warm PATH")
+        return
     first = next(iter(tenants), "default")
     output.print_line(f"mounted at {at}: {', '.join(tenants)}")
     output.print_line("what to try next:")
