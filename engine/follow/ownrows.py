@@ -158,17 +158,23 @@ class OwnRows:
 
     def load(self, txn: Any, catalog: Catalog, stream_id: int, snapshot: Snapshot) -> None:
         """A snapshot of the writer's into empty rows, without what is the writer's machine's."""
-        snapshots.load(txn, catalog, stream_id, snapshot, row=_not_of_another_machine)
+        snapshots.load(txn, catalog, stream_id, snapshot, hooks=_HOOKS)
 
 
-def _not_of_another_machine(number: int, key: bytes, value: bytes) -> bytes | None:
-    if is_own(number, key):
-        return None
-    if (number, key[:1]) == _OBJECTS:
-        row = t.OBJECTS.decode(value)
-        if row.backing is not None:
-            return t.encode(msgspec.structs.replace(row, backing=None))
-    return value
+def _without_backing(_key: bytes, value: bytes) -> bytes:
+    row = t.OBJECTS.decode(value)
+    return value if row.backing is None else t.encode(msgspec.structs.replace(row, backing=None))
+
+
+def _unless_own(key: bytes, value: bytes) -> bytes | None:
+    return None if key in OWN_COUNTERS else value
+
+
+_HOOKS: Final[snapshots.Hooks] = {
+    **dict.fromkeys(OWN_TABLES, lambda _key, _value: None),
+    _OBJECTS: _without_backing,
+    (t.COUNTERS.number, t.COUNTERS.tag): _unless_own,
+}
 
 
 def _without_chunk(view: View, changes: Changes, chunk_id: int, freed: list[int]) -> Iterator[Mutation]:
