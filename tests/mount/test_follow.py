@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.mount.following import Pair, pair, tree_of
+from aof2.fs.bench.seaweed import REGION
+from tests.mount.following import FILES, Pair, pair, tree_of
 from tests.support.mount import until
+from tests.support.seaweed import running_seaweed
 
 ROUNDS = 40
+STREAMS = {**FILES, "events": {"kind": "append"}}
 
 
 def test_a_follower_shows_the_writers_tree_and_takes_no_change(tmp_path: Path) -> None:
@@ -149,6 +152,37 @@ def test_resident_data_is_served_while_the_remote_is_away(tmp_path: Path) -> Non
         p.durable()
         until(lambda: (p.follower.path / "later").exists(), "it does not catch up by itself")
         assert p.follower.json("status")["mount"]["follow"]["away_since_ms"] == 0
+
+
+def test_a_follower_on_s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files and streams, out of a bucket."""
+    with running_seaweed(tmp_path / "weed") as server:
+        for name, value in server.environ().items():
+            monkeypatch.setenv(name, value)
+        url = f"s3://{server.bucket}/follow"
+        remote = {"url": url, "endpoint_url": server.endpoint_url, "region": REGION, "timeout": "10s"}
+        with pair(tmp_path, tenants=STREAMS, remote=remote) as p:
+            for number in range(5):
+                path = p.writer.path / f"round{number}"
+                assert not p.there(path).exists()
+                path.write_bytes(b"%d" % number)
+                p.durable(path)
+                assert p.there(path).read_bytes() == b"%d" % number
+            stream = p.writer.mountpoint / "events" / "clicks"
+            stream.mkdir()
+            with open(stream / "_append", "a") as f:
+                f.write("one\ntwo\n")
+            p.writer.done("seal", stream)
+            p.durable(stream)
+            there = p.there(stream)
+            assert (there / "00000000000000000000.jsonl").read_bytes() == b"one\ntwo\n"
+            assert (there / "_tail.jsonl").read_bytes() == b""
+            (raw,) = (stream / ".segments").glob("*.seg")
+            assert p.there(raw).read_bytes() == raw.read_bytes()
+            with pytest.raises(OSError) as raised:
+                open(there / "_append", "a")
+            assert raised.value.errno == errno.EROFS
+            assert p.follower.complaints() == []
 
 
 def test_the_writer_sees_its_followers(tmp_path: Path) -> None:
