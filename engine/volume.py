@@ -430,7 +430,7 @@ class Volume:
         for name in PARTS:
             if name in parts:
                 await nursery.start(getattr(self, name).run)
-        if self.settings.manifest.shadow and self.settings.manifest.enabled:
+        if self.settings.manifest.shadow and self.settings.manifest.enabled and not self.following:
             await nursery.start(self.shadows.run)
         self.replicating = "replicator" in parts
         if parts:
@@ -484,7 +484,7 @@ async def open_volume(
         volume.writer.start()
         try:
             await trio.to_thread.run_sync(volume.prepare)
-            if settings.manifest.enabled and settings.manifest.shadow:
+            if settings.manifest.enabled and settings.manifest.shadow and not follow:
                 await trio.to_thread.run_sync(volume.shadows.attach)
             if settings.manifest.enabled and not follow:
                 await trio.to_thread.run_sync(log_own, volume)

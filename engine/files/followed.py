@@ -36,6 +36,7 @@ from aof2.engine.kinds.registry import Surroundings
 log = logging.getLogger(__name__)
 
 _MS_IN_NS = 1_000_000
+TOLD_MAX = 10_000
 _HERE = (ObjectState.PUBLISHED, ObjectState.TOMBSTONED)
 
 
@@ -170,12 +171,8 @@ class FollowedFiles(FilesKind):
 
     def _changed(self, changes: Changes) -> None:
         """On the trio thread, after a replay."""
-        for parent, name in changes.names:
-            self._kernel.invalidate_entry(parent, name)
-        for parent in {parent for parent, _ in changes.names}:
-            self._kernel.invalidate_inode(parent)
-        for ino in changes.inos:
-            self._kernel.invalidate_attr(ino)
+        if len(changes.names) + len(changes.inos) <= TOLD_MAX:
+            self._tell_kernel(changes)
         for ino, name in changes.xattrs:
             if name in (CAPABILITY, COLD_SCAN):
                 self._xattr_is(ino, name, self.volume.catalog.get(stream_of(ino), t.XATTRS, (ino, name)))
@@ -184,6 +181,15 @@ class FollowedFiles(FilesKind):
         slots = [(changes.stream_id, chunk_id) for chunk_id in changes.cooled]
         if slots:
             self.volume.warm.drop(slots)
+
+    def _tell_kernel(self, changes: Changes) -> None:
+        """What it holds of these goes now; what it is not told of goes within the second for which it may keep it."""
+        for parent, name in changes.names:
+            self._kernel.invalidate_entry(parent, name)
+        for parent in {parent for parent, _ in changes.names}:
+            self._kernel.invalidate_inode(parent)
+        for ino in changes.inos:
+            self._kernel.invalidate_attr(ino)
 
     def _without_rows(self, ino: int, generation: int, size: int, stream_id: int | None = None) -> None:
         """An object lost its rows: what is here of it goes, once it is closed."""

@@ -237,9 +237,7 @@ class Following:
 
     async def _follow(self, tail: _Tail) -> None:
         """One stream, for ever: each period, and when a caller asks."""
-        period_s = self.volume.settings.follow.follow_period_s
-        period_s *= VOLUME_EVERY if tail.stream_id == VOLUME_STREAM else 1
-        turn = 0
+        period_s, turn = self._period_s(tail), 0
         while True:
             asked = False
             with trio.move_on_after(period_s):
@@ -250,10 +248,15 @@ class Following:
             walk.failed = await self._go(tail, asked=asked, looks=not asked and turn % SNAPSHOT_EVERY == 0)
             walk.over.set()
 
+    def _period_s(self, tail: _Tail) -> float:
+        period_s = self.volume.settings.follow.follow_period_s
+        return period_s * VOLUME_EVERY if tail.stream_id == VOLUME_STREAM else period_s
+
     async def _go(self, tail: _Tail, *, asked: bool, looks: bool) -> Exception | None:
         """Takes chunks until there are none; what was in the way."""
         try:
-            lists = tail.lists or tail.taken > TAKEN_MAX or self._now_s() - tail.end_s > LIST_AFTER_S
+            away_s = self._now_s() - tail.end_s
+            lists = tail.lists or tail.taken > TAKEN_MAX or away_s > LIST_AFTER_S + 2 * self._period_s(tail)
             while not lists and await trio.to_thread.run_sync(self._take_next, tail):
                 self._tell(tail)
             active = self._now_s() - tail.chunk_s < ACTIVE_S
