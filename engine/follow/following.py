@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+PACE: Final = 1.12  # with what is asked now and then it is at most a request a tenant and period
 VOLUME_EVERY: Final = 30  # periods between two looks at the volume's own log
 SNAPSHOT_EVERY: Final = 30  # periods between two looks whether there is a snapshot that is not known
 ACTIVE_S: Final = 60.0  # so long after its last chunk a log may be bundled at any time
@@ -249,7 +250,7 @@ class Following:
             walk.over.set()
 
     def _period_s(self, tail: _Tail) -> float:
-        period_s = self.volume.settings.follow.follow_period_s
+        period_s = self.volume.settings.follow.follow_period_s * PACE
         return period_s * VOLUME_EVERY if tail.stream_id == VOLUME_STREAM else period_s
 
     async def _go(self, tail: _Tail, *, asked: bool, looks: bool) -> Exception | None:
