@@ -496,12 +496,12 @@ def discard_chunk(b: Batch, chunk_id: int) -> None:
     """A chunk of an object that was never published goes; its backing file, once the commit is durable."""
     chunk, here = b.get(t.CHUNKS, chunk_id), b.get(t.RESIDENCY, chunk_id)
     if chunk is not None and here is not None and here.mask:
-        account(b, -chunk_disk_bytes(here.mask, chunk, _block_bytes_of(chunk)))
+        account(b, -chunk_disk_bytes(here.mask, chunk, block_bytes_of(chunk)))
         b.put(t.RESIDENCY, chunk_id, msgspec.structs.replace(here, mask=0))
     release_chunk(b, chunk_id)
 
 
-def _block_bytes_of(chunk: ChunkRow) -> int:
+def block_bytes_of(chunk: ChunkRow) -> int:
     """What its blocks were: a power of two, so that the length and their number leave only one."""
     return 1 << (-(-chunk.length // (len(chunk.block_crcs) // 8)) - 1).bit_length()
 

@@ -70,6 +70,10 @@ def connect(volume: Volume, metrics: StorageMetrics) -> None:
     metrics.log_lag_bytes.set_callback(lambda: _lags(volume, lambda one: one.lag_bytes))
     metrics.log_lag_seconds.set_callback(lambda: _lags(volume, lambda one: one.lag_s))
     metrics.log_stands.set_callback(lambda: _lags(volume, lambda one: one.stands_since_ms is not None))
+    metrics.follow_lag_seconds.set_callback(lambda: volume.following.lag_s if volume.following else 0.0)
+    metrics.follow_position.set_callback(lambda: _followed(volume))
+    metrics.follow_away.set_callback(lambda: float(volume.following is not None and volume.following.is_away))
+    metrics.followers.set_callback(lambda: volume.followers.live_count)
     metrics.manifest_replay_seconds.set(volume.opened.replay_s)
     metrics.fenced.set_callback(lambda: float(bool(volume.fenced)))
     metrics.log_files_mended.set_callback(lambda: _mended(volume))
@@ -133,6 +137,11 @@ def _packs(volume: Volume) -> tuple[int, int]:
 
 def _lags(volume: Volume, value: Callable[[StreamReplication], float]) -> Mapping[tuple[str, ...], float]:
     return {(str(one.stream_id),): float(value(one)) for one in volume.replication.lags(volume.tenant_names())}
+
+
+def _followed(volume: Volume) -> Mapping[tuple[str, ...], float]:
+    streams = volume.following.status().streams if volume.following is not None else ()
+    return {(str(one.stream_id),): float(one.position.ordinal) for one in streams if one.position is not None}
 
 
 def _chunks_on_disk(volume: Volume) -> float:

@@ -32,6 +32,12 @@ from aof2.engine.catalog.store import View
 from aof2.engine.catalog.writer import CatalogTarget, CatalogWriter
 from aof2.engine.env import Env
 from aof2.engine.errors import Aof2Error, FatalIOError, ReadOnlyError
+from aof2.engine.follow.following import Following
+from aof2.engine.follow.heartbeat import Followers, watch_forever
+from aof2.engine.follow.opening import Followed, open_followed
+from aof2.engine.follow.takeover import become_writer, log_own
+from aof2.engine.follow.target import WHY as WHY_FOLLOWS
+from aof2.engine.follow.target import FollowerTarget
 from aof2.engine.foreground import Foreground
 from aof2.engine.janitor import Janitor, prune_every_s
 from aof2.engine.jobs.prune import Retention
@@ -112,6 +118,7 @@ class Volume:
         opened: Opened,
         remote: RemoteStore,
         fence: Fence | None = None,
+        followed: Followed | None = None,
     ) -> None:
         cache, engine = settings.cache, settings.engine
         state_dir = settings.volume.state_dir
@@ -126,12 +133,14 @@ class Volume:
         self.bare_remote = remote
         self.remote: RemoteStore = GuardedStore(env, remote, self.metrics, lambda: self.replicator.fence)
         self.manifest_dir = state_dir / "manifest"
-        self.target = CatalogTarget(env, opened.catalog, opened.streams, _Events(self))
+        make_target = CatalogTarget if followed is None else FollowerTarget
+        self.target = make_target(env, opened.catalog, opened.streams, _Events(self) if followed is None else None)
         self.target.enabled = settings.manifest.enabled
         self.replication = Replication(env, self._were_published)
-        self.target.replay = lambda stream_id: replay_stream(
-            env, opened.catalog, self.manifest_dir / str(stream_id), stream_id
-        )
+        if followed is None:
+            self.target.replay = lambda stream_id: replay_stream(
+                env, opened.catalog, self.manifest_dir / str(stream_id), stream_id
+            )
         self.disk = Disk(state_dir, cache.min_free)
         self.target.read_only_streams = opening.damage_of(opened, self.manifest_dir)
         self.writer = CatalogWriter(self.target, commit_period_ms=settings.manifest.commit_period_ms)
@@ -231,6 +240,7 @@ class Volume:
             fence=fence,
             replication=self.replication,
         )
+        self.followers = Followers(env, self.remote)
         self.jobs = Jobs(
             self.publisher,
             self.hydrator,
@@ -247,10 +257,14 @@ class Volume:
             replicated=lambda tenant_id: self.replicated(self.log_ends([tenant_id])),
             metrics=self.metrics,
             foreground=self.foreground,
+            followers=self.followers,
             prune_every_s=prune_every_s(settings),
             pack_after_s=settings.remote.pack_after_s,
         )
         self.scrubber = Scrubber(env, self.hydrator, self.tenant_names, self.opened_object, cache.scrub_every_s)
+        self.following = (
+            Following(self, followed.folder, followed.own, followed.mark, away=followed.away) if followed else None
+        )
         self.paused = ""  # why no changes are taken for now
         self.janitor = Janitor(self)
         self.shadows = Shadows(self)
@@ -280,7 +294,7 @@ class Volume:
     @property
     def read_only_reason(self) -> str:
         """Why nothing is written any more; "" while it is."""
-        return self.fenced or self.target.read_only_reason or self.paused
+        return self.fenced or self.target.read_only_reason or self.paused or (WHY_FOLLOWS if self.following else "")
 
     def check_writable(self, stream_id: int) -> None:
         """ReadOnlyError where the tenant takes no writes, or the volume none any more."""
@@ -297,7 +311,7 @@ class Volume:
     def prepare(self) -> None:
         """What was mended is in the logs, and the tenants of the settings are there. Blocks; before the tasks start."""
         self.tenants.load()
-        if not self.settings.manifest.enabled:
+        if self.following or not self.settings.manifest.enabled:
             return  # read-only: what there is is served, nothing is made
         for stream_id, mended in self.opened.mended.items():
             if stream_id in self.target.streams:
@@ -322,7 +336,7 @@ class Volume:
             )
         self.quota.restore(used_bytes)
         for tenant_id, count in uncounted:
-            if self.settings.manifest.enabled and tenant_id in self.target.streams:
+            if self.settings.manifest.enabled and not self.following and tenant_id in self.target.streams:
                 self.writer.call(tenant_id, count)
 
     # -- objects -----------------------------------------------------------------------------------------------
@@ -420,20 +434,32 @@ class Volume:
         for name in PARTS:
             if name in parts:
                 await nursery.start(getattr(self, name).run)
-        if self.settings.manifest.shadow and self.settings.manifest.enabled:
+        if self.settings.manifest.shadow and self.settings.manifest.enabled and not self.following:
             await nursery.start(self.shadows.run)
         self.replicating = "replicator" in parts
         if parts:
             nursery.start_soon(self.janitor.run)
+        if self.replicating:
+            nursery.start_soon(watch_forever, self.followers)
+        if self.following:
+            await nursery.start(self.following.run)
+            nursery.start_soon(self.janitor.sweep_orphans)
 
 
 @contextlib.asynccontextmanager
 async def open_volume(
-    settings: Settings, *, env: Env | None = None, parts: Collection[str] = PARTS
+    settings: Settings,
+    *,
+    env: Env | None = None,
+    parts: Collection[str] = PARTS,
+    follow: bool = False,
+    take: bool = False,
 ) -> AsyncIterator[Volume]:
-    """Opens the volume and runs it until the block ends. `parts`: the components that run by themselves."""
+    """Opens the volume and runs it until the block ends. `parts`: the components that run by themselves. `follow`: as
+    another machine's writer leaves it in the remote. `take`: a folder that followed becomes the writer's, also where
+    the writer has not left."""
     env = env or Env()
-    if not settings.manifest.enabled:
+    if follow or not settings.manifest.enabled:
         parts = ()  # a volume without its log writes nothing
     claims = "replicator" in parts
     opening.ignore_lease_breaks()
@@ -443,22 +469,34 @@ async def open_volume(
         with contextlib.ExitStack() as unused:  # what is let go of where the volume does not come up
             remote = open_remote(env, settings.remote)
             unused.callback(remote.close)
-            opened = await trio.to_thread.run_sync(_open_catalog, env, settings, remote, claims)
+            followed = await trio.to_thread.run_sync(open_followed, env, settings, remote) if follow else None
+            if not follow:
+                await trio.to_thread.run_sync(partial(become_writer, env, settings, remote, take=take))
+            opened = (
+                followed.opened
+                if followed
+                else await trio.to_thread.run_sync(_open_catalog, env, settings, remote, claims)
+            )
             unused.callback(opening.close_unused, opened)
-            opening.ensure_volume_stream(env, opened, settings)
+            if not follow:
+                opening.ensure_volume_stream(env, opened, settings)
             fence = await trio.to_thread.run_sync(opening.claim_now, env, settings, remote, opened) if claims else None
             unused.pop_all()
-        volume = Volume(env, settings, opened, remote, fence)
-        await trio.to_thread.run_sync(volume.find_positions)
+        volume = Volume(env, settings, opened, remote, fence, followed)
+        if not follow:
+            await trio.to_thread.run_sync(volume.find_positions)
         volume.writer.start()
         try:
             await trio.to_thread.run_sync(volume.prepare)
-            if settings.manifest.enabled and settings.manifest.shadow:
+            if settings.manifest.enabled and settings.manifest.shadow and not follow:
                 await trio.to_thread.run_sync(volume.shadows.attach)
+            if settings.manifest.enabled and not follow:
+                await trio.to_thread.run_sync(log_own, volume)
             if settings.manifest.enabled:
                 volume.hot.leave_access_times()
                 with contextlib.suppress(OSError):  # a full disk: what leaves is deleted
                     volume.hot.spares.load()
+            if settings.manifest.enabled and not follow:
                 await trio.to_thread.run_sync(_recover_tenants, volume)
             await trio.to_thread.run_sync(volume.recent.load)
             volume.restore_quota()
@@ -529,6 +567,8 @@ async def _close(volume: Volume) -> None:
     await volume.evictor.doomed.delete_all()
     await volume.recent.save(closed=True)
     volume.handles.close_all()
+    if volume.following:
+        await volume.following.leave()
     await trio.to_thread.run_sync(volume.writer.close)
     volume.bare_remote.close()
     await trio.to_thread.run_sync(volume.catalog.close)

@@ -24,6 +24,7 @@ from aof2.engine.errors import CorruptError, FatalIOError, LimitError, ReadOnlyE
 from aof2.engine.objects import ObjectGoneError
 from aof2.engine.quota import QuotaExceededError
 from aof2.engine.residency import NotDurableError
+from aof2.engine.tiering.flights import NotAvailableError
 from aof2.fs.channel_wire import ChannelError
 
 log = logging.getLogger(__name__)
@@ -79,6 +80,8 @@ def answered(operation: F) -> F:
         except pyfuse3.FUSEError:
             raise
         except Exception as e:  # noqa: BLE001 (the mount must live)
+            if isinstance(e, NotAvailableError) and self.volume.following is not None:
+                raise pyfuse3.FUSEError(errno.ESTALE) from None  # the writer let go of what was open here
             raise pyfuse3.FUSEError(code_of(operation.__name__, e)) from None
 
     return wrapped  # type: ignore[return-value]

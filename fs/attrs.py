@@ -56,8 +56,8 @@ def attributes(
     attr = pyfuse3.EntryAttributes()
     attr.st_ino = row.ino
     attr.generation = 0
-    attr.entry_timeout = LONG_S
-    attr.attr_timeout = DIRTY_S if changing else LONG_S
+    attr.entry_timeout = _long_s(options)
+    attr.attr_timeout = DIRTY_S if changing else _long_s(options)
     attr.st_nlink = row.nlink
     attr.st_rdev = row.rdev
     attr.st_blksize = BLOCK_SIZE
@@ -74,12 +74,23 @@ def attributes(
     return attr
 
 
-def absent() -> pyfuse3.EntryAttributes:
-    """No such name, and the kernel may remember that: names come only through it, or are told to it."""
+def absent(options: Options) -> pyfuse3.EntryAttributes:
+    """No such name, and the kernel may remember that: names come only through it, or are told to it. Not on a follower,
+    where each look asks the log's end."""
     attr = pyfuse3.EntryAttributes()
     attr.st_ino = 0
-    attr.entry_timeout = LONG_S
+    attr.entry_timeout = 0 if options.follow else LONG_S
     return attr
+
+
+def absent_out(options: Options) -> bytes:
+    """The same as the answer of a LOOKUP."""
+    return _ABSENT_NOW if options.follow else _ABSENT
+
+
+def _long_s(options: Options) -> int:
+    """How long the kernel may remember what does not change behind its back; on a follower everything may."""
+    return DIRTY_S if options.follow else LONG_S
 
 
 def _packed(row: InodeRow, options: Options, backing: os.stat_result | None) -> tuple[int, ...]:
@@ -95,18 +106,19 @@ def entry_out(
     row: InodeRow, options: Options, backing: os.stat_result | None = None, *, changing: bool = False
 ) -> bytes:
     """The answer of a LOOKUP."""
-    valid_s = DIRTY_S if changing else LONG_S
-    return _ENTRY_OUT.pack(row.ino, 0, LONG_S, valid_s, 0, 0, *_packed(row, options, backing))
+    long_s = _long_s(options)
+    return _ENTRY_OUT.pack(row.ino, 0, long_s, DIRTY_S if changing else long_s, 0, 0, *_packed(row, options, backing))
 
 
-ABSENT_OUT: Final = _ENTRY_OUT.pack(0, 0, LONG_S, *[0] * 19)
+_ABSENT: Final = _ENTRY_OUT.pack(0, 0, LONG_S, *[0] * 19)
+_ABSENT_NOW: Final = _ENTRY_OUT.pack(*[0] * 22)
 
 
 def attr_out(
     row: InodeRow, options: Options, backing: os.stat_result | None = None, *, changing: bool = False
 ) -> bytes:
     """The answer of a GETATTR."""
-    return _ATTR_OUT.pack(DIRTY_S if changing else LONG_S, 0, 0, *_packed(row, options, backing))
+    return _ATTR_OUT.pack(DIRTY_S if changing else _long_s(options), 0, 0, *_packed(row, options, backing))
 
 
 def direntplus(entry: bytes, ino: int, mode: int, name: bytes, position: int) -> bytes:

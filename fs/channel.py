@@ -321,11 +321,19 @@ class Channel:
     # -- names -------------------------------------------------------------------------------------------------
 
     async def read_names(
-        self, catalog: Path, answers: Mapping[int, int], *, uid: int | None, gid: int | None, umask: int | None
+        self,
+        catalog: Path,
+        answers: Mapping[int, int],
+        *,
+        uid: int | None,
+        gid: int | None,
+        umask: int | None,
+        follows: bool = False,
     ) -> bool:
         """The channel answers what it may (`Answers`, by stream) from the catalog, as all is to look; False where
-        it cannot read that: the daemon answers."""
+        it cannot read that: the daemon answers. `follows`: another machine changes the rows."""
         flags = (0 if uid is None else wire.LOOKS_UID) | (0 if gid is None else wire.LOOKS_GID)
+        flags |= wire.FOLLOWS if follows else 0
         body = wire.CATALOG.pack(flags, uid or 0, gid or 0, umask or 0) + os.fsencode(catalog)
         (_, code), *_ = await self._ask(Kind.CATALOG, body)
         if int.from_bytes(code[:4], "little"):

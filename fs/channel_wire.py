@@ -59,6 +59,7 @@ SILENT: Final = 1
 WATCH_APPEND: Final = 1
 LOOKS_UID: Final = 1
 LOOKS_GID: Final = 2
+FOLLOWS: Final = 4
 FORWARDS: Final = 1  # of APPEND_HANDLE
 
 

@@ -76,7 +76,8 @@ async def serve(
 ) -> None:
     """Mounts, and runs until the mount is gone. Cancelled, it takes the mount away itself."""
     mounting = open_channel(mountpoint, _mount_options(options), names=True, uring=settings.mount.uring == "auto")
-    async with open_volume(settings, env=env) as volume, mounting as channel:
+    opening = open_volume(settings, env=env, follow=options.follow, take=options.take)
+    async with opening as volume, mounting as channel:
         mounted = MountedVolume(volume, mountpoint, options, channel)
         if options.ro:
             volume.metrics.read_only.set_callback(lambda: 1)  # through this mount nothing is written
@@ -131,7 +132,9 @@ async def _give_names(mounted: MountedVolume) -> None:
     look = mounted.options
     catalog = mounted.volume.catalog.directory
     answers = mounted.kinds.answers()
-    await mounted.channel.read_names(catalog, answers, uid=look.uid, gid=look.gid, umask=look.umask)
+    await mounted.channel.read_names(
+        catalog, answers, uid=look.uid, gid=look.gid, umask=look.umask, follows=look.follow
+    )
 
 
 def _watch_fence(mounted: MountedVolume, nursery: trio.Nursery) -> None:

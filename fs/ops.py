@@ -27,7 +27,6 @@ from aof2.engine.kinds.kind import NAME_MAX, Asked, AttributeChange, Caller
 from aof2.engine.kinds.mounted import TOP
 from aof2.engine.volume import Volume
 from aof2.fs.answers import answered
-from aof2.fs.attrs import absent
 from aof2.fs.channel_wire import SERVE
 from aof2.fs.directories import Directories, PyfusePage
 from aof2.fs.tree import Tree, check_name
@@ -66,8 +65,8 @@ class Operations(pyfuse3.Operations):
     @answered
     async def lookup(self, parent_inode: int, name: bytes, ctx: RequestContext) -> EntryAttributes:
         await self._at(parent_inode, Asked.LOOK_UP)
-        row = self.tree.find(parent_inode, name)
-        return absent() if row is None else self.tree.attributes(row)
+        row = await self.tree.find_now(parent_inode, name)
+        return self.tree.absent() if row is None else self.tree.attributes(row)
 
     async def forget(self, inode_list: Sequence[tuple[int, int]]) -> None:
         for ino, _ in inode_list:

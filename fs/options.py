@@ -29,6 +29,7 @@ _FLAGS: Final[dict[str, tuple[str, bool]]] = {
     "noexec": ("exec", False),
     "exec": ("exec", True),
     "nopassthrough": ("passthrough", False),
+    "follow": ("follow", True),
 }
 _NUMBERS: Final = {"uid": 10, "gid": 10, "umask": 8}
 # fmt: off
@@ -51,6 +52,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
     `ro` stops changes through the mount only; the engine goes on with what it has to do. `allow_other`: every user may
     come in, as far as the permissions of files let them; otherwise the one who mounted, alone.
+    `follow`: the volume as its writer, on another machine, leaves it in the remote; always read-only.
+    `take`: a state_dir that followed becomes the writer's, also where the volume's writer has not left.
     `uid`, `gid` and `umask` say how everything looks, whatever is stored; None: as it is.
     """
 
@@ -63,6 +66,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     dev: bool = False
     exec: bool = True
     passthrough: bool = True
+    follow: bool = False
+    take: bool = False
     fsname: str = FSNAME
     conf: Path | None = None
 
@@ -74,6 +79,8 @@ def parse_options(given: Iterable[str]) -> Options:
         if option and option not in _IGNORED and not option.startswith(_IGNORED_PREFIXES):
             name, value = _parse(option)
             fields[name] = value
+    if fields.get("follow"):
+        fields["ro"] = True
     return Options(**fields)
 
 

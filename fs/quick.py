@@ -21,7 +21,6 @@ from aof2.engine.errors import os_error
 from aof2.engine.foreground import Foreground
 from aof2.engine.kinds.kind import Asked
 from aof2.fs.answers import code_of
-from aof2.fs.attrs import ABSENT_OUT
 from aof2.fs.channel_wire import GETATTR, LOOKUP, READDIRPLUS
 from aof2.fs.directories import Directories, PackedPage
 from aof2.fs.tree import Tree
@@ -42,19 +41,26 @@ class Quick:
         asked = _ASKED.get(opcode)
         if asked is None or not self._tree.kinds.is_folded(nodeid, asked):
             return None
-        return self._look(opcode, nodeid, body)
+        answer = self._look(opcode, nodeid, body)
+        if opcode == LOOKUP and answer == self._tree.absent_out() and self._tree.kinds.of(nodeid).follows:
+            return None  # it may be on its way
+        return answer
 
     async def answer_in_time(self, opcode: int, nodeid: int, body: bytes) -> bytes:
         """The same, after waiting for the catalog."""
-        await self._tree.kinds.folded(nodeid, _ASKED[opcode])
-        return self._look(opcode, nodeid, body)
+        kind = await self._tree.kinds.folded(nodeid, _ASKED[opcode])
+        answer = self._look(opcode, nodeid, body)
+        if opcode == LOOKUP and answer == self._tree.absent_out() and kind.follows:
+            await kind.at_end(nodeid)
+            answer = self._look(opcode, nodeid, body)
+        return answer
 
     def _look(self, opcode: int, nodeid: int, body: bytes) -> bytes:
         try:
             self._foreground.asked()
             if opcode == LOOKUP:
                 row = self._tree.find(nodeid, body.partition(b"\0")[0])
-                return ABSENT_OUT if row is None else self._tree.entry_out(row)
+                return self._tree.absent_out() if row is None else self._tree.entry_out(row)
             if opcode == GETATTR:
                 return self._tree.attr_out(self._tree.get(nodeid))
             return self._page(nodeid, body)

@@ -46,6 +46,14 @@ class Tree:
             return self.above(parent)
         return kind.find(parent, name)
 
+    async def find_now(self, parent: int, name: bytes) -> InodeRow | None:
+        """The same, as of now: on a follower, a name that is not there is looked for at the log's end."""
+        row = self.find(parent, name)
+        if row is None and self.kinds.of(parent).follows:
+            await self.kinds.of(parent).at_end(parent)
+            row = self.find(parent, name)
+        return row
+
     def above(self, ino: int) -> InodeRow | None:
         """The directory that an inode is in: how the kernel finds it from a file handle (open_by_handle_at, NFS)."""
         row = self.kinds.of(ino).named(ino)
@@ -58,6 +66,12 @@ class Tree:
         return self.kinds.of(ino).row(ino)
 
     # -- in the kernel's form ----------------------------------------------------------------------------------
+
+    def absent(self) -> pyfuse3.EntryAttributes:
+        return attrs.absent(self._options)
+
+    def absent_out(self) -> bytes:
+        return attrs.absent_out(self._options)
 
     def attributes(self, row: InodeRow) -> pyfuse3.EntryAttributes:
         return self._told(attrs.attributes, row)

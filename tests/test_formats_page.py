@@ -6,6 +6,7 @@ import hashlib
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import aof2.engine
@@ -18,6 +19,7 @@ from aof2.engine.blob.reader import BlobReader
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.rows import InodeRow
 from aof2.engine.env import Env
+from aof2.engine.follow.heartbeat import parse_heartbeat
 from aof2.engine.intents import format as intent_format
 from aof2.engine.manifest import format as manifest_format
 from aof2.engine.manifest import payloads as p
@@ -57,6 +59,15 @@ def tables() -> list[tuple[str, int, list[tuple[int, int, str]]]]:
             rows.append((int(offset), SIZES[kind] * int(count or 1), field))
         found.append((title, int(length), rows))
     return found
+
+
+def test_the_heartbeat_on_the_page_is_one() -> None:
+    (block,) = re.findall(r"```json heartbeat\n(.*?)```", PAGE, re.DOTALL)
+    beat = parse_heartbeat(block.encode())
+    assert beat is not None
+    assert beat.streams[1].position == (12, 4096, 5170)
+    assert parse_heartbeat(msgspec.json.encode(beat)) == beat
+    assert parse_heartbeat(msgspec.json.encode(msgspec.structs.replace(beat, format_version=2))) is None
 
 
 def test_every_struct_is_on_the_page_with_its_real_length() -> None:

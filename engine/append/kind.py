@@ -37,6 +37,7 @@ from aof2.engine.catalog.batch import Batch
 from aof2.engine.catalog.rows import InodeRow, stream_of
 from aof2.engine.errors import Aof2Error, os_error
 from aof2.engine.files.kind import FilesKind
+from aof2.engine.files.kind import make as make_files
 from aof2.engine.files.state import wants_write
 from aof2.engine.kinds import facts
 from aof2.engine.kinds.kernel import AppendState
@@ -61,7 +62,7 @@ class AppendKind(StreamTree):
         self._kernel = at.kernel
         # Sealed files are in the mount's one file table; where no tenant has files, that is run here.
         made = at.made.get(FILES_NUMBER)
-        of_files = made if isinstance(made, FilesKind) else FilesKind(at._replace(tenants={}))
+        of_files = made if isinstance(made, FilesKind) else make_files(at._replace(tenants={}))
         self._own_files = of_files if of_files is not made else None
         self.files = of_files.files
         super().__init__(at.volume, at.tenants, Streams(self.files, at.kernel))

@@ -19,15 +19,15 @@ import contextlib
 import logging
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from aof2 import native
 from aof2.engine.catalog import snapshots
-from aof2.engine.catalog.batch import EVENT_SCHEMA_ID, decode_event
+from aof2.engine.catalog.batch import EVENT_SCHEMA_ID, Mutation, decode_event
 from aof2.engine.catalog.behind import start_behind
 from aof2.engine.catalog.fold import load_pending
 from aof2.engine.catalog.store import MAP_BYTES, Catalog, closed_cleanly, discard, trusted
@@ -41,13 +41,16 @@ from aof2.engine.manifest.examine import committed_part, survey
 from aof2.engine.manifest.gone import find_gone, set_aside
 from aof2.engine.manifest.quarantine import lift, quarantine, read_quarantine
 from aof2.engine.manifest.reader import Chunk, ChunkFile, Stream, parse_chunk, read_file
-from aof2.engine.manifest.snapshot import newest_snapshot, usable_snapshots
+from aof2.engine.manifest.snapshot import Snapshot, newest_snapshot, usable_snapshots
 from aof2.engine.manifest.writer import LogSettings, ManifestLogWriter
 
 log = logging.getLogger(__name__)
 
 _SNAPSHOT_KEY: Final = re.compile(r"snapshot_(\d+)\.bin$")
 CRASH_POINTS: Final = ("catalog.recover.loaded", "catalog.recover.replayed")
+
+# What becomes of a commit's changes: in a transaction, of a catalog and a stream.
+Apply = Callable[[Any, Catalog, int, Iterable[Mutation]], None]
 
 
 class Mender(Protocol):
@@ -266,7 +269,7 @@ def _apply_committed_part(opened: Opened, directory: Path, stream_id: int, posit
         if not at_start and part.header.base_record != ordinal:
             continue
         with contextlib.suppress(fmt.ManifestIntegrityError):
-            _apply_chunk(opened.catalog, stream_id, part, position)
+            apply_chunk(opened.catalog, stream_id, part, position)
             return
 
 
@@ -290,9 +293,11 @@ def replay_stream(
     upto: fmt.LogPosition | None = None,
     counts: Opened | None = None,
     quiet: bool = False,
+    apply: Apply = apply_mutations,
+    load: Callable[[Any, Catalog, int, Snapshot], None] = snapshots.load,
 ) -> int:
     """Brings one stream's rows up to the end of its log, or to `upto`; how many records that took. Nothing is written
-    to the log's folder.
+    to the log's folder. `apply` and `load` bring commits and a snapshot into the rows.
 
     ManifestIntegrityError: the log is damaged, or does not reach `upto`. FileNotFoundError: retention took a chunk
     meanwhile; start again.
@@ -300,7 +305,8 @@ def replay_stream(
     with catalog.view() as view:
         position = view.position(stream_id)
     if position is None:
-        position = _load_snapshot(catalog, directory, stream_id, upto, logging.DEBUG if quiet else logging.WARNING)
+        level = logging.DEBUG if quiet else logging.WARNING
+        position = _load_snapshot(catalog, directory, stream_id, upto, level, load)
         env.failpoint("catalog.recover.loaded")
     began = at = position.ordinal if position else 0
     if upto is not None and at >= upto.ordinal:
@@ -309,7 +315,7 @@ def replay_stream(
     for chunk in _chunks(directory, position):
         reached = True
         part = _cut(chunk, upto)
-        _apply_chunk(catalog, stream_id, part, position, counts)
+        apply_chunk(catalog, stream_id, part, position, counts, apply=apply)
         env.failpoint("catalog.recover.replayed")
         at = part.end_position.ordinal
         if upto is not None and at >= upto.ordinal:
@@ -324,13 +330,18 @@ def replay_stream(
 
 
 def _load_snapshot(
-    catalog: Catalog, directory: Path, stream_id: int, upto: fmt.LogPosition | None, level: int
+    catalog: Catalog,
+    directory: Path,
+    stream_id: int,
+    upto: fmt.LogPosition | None,
+    level: int,
+    load: Callable[[Any, Catalog, int, Snapshot], None],
 ) -> fmt.LogPosition | None:
     """The newest snapshot that is whole and not past `upto`, into the rows."""
     for snapshot in usable_snapshots(directory, level=level):
         if upto is None or snapshot.position.ordinal <= upto.ordinal:
             with catalog.writing() as txn:
-                snapshots.load(txn, catalog, stream_id, snapshot)
+                load(txn, catalog, stream_id, snapshot)
             return snapshot.position
     return None
 
@@ -358,8 +369,14 @@ def _chunks(directory: Path, position: fmt.LogPosition | None) -> Iterator[Chunk
         yield chunk
 
 
-def _apply_chunk(
-    catalog: Catalog, stream_id: int, chunk: Chunk, position: fmt.LogPosition | None, counts: Opened | None = None
+def apply_chunk(
+    catalog: Catalog,
+    stream_id: int,
+    chunk: Chunk,
+    position: fmt.LogPosition | None,
+    counts: Opened | None = None,
+    *,
+    apply: Apply = apply_mutations,
 ) -> None:
     """One chunk's records and row changes in one transaction, with the position after them."""
     with catalog.writing() as txn:
@@ -369,7 +386,7 @@ def _apply_chunk(
 
         def on_event(event: Event) -> None:
             if event.schema_id == EVENT_SCHEMA_ID:
-                apply_mutations(txn, catalog, stream_id, decode_event(event.body))
+                apply(txn, catalog, stream_id, decode_event(event.body))
 
         fold.on_event = on_event
         fold.apply_chunk(chunk, chunk.goes_on_at(position))

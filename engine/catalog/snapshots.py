@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -27,7 +28,7 @@ import zstandard
 
 from aof2.engine.catalog import pages
 from aof2.engine.catalog import tables as t
-from aof2.engine.catalog.fold import StreamFold, decode_entry, load_pending
+from aof2.engine.catalog.fold import StreamFold, decode_entry, load_pending, put_all
 from aof2.engine.catalog.pages import ROW_HEAD
 from aof2.engine.catalog.store import Catalog, View
 from aof2.engine.catalog.writer import CatalogWriter, put_positions
@@ -41,6 +42,11 @@ from aof2.engine.manifest.snapshot import Snapshot, SnapshotAt, encode_snapshot,
 
 SECTION_PREFIX: Final = "db:"
 ROW_LEN_MAX: Final = 64 << 20
+LOAD_ROWS: Final = 4096  # at a time
+READ_BYTES: Final = 1 << 20
+
+# By (database number, the table's tag): what becomes of a row's value; None: it is not loaded.
+Hooks = Mapping[tuple[int, bytes], Callable[[bytes, bytes], bytes | None]]
 
 
 class _Copied:
@@ -76,32 +82,63 @@ def dump(view: View, stream_id: int) -> dict[str, bytes]:
 
 def rows_of(section: bytes, name: str) -> Iterator[tuple[bytes, bytes]]:
     """(key without stream, row) of a section, read in bounded memory."""
+    head_of, head_len = ROW_HEAD.unpack_from, ROW_HEAD.size
     try:
         with zstandard.ZstdDecompressor().stream_reader(io.BytesIO(section)) as source:
-            while head := source.read(ROW_HEAD.size):
-                if len(head) < ROW_HEAD.size:
-                    raise CorruptError(f"snapshot section {name!r} ends inside a row")
-                key_len, row_len = ROW_HEAD.unpack(head)
-                if key_len > 511 or row_len > ROW_LEN_MAX:
-                    raise CorruptError(f"snapshot section {name!r} claims a row of {row_len} bytes")
-                body = source.read(key_len + row_len)
-                if len(body) < key_len + row_len:
-                    raise CorruptError(f"snapshot section {name!r} ends inside a row")
-                yield body[:key_len], body[key_len:]
+            data = b""
+            while more := source.read(READ_BYTES):
+                data = data + more if data else more
+                at, end = 0, len(data)
+                while at + head_len <= end:
+                    key_len, row_len = head_of(data, at)
+                    if key_len > 511 or row_len > ROW_LEN_MAX:
+                        raise CorruptError(f"snapshot section {name!r} claims a row of {row_len} bytes")
+                    key_at = at + head_len
+                    row_at = key_at + key_len
+                    if row_at + row_len > end:
+                        break
+                    at = row_at + row_len
+                    yield data[key_at:row_at], data[row_at:at]
+                data = data[at:]
+            if data:
+                raise CorruptError(f"snapshot section {name!r} ends inside a row")
     except zstandard.ZstdError as e:
         raise CorruptError(f"snapshot section {name!r} does not decompress ({e})") from e
 
 
-def load(txn: Any, catalog: Catalog, stream_id: int, snapshot: Snapshot) -> None:
-    """The snapshot's rows into an empty catalog, and the position they are at."""
+def _hooked(
+    rows: Iterator[tuple[bytes, bytes]], of: Mapping[bytes, Callable[[bytes, bytes], bytes | None]]
+) -> Iterator[tuple[bytes, bytes]]:
+    for pair in rows:
+        hook = of.get(pair[0][:1])
+        if hook is None:
+            yield pair
+        elif (value := hook(*pair)) is not None:
+            yield pair[0], value
+
+
+def load(
+    txn: Any,
+    catalog: Catalog,
+    stream_id: int,
+    snapshot: Snapshot,
+    *,
+    hooks: Hooks | None = None,
+) -> None:
+    """The snapshot's rows into an empty catalog, and the position they are at; those of some tables through a hook."""
     prefix = t.STREAM.pack(stream_id)
     for name, section in snapshot.sections.items():
         database = name.removeprefix(SECTION_PREFIX)
-        if database not in t.DB_NUMBER:
+        number = t.DB_NUMBER.get(database)
+        if number is None:
             continue  # a newer AOF2's: its rows come back when it does
-        db = catalog.db(database)
-        for key, value in rows_of(section, name):
-            txn.put(prefix + key, value, db=db)
+        pairs = rows_of(section, name)
+        of = {tag: hook for (n, tag), hook in hooks.items() if n == number} if hooks else None
+        if of:
+            pairs = _hooked(pairs, of)
+        rows = ((prefix + key, value) for key, value in pairs)
+        while some := list(islice(rows, LOAD_ROWS)):
+            put_all(txn, catalog.db(database), some)
     fold = StreamFold(stream_id)
     for segment_id, entry in snapshot.index.entries.items():
         fold.entries[segment_id] = entry

@@ -106,6 +106,12 @@ class _Submission(NamedTuple):
     work: Callable[[Batch], object]
 
 
+class _Alone(NamedTuple):
+    """Work with transactions of its own, between two groups."""
+
+    work: Callable[[], object]
+
+
 @dataclass(eq=False)
 class StagedRows:
     """What a group changes in the rows of a stream, for its observer."""
@@ -181,7 +187,11 @@ class CatalogTarget:
     def read_only_reason(self) -> str:
         return self._failed
 
-    def before(self, item: _Submission) -> Iterator[None]:
+    def before(self, item: _Submission | _Alone) -> Iterator[None]:
+        if isinstance(item, _Alone):
+            if self._txn is not None:
+                yield
+            return
         unfolded, aborts = self.unfolded.get(item.stream_id), self._aborts
         for work in unfolded.steps() if unfolded is not None else ():
             self._take(item.stream_id, work)
@@ -190,8 +200,8 @@ class CatalogTarget:
             if self._aborts != aborts:
                 raise os_error(errno.ENOSPC)  # only a full disk refuses one commit and takes the next
 
-    def append(self, item: _Submission) -> Callable[[], object]:
-        value = self._take(item.stream_id, item.work)
+    def append(self, item: _Submission | _Alone) -> Callable[[], object]:
+        value = item.work() if isinstance(item, _Alone) else self._take(item.stream_id, item.work)
         return lambda: value
 
     def _take(self, stream_id: int, work: Callable[[Batch], object]) -> object:
@@ -299,7 +309,7 @@ class CatalogTarget:
                 self._observed(self.observer, stream, position.ordinal)
         self.env.failpoint("catalog.commit.logged")
         try:
-            put_positions(self._txn, self.catalog, {s.stream_id: s.log.position for s in touched})
+            self._put_positions({s.stream_id: s.log.position for s in touched})
             self._txn.commit()
         except lmdb.Error as e:
             if not self._caught_up(touched, e):
@@ -328,6 +338,10 @@ class CatalogTarget:
             self._seal_next[stream.stream_id] = ordinal  # its submitter has another upload to begin meanwhile
         else:
             self._seal_now[stream.stream_id] = ordinal
+
+    def _put_positions(self, positions: Mapping[int, LogPosition]) -> None:
+        """How far the rows of the transaction are."""
+        put_positions(self._txn, self.catalog, positions)
 
     def _caught_up(self, touched: Iterable[StreamState], error: lmdb.Error) -> bool:
         """The disk had no room for rows whose records are in the log: with room from the reserve they come from there,
@@ -433,7 +447,7 @@ class CatalogWriter:
 
     def __init__(self, target: CatalogTarget, *, commit_period_ms: int = 100) -> None:
         self.target = target
-        self._thread: GroupThread[_Submission] = GroupThread(
+        self._thread: GroupThread[_Submission | _Alone] = GroupThread(
             target.env, target, name="aof2-catalog", commit_period_ms=commit_period_ms
         )
 
@@ -444,6 +458,11 @@ class CatalogWriter:
     def submit(self, stream_id: int, work: Work[T], *, sync: bool = False) -> Future[T]:
         """Runs `work` on the writer thread; the future gives what it returned, once committed."""
         return cast("Future[T]", self._thread.submit(_Submission(stream_id, work), sync=sync))
+
+    def alone(self, work: Callable[[], T]) -> Future[T]:
+        """Runs it on the writer thread, between two groups: what it does to rows is in transactions of its own, which
+        no log of this writer speaks of. A follower replays so."""
+        return cast("Future[T]", self._thread.submit(_Alone(work), sync=False))
 
     def call(self, stream_id: int, work: Work[T], *, sync: bool = False) -> T:
         """`submit`, waited for. Not on the trio thread."""

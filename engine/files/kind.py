@@ -61,6 +61,10 @@ BRAKE_WHY: Final = {
 
 
 def make(at: Surroundings) -> FilesKind:
+    if at.volume.following is not None:
+        from aof2.engine.files.followed import FollowedFiles  # which is one of these
+
+        return FollowedFiles(at)
     return FilesKind(at)
 
 

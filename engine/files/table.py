@@ -79,6 +79,7 @@ class Files:
         kernel: Kernel,
         opens: Opens | None = None,
         kill_privileges: Callable[[int], Awaitable[object]] = _keep_privileges,
+        make_loader: Callable[[Files], Loader] = Loader,
     ) -> None:
         self.volume = volume
         self.kernel = kernel
@@ -88,13 +89,15 @@ class Files:
         self._opens = Opens() if opens is None else opens
         self.open_count = 0
         self._stopped: set[int] = set()  # by `refuse_writes`
+        self.opened: Callable[[OpenFile, int], None] = lambda _file, _fh: None  # a handle is given
+        self.released: Callable[[OpenFile, int], None] = lambda _file, _fh: None  # … and closed
         self.known = Known()
         self.kept = KeptPages()
         self.parts = Parts(self)
         self.room = WriteRoom(self)
         self.sealer = Sealer(self)
         self.charges = Charges(self)
-        self._loader = Loader(self)
+        self._loader = make_loader(self)
         self.modes = Modes(self)
         self.content = Content(self)
         self.cold = ColdFiles(volume, kernel, self.content.patience)
@@ -341,6 +344,7 @@ class Files:
             self.sealer.wait(file)
             self.room.opened(file, flags)
         self.kernel.handle(file.ino, fh, struct.pack("<QQ", file.ino, flags & 0xFFFFFFFF))
+        self.opened(file, fh)
         return fh
 
     async def adopt(self, ino: int) -> None:
@@ -402,8 +406,10 @@ class Files:
                 self.charges.charge(file)
                 self.kernel.invalidate_attr(file.ino)  # the kernel reports no stores through a mapping
             if file.handles:
+                self.released(file, fh)
                 return
             self._closed(file)
+            self.released(file, fh)
             if file.unlinked:
                 await self.removal.closed_nameless(file)
 

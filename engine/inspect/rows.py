@@ -23,11 +23,12 @@ import lmdb
 
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.lmdb_errors import explained
-from aof2.engine.catalog.recovery import replay_stream, stream_ids
+from aof2.engine.catalog.recovery import stream_ids
 from aof2.engine.catalog.store import Catalog, View, trusted
 from aof2.engine.env import Env
 from aof2.engine.errors import Aof2Error, CorruptError
 from aof2.engine.fds import opened
+from aof2.engine.follow.ownlog import replay_here
 from aof2.engine.manifest.format import ManifestIntegrityError
 
 VOLUME_STREAM: Final = 0
@@ -119,7 +120,7 @@ def open_rows(state_dir: Path) -> Iterator[OpenRows]:
         damaged: dict[int, str] = {}
         for stream_id in stream_ids(state_dir / MANIFEST_DIR):
             try:
-                replay_stream(Env(), rebuilt, state_dir / MANIFEST_DIR / str(stream_id), stream_id, quiet=True)
+                replay_here(Env(), rebuilt, state_dir, stream_id)
             except ManifestIntegrityError as e:
                 damaged[stream_id] = str(e)
         yield OpenRows(rebuilt.view, rebuilt=True, damaged=damaged)

@@ -40,7 +40,8 @@ Earlier = Callable[[int | None], Iterator[Chunk]]
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """One record. `source` and `target` are tiers; `bytes` is what the record counts, None where it counts none."""
+    """One record. `source` and `target` are tiers; `bytes` is what the record counts, None where it counts none.
+    `machine`: on a follower, whose disk it is about, the writer's or the one here."""
 
     timestamp_ms: int
     ordinal: int
@@ -53,6 +54,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int | None = None
     key: str = ""
     reason: str = ""
+    machine: str = ""
 
 
 class History(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,8 +69,11 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
     damage: list[str]
 
 
-def history(view: View, manifest_dir: Path, place: Place, earlier: Earlier | None = None) -> History:
-    """What the log says about the chunks of every generation of the file."""
+def history(
+    view: View, manifest_dir: Path, place: Place, earlier: Earlier | None = None, own_dir: Path | None = None
+) -> History:
+    """What the log says about the chunks of every generation of the file. `own_dir`: of a follower, whose own log is
+    told beside the writer's."""
     chunks: dict[int, tuple[int, int]] = {}
     for (_, generation), row in view.scan(place.tenant_id, t.OBJECTS, prefix=place.inode.ino.to_bytes(8, "big")):
         chunks |= {chunk_id: (generation, index) for index, chunk_id in enumerate(row.chunks) if chunk_id}
@@ -93,6 +98,13 @@ def history(view: View, manifest_dir: Path, place: Place, earlier: Earlier | Non
             if not missing:
                 break
         unread = unread if missing else 0
+    if own_dir is not None:
+        own = [
+            step for examined in examine(survey(own_dir)) if examined.chunk for step in _steps(examined.chunk, chunks)
+        ]
+        steps = [msgspec.structs.replace(step, machine="writer") for step in steps]
+        steps += [msgspec.structs.replace(step, machine="here") for step in own]
+        steps.sort(key=lambda step: step.timestamp_ms)
     return History(
         path=place.path,
         tenant=place.tenant,

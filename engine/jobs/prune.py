@@ -8,6 +8,7 @@ Invariants
   of the catalog is durable: from then on the Publisher uploads the same content anew, under another key.
 - The manifest's pending deletes are the work list, so a crash leaves nothing undone and nothing forgotten.
 - The remote's log has that commit before an object goes: whoever restores from there looks for nothing that is gone.
+- What a live follower may still read stays (`follow/heartbeat.py`): at its position, and in its oldest open file.
 - What a cold scan still reads stays (`blocked`): the job comes again. What is in use locally stays until the next
   prune.
 - A pack goes with the last blob row that names it, or, where members were moved out of it, when the last of those did
@@ -37,6 +38,7 @@ from aof2.engine.catalog.batch import Batch
 from aof2.engine.catalog.fold import entries_of
 from aof2.engine.catalog.rows import BlobRow, ObjectRow, ObjectState
 from aof2.engine.catalog.store import Catalog, View
+from aof2.engine.follow.heartbeat import Followers
 from aof2.engine.jobs.errors import PostponedError
 from aof2.engine.jobs.worker import JobContext
 from aof2.engine.local.handles import Key
@@ -216,15 +218,21 @@ def find_deletes(catalog: Catalog, tenant_id: int) -> list[Upload]:
         ]
 
 
-def is_due(catalog: Catalog, tenant_id: int, now_ms: int, keep: Retention) -> bool:
-    """Whether a prune would find anything. Blocks."""
+def before(now_ms: int, keep: Retention, kept_since_ms: int | None) -> int:
+    """What nothing has referenced since then may go; `kept_since_ms`: as far as followers are."""
     before_ms = now_ms - keep.purge_after_ms
+    return before_ms if kept_since_ms is None else min(before_ms, kept_since_ms)
+
+
+def is_due(catalog: Catalog, tenant_id: int, now_ms: int, keep: Retention, kept_since_ms: int | None = None) -> bool:
+    """Whether a prune would find anything. Blocks."""
+    before_ms = before(now_ms, keep, kept_since_ms)
     return (
         next(find_retirable(catalog, tenant_id, now_ms, keep), None) is not None
         or next(find_unreferenced(catalog, tenant_id, before_ms), None) is not None
         or bool(find_empty(catalog, tenant_id, before_ms))
         or bool(find_deletes(catalog, tenant_id))
-        or bool(find_abandoned(catalog, tenant_id, before_ms))
+        or bool(find_abandoned(catalog, tenant_id, now_ms - keep.purge_after_ms))
     )
 
 
@@ -283,6 +291,7 @@ class PruneCheckpoint:
         retention: Retention,
         blocked: Callable[[str], bool],
         replicated: Callable[[int], Awaitable[None]] | None = None,
+        followers: Followers | None = None,
     ) -> None:
         self._catalog = evictor.catalog
         self._evictor = evictor
@@ -290,10 +299,13 @@ class PruneCheckpoint:
         self._keep = retention
         self._blocked = blocked
         self._replicated = replicated
+        self._followers = followers
         self._env = evictor.hot.env
 
     async def run(self, job: JobContext) -> None:
         report = Report()
+        if self._followers is not None:
+            await trio.to_thread.run_sync(self._followers.look)  # what they may still read, as of now
         await self._release(job, report)
         await self._queue_unreferenced(job, report)
         await self._queue_empty(job, report)
@@ -302,6 +314,11 @@ class PruneCheckpoint:
         await self._retire(job, report)
         if report.blobs_blocked:
             raise PostponedError(f"{report.blobs_blocked} blobs are being read by cold scans")
+
+    def _before_ms(self, tenant_id: int) -> int:
+        """What nothing has referenced since then may go."""
+        kept_since_ms = self._followers.kept_since_ms(tenant_id) if self._followers is not None else None
+        return before(self._env.now_ms(), self._keep, kept_since_ms)
 
     # -- rows ----------------------------------------------------------------------------------------------------
 
@@ -348,7 +365,7 @@ class PruneCheckpoint:
     # -- the queue of deletes ------------------------------------------------------------------------------------
 
     async def _queue_unreferenced(self, job: JobContext, report: Report) -> None:
-        before_ms = self._env.now_ms() - self._keep.purge_after_ms
+        before_ms = self._before_ms(job.tenant_id)
         found = await trio.to_thread.run_sync(lambda: list(find_unreferenced(self._catalog, job.tenant_id, before_ms)))
         for page in _pages(found):
             job.check_cancelled()
@@ -370,7 +387,7 @@ class PruneCheckpoint:
         return needed
 
     async def _queue_empty(self, job: JobContext, report: Report) -> None:
-        before_ms = self._env.now_ms() - self._keep.purge_after_ms
+        before_ms = self._before_ms(job.tenant_id)
         found = await trio.to_thread.run_sync(find_empty, self._catalog, job.tenant_id, before_ms)
         for page in _pages([key for key, _ in found]):
             job.check_cancelled()

@@ -24,6 +24,7 @@ from aof2.engine.aio import open_nursery, result_of
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.batch import Batch
 from aof2.engine.catalog.rows import JobState, JobType, ObjectRow, ObjectState
+from aof2.engine.follow.heartbeat import Followers
 from aof2.engine.foreground import Foreground
 from aof2.engine.jobs import checkpoint, download, prune, rewrite, verify
 from aof2.engine.jobs.errors import JobFailedError
@@ -56,6 +57,7 @@ class Jobs:
         replicated: Callable[[int], Awaitable[None]] | None = None,
         metrics: StorageMetrics,
         foreground: Foreground,
+        followers: Followers | None = None,
         lease_s: float = LEASE_S,
         prune_every_s: float | None = None,
         pack_after_s: float = 0.2,
@@ -77,12 +79,15 @@ class Jobs:
             ),
             JobType.VERIFY_MANIFEST: verify.VerifyManifest(publisher, hydrator, compression_of),
             JobType.DOWNLOAD_CHECKPOINT: download.DownloadCheckpoint(hydrator, publisher.quota),
-            JobType.PRUNE_CHECKPOINT: prune.PruneCheckpoint(evictor, hydrator.fetcher, retention, blocked, replicated),
+            JobType.PRUNE_CHECKPOINT: prune.PruneCheckpoint(
+                evictor, hydrator.fetcher, retention, blocked, replicated, followers
+            ),
             JobType.REWRITE_PACKS: self.rewriter,
             JobType.TRUNCATE_APPEND_ONLY: RefuseTruncation(),
         }
         base = (self.env, self.catalog, self.writer, publisher.quota)
         self.runner = JobRunner(*base, tenants, executors, lease_s=lease_s, on_over=self._on_over)
+        self._followers = followers
         self._tenants = tenants
         self._metrics = metrics
         self._prune_every_s = prune_every_s
@@ -293,7 +298,10 @@ class Jobs:
             await trio.sleep(every_s)
             for tenant_id in self._tenants():
                 now_ms = self.env.now_ms()
-                due = await trio.to_thread.run_sync(prune.is_due, self.catalog, tenant_id, now_ms, self.retention)
+                kept_since_ms = self._followers.kept_since_ms(tenant_id) if self._followers is not None else None
+                due = await trio.to_thread.run_sync(
+                    prune.is_due, self.catalog, tenant_id, now_ms, self.retention, kept_since_ms
+                )
                 if due:
                     with contextlib.suppress(*REFUSALS):
                         await self.prune(tenant_id)

@@ -101,6 +101,16 @@ class Catalogued(Kind):
         """Whether a file that is being written is here whole."""
         return True
 
+    # -- followed ----------------------------------------------------------------------------------------------
+
+    @property
+    def follows(self) -> bool:
+        return self.volume.following is not None
+
+    async def at_end(self, ino: int) -> bool:
+        following = self.volume.following
+        return following is not None and await following.at_end(stream_of(ino))
+
     # -- inodes without a name ---------------------------------------------------------------------------------
 
     def lost_its_name(self, row: InodeRow | None) -> None:

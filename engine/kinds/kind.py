@@ -224,6 +224,17 @@ class Kind(ABC):
         """What rows say of a tenant, and its intents where there are any: as `find`, `row` and `told` would."""
         return Answers.NOTHING
 
+    # -- names: of another machine -----------------------------------------------------------------------------
+
+    @property
+    def follows(self) -> bool:
+        """Whether another machine makes the names: one that is not there may be on its way."""
+        return False
+
+    async def at_end(self, ino: int) -> bool:
+        """Asks for what there is by now, where another machine makes it; whether it could be asked."""
+        return False
+
     # -- names: acknowledged, not folded -----------------------------------------------------------------------
 
     def is_folded(self, ino: int, asked: Asked) -> bool:

@@ -216,6 +216,13 @@ class StorageMetrics:
         self.log_lag_seconds = GaugeTable(stream, "Age of the oldest commit that the remote does not have, by stream.")
         self.log_stands = GaugeTable(stream, "1 when the upload of a stream's log failed and waits to be tried again.")
 
+        self.follow_lag_seconds = Gauge(
+            "Of a follower: since the end of the log in the remote was last seen to be here."
+        )
+        self.follow_position = GaugeTable(stream, "Of a follower: the record that each stream's log is at here.")
+        self.follow_away = Gauge("Of a follower: 1 while the remote does not answer.")
+        self.followers = Gauge("Of a writer: followers that were heard of lately.")
+
     def _add_volume(self) -> None:
         self.quota_used_bytes = Gauge("Local bytes that have landed.")
         self.quota_reserved_bytes = Gauge("Local bytes set aside, not landed yet.")

@@ -6,6 +6,7 @@
     snapshots/{tenant}/{snapshot_id}/meta-{hash}.json
     manifest/{stream_id}/{chunk_index}.mlog · bundle-{first}-{last}.mlogs · snapshot_{id}.bin
     audit/{tenant_id}/{first_logseq}.asl
+    followers/{follower_id}.json
     volume.json
 
 `hash` is a SHA-256 in lowercase hex, numbers are u64 in decimal without leading zeros, so one object has one name.
@@ -24,12 +25,14 @@ import re
 from typing import Any, Final, NamedTuple
 
 VOLUME_KEY: Final = "volume.json"
+FOLLOWERS_PREFIX: Final = "followers/"
 RESERVED_PREFIX: Final = ".aof2-"
 """No part of a key starts so: a directory remote's own files do."""
 KEY_BYTES_MAX: Final = 900
 """S3 allows 1,024 with the URL's prefix."""
 _U64_MAX: Final = (1 << 64) - 1
 _TENANT: Final = re.compile(r"[a-z0-9_-]{1,64}")
+_FOLLOWER: Final = re.compile(r"[0-9a-f]{16}")
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 
 
@@ -84,6 +87,10 @@ class AuditRangeKey(NamedTuple):
     first_logseq: int
 
 
+class FollowerKey(NamedTuple):
+    follower_id: str  # 16 hex digits
+
+
 class VolumeKey(NamedTuple):
     pass
 
@@ -97,6 +104,7 @@ RemoteKey = (
     | ManifestBundleKey
     | ManifestSnapshotKey
     | AuditRangeKey
+    | FollowerKey
     | VolumeKey
 )
 
@@ -109,11 +117,17 @@ _NAMES: Final[dict[type[RemoteKey], str]] = {  # the fields in the order of the 
     ManifestBundleKey: "manifest/{stream_id}/bundle-{first}-{last}.mlogs",
     ManifestSnapshotKey: "manifest/{stream_id}/snapshot_{snapshot_id}.bin",
     AuditRangeKey: "audit/{tenant_id}/{first_logseq}.asl",
+    FollowerKey: "followers/{follower_id}.json",
     VolumeKey: VOLUME_KEY,
 }
 _NUMBER: Final = "(0|[1-9][0-9]{0,19})"
 _HASH: Final = "([0-9a-f]{64})"
-_TEXTS: Final = {"tenant": f"({_TENANT.pattern})", "sha256": _HASH, "name_hash": _HASH}
+_TEXTS: Final = {
+    "tenant": f"({_TENANT.pattern})",
+    "sha256": _HASH,
+    "name_hash": _HASH,
+    "follower_id": f"({_FOLLOWER.pattern})",
+}
 _PATTERNS: Final = tuple(
     (kind, re.compile(re.sub(r"\{(\w+)\}", lambda field: _TEXTS.get(field[1], _NUMBER), name.replace(".", r"\."))))
     for kind, name in _NAMES.items()
@@ -134,6 +148,10 @@ def _written(field: str, value: Any) -> str | int:
         if not _TENANT.fullmatch(value):
             raise ValueError(f"tenant {value!r}: allowed are 1 to 64 of a-z 0-9 _ -")
         return str(value)
+    if field == "follower_id":
+        if not _FOLLOWER.fullmatch(value):
+            raise ValueError(f"follower {value!r}: 16 hex digits")
+        return str(value)
     if not 0 <= value <= _U64_MAX:
         raise ValueError(f"{value} is not a u64")
     return int(value)
@@ -149,6 +167,10 @@ def manifest_snapshot_key(stream_id: int, snapshot_id: int) -> str:
 
 def audit_range_key(tenant_id: int, first_logseq: int) -> str:
     return name_of(AuditRangeKey(tenant_id, first_logseq))
+
+
+def follower_key(follower_id: str) -> str:
+    return name_of(FollowerKey(follower_id))
 
 
 def content_of(name: bytes) -> bytes:
@@ -178,7 +200,7 @@ def parse_key(key: str) -> RemoteKey | None:
 def _read(field: str, text: str) -> Any:
     if _TEXTS.get(field) == _HASH:
         return bytes.fromhex(text)
-    return text if field == "tenant" else int(text)
+    return text if field in ("tenant", "follower_id") else int(text)
 
 
 def check_key(key: str) -> str:

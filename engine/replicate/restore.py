@@ -155,7 +155,7 @@ def _build(
             raise RestoreError(str(e)) from None
         tell("reading the logs")
         streams = follower.catch_up()
-        ended = {s.stream_id: _last_ms(staging / "manifest" / str(s.stream_id)) for s in streams}
+        ended = {s.stream_id: last_ms(staging / "manifest" / str(s.stream_id)) for s in streams}
         for followed in streams:
             if followed.position and followed.remote_chunk_last > followed.position.chunk_index:
                 # Behind a hole that nothing covers there are chunks whose names are taken: the log goes on after the
@@ -187,7 +187,7 @@ def _build(
             rescued += found.rescued
             checked += found.checked_blobs
     env.failpoint("replicate.restore.salvaged")
-    audit = [_restore_audit(env, store, staging, tenant_id, name) for tenant_id, name in tenants.items()]
+    audit = [restore_audit(env, store, staging, tenant_id, name) for tenant_id, name in tenants.items()]
     env.failpoint("replicate.restore.audited")
     log_ends = [
         LogEnd(
@@ -216,7 +216,7 @@ def _build(
     )
 
 
-def _last_ms(directory: Path) -> int:
+def last_ms(directory: Path) -> int:
     """The time of the last record that was brought here, or of the snapshot that stands for all of them."""
     chunks = Stream(directory).chunks
     taken = local_snapshots(directory)
@@ -258,7 +258,7 @@ def _writing(env: Env, staging: Path, settings: LogSettings, map_bytes: int) -> 
     opened.catalog.close()
 
 
-def _restore_audit(env: Env, store: RemoteStore, staging: Path, tenant_id: int, tenant: str) -> AuditRestored | None:
+def restore_audit(env: Env, store: RemoteStore, staging: Path, tenant_id: int, tenant: str) -> AuditRestored | None:
     """The tenant's audit log as far as its ranges chain; what follows is derived again when the volume opens."""
     found = joined_ranges(store, tenant_id)
     if isinstance(found.problem, UnsupportedError):

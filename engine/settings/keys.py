@@ -199,6 +199,9 @@ SECTION_KEYS: Final[dict[str, dict[str, Key]]] = {
         "enabled": Key("enabled", _flag),
         "shadow": Key("shadow", _flag),
     },
+    "follow": {
+        "follow_period": Key("follow_period_s", _time_s(10, _HOUR_MS)),
+    },
     "metrics": {"listen": Key("listen", _listen)},
 }
 FILES_KEYS: Final = {**TENANT_KEYS, "write_mode": Key("write_mode", _choice("auto", "passthrough", "budget"))}

@@ -72,6 +72,12 @@ class ManifestSettings(Section, frozen=True, kw_only=True):
     shadow: bool = False
 
 
+class FollowSettings(Section, frozen=True, kw_only=True):
+    """Between machines: how often a follower asks for new log."""
+
+    follow_period_s: float = 1.0
+
+
 class MetricsSettings(Section, frozen=True, kw_only=True):
     """Where `/metrics` is served; "" serves it nowhere."""
 
@@ -141,6 +147,7 @@ class Settings(Section, frozen=True, kw_only=True):
     cache: CacheSettings = CacheSettings()
     retention: RetentionSettings = RetentionSettings()
     manifest: ManifestSettings = ManifestSettings()
+    follow: FollowSettings = FollowSettings()
     metrics: MetricsSettings = MetricsSettings()
     tenants: dict[str, TenantSettings] = msgspec.field(default_factory=lambda: dict(TENANTS_DEFAULT))
     engine: EngineSettings = EngineSettings()

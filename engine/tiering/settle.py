@@ -200,6 +200,8 @@ class Settler:
 
         try:
             await result_of(self._writer.submit(stream_id, record))
+        except objects.ObjectGoneError:
+            return  # on a follower, whose writer lets go of what is open here
         except OSError:  # the log has no room: the next settle tries again
             for chunk, bits in added.items():
                 handle.added[chunk] = handle.added.get(chunk, 0) | bits & handle.masks[chunk]

@@ -16,6 +16,7 @@ from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.rows import ObjectRow
 from aof2.engine.catalog.store import Catalog, View
 from aof2.engine.env import Env
+from aof2.engine.follow.mark import load_mark
 from aof2.engine.inspect.rows import MANIFEST_DIR
 from aof2.engine.settings import Settings
 from aof2.engine.verify.findings import FINDINGS_MAX, Finding, Fix, Kind, Report, Severity, finding
@@ -44,6 +45,11 @@ class Context:
     @property
     def state_dir(self) -> Path:
         return self.settings.volume.state_dir
+
+    @property
+    def follows(self) -> bool:
+        """Whether the folder follows a volume that another machine writes."""
+        return load_mark(self.state_dir) is not None
 
     @property
     def block_bytes(self) -> int:

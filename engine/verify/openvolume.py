@@ -18,6 +18,7 @@ from aof2.engine.catalog.store import Catalog
 from aof2.engine.catalog.writer import CatalogTarget, CatalogWriter
 from aof2.engine.env import Env
 from aof2.engine.errors import ReadOnlyError
+from aof2.engine.follow.mark import load_mark
 from aof2.engine.inspect.rows import CATALOG_DIR, MANIFEST_DIR
 from aof2.engine.local.hot import HotCache
 from aof2.engine.opening import log_settings
@@ -46,6 +47,8 @@ class OpenVolume:
 
     def open(self) -> tuple[Catalog, CatalogWriter]:
         if self._opened is None:
+            if load_mark(self.state_dir) is not None:
+                raise ReadOnlyError(f"{self.state_dir} follows the volume: repair it where its writer is")
             folders = (self.state_dir / CATALOG_DIR, self.state_dir / MANIFEST_DIR)
             opened = open_catalog(self.env, *folders, log_settings(self.settings))
             target = CatalogTarget(self.env, opened.catalog, opened.streams, None)

@@ -26,6 +26,7 @@ import msgspec
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.store import MAP_BYTES, View
 from aof2.engine.errors import CorruptError
+from aof2.engine.follow.ownlog import POSITION_PREFIX as OWN_POSITION_PREFIX
 from aof2.engine.inspect.rows import ReadOnlyCatalog
 
 DIFFERENCES_MAX: Final = 100
@@ -59,7 +60,7 @@ def _say(answer: Answer) -> None:
 
 def _pairs(view: View, database: str) -> Iterator[tuple[bytes, bytes]]:
     for key, value in view.raw_scan(database, b""):
-        if not key.startswith(t.POSITION_PREFIX):
+        if not key.startswith((t.POSITION_PREFIX, OWN_POSITION_PREFIX)):
             yield key, value
 
 

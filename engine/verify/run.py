@@ -28,7 +28,8 @@ from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.recovery import stream_ids
 from aof2.engine.catalog.store import View
 from aof2.engine.env import Env
-from aof2.engine.errors import TransientError
+from aof2.engine.errors import ReadOnlyError, TransientError
+from aof2.engine.follow.mark import load_mark
 from aof2.engine.inspect.paths import files_below, resolve
 from aof2.engine.inspect.rows import MANIFEST_DIR, check_state_dir, is_live, tenant_names
 from aof2.engine.opening import lock_state_dir
@@ -67,6 +68,11 @@ def verify(
     """Checks the volume, and mends what is safe to. ReadOnlyError: repair was asked for while it is mounted."""
     env = env or Env()
     state_dir = check_state_dir(settings.volume.state_dir)
+    if repair and load_mark(state_dir) is not None:
+        raise ReadOnlyError(
+            f"{state_dir} follows a volume: what is damaged here is fetched anew, "
+            "the rest is repaired where its writer is"
+        )
     with contextlib.ExitStack() as stack:
         if repair:
             stack.callback(os.close, lock_state_dir(state_dir, MOUNTED))
@@ -133,8 +139,9 @@ class _Look:
         tenants = [s for s in streams if s.stream_id in ctx.tenants]
         for s in tenants:
             self._add(rows.check_rows(s, index))
-            self._add(tiers.check_tiers(s))
-            self._add(audit.check_audit(s))
+            if not ctx.follows:  # whose logs tell of the writer's tiers
+                self._add(tiers.check_tiers(s))
+                self._add(audit.check_audit(s))
         self._spread(self._local_work(tenants))
         if ctx.scope is None:
             self._add(local.check_strays(ctx, view))
@@ -177,7 +184,7 @@ class _Look:
             for s in streams:
                 index.expect(remote.expected(s))
             self._add(remote.check_listing(ctx, store, index, deep=self.deep))
-            for s in tenants:
+            for s in tenants if not ctx.follows else ():
                 self._add(check_audit_copies(s, store, deep=self.deep))
             if self.deep:
                 self._spread(self._remote_work(store, index, tenants))

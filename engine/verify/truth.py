@@ -23,10 +23,11 @@ from types import TracebackType
 
 import msgspec
 
-from aof2.engine.catalog.recovery import replay_stream, stream_ids
+from aof2.engine.catalog.recovery import stream_ids
 from aof2.engine.catalog.store import Catalog, trusted
 from aof2.engine.env import Env
 from aof2.engine.errors import Aof2Error
+from aof2.engine.follow.ownlog import replay_here
 from aof2.engine.inspect.rows import CATALOG_DIR, MANIFEST_DIR
 from aof2.engine.manifest.format import LogPosition, ManifestIntegrityError
 from aof2.engine.verify.findings import Finding, Kind, RebuildCatalog, Severity, finding
@@ -96,6 +97,7 @@ class Truth:
         self.findings: list[Finding] = []
         self.stale = False  # retention overtook us: build it again
         self._catalog_dir = state_dir / CATALOG_DIR
+        self._state_dir = state_dir
         self._manifest_dir = state_dir / MANIFEST_DIR
 
     def build(self) -> None:
@@ -121,7 +123,7 @@ class Truth:
                 continue
             upto = positions[stream_id] if positions is not None else None
             try:
-                replay_stream(Env(), self.rows, self._manifest_dir / str(stream_id), stream_id, upto=upto, quiet=True)
+                replay_here(Env(), self.rows, self._state_dir, stream_id, upto=upto)
             except ManifestIntegrityError as e:
                 self.damaged[stream_id] = str(e)
             except FileNotFoundError:

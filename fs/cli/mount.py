@@ -7,10 +7,12 @@ import time
 from pathlib import Path
 
 import click
+import msgspec
 
 from aof2.engine.catalog.store import View
 from aof2.engine.env import Env
 from aof2.engine.errors import Aof2Error
+from aof2.engine.follow.mark import load_mark
 from aof2.engine.inspect.left import left_here
 from aof2.engine.inspect.rows import MANIFEST_DIR, NoVolumeError, open_rows, tenant_names
 from aof2.engine.replicate.tail import positions_of
@@ -42,7 +44,10 @@ def mount_settings(conf: str | None, options: Options, mountpoint: str | None) -
 @click.argument("mountpoint", metavar="[MOUNTPOINT]", required=False)
 @click.option("-f", "--foreground", "in_foreground", is_flag=True, help="Stay; log to stderr; tell systemd when ready.")
 @click.option(
-    "-o", "options", metavar="OPT,…", multiple=True, help="ro, allow_other, uid=, gid=, umask=, nopassthrough …"
+    "-o", "options", metavar="OPT,…", multiple=True, help="ro, follow, allow_other, uid=, gid=, umask=, nopassthrough …"
+)
+@click.option(
+    "--take", is_flag=True, help="Become the writer of a volume that this state_dir followed; its writer is fenced."
 )
 @click.option("--fake", is_flag=True, hidden=True)  # mount -f: everything but the mount
 @click.option("--quiet", is_flag=True, hidden=True)  # mount(8) says nothing unless -v
@@ -51,6 +56,7 @@ def mount(
     mountpoint: str | None,
     in_foreground: bool,
     options: tuple[str, ...],
+    take: bool,
     fake: bool,
     quiet: bool,
     as_json: bool,
@@ -58,10 +64,16 @@ def mount(
 ) -> None:
     """Mount the volume, at MOUNTPOINT or where the conf says.
 
+    With -o follow the volume is mounted read-only, as its writer on another machine leaves it in the remote; the
+    state_dir is one of its own. Mounted without that, once the writer has left, it becomes the writer's.
+
     Comes back once the mount answers; the daemon goes on, with its log in state_dir/daemon.log. A volume that is
     already mounted is left as it is; a mount whose daemon died is cleared away first.
     """
     parsed = parse_options(options)
+    if take and parsed.follow:
+        raise CliError("--take makes this machine the volume's writer, -o follow does not: give one of them")
+    parsed = msgspec.structs.replace(parsed, take=take)
     settings = mount_settings(conf, parsed, mountpoint)
     if fake:
         return
@@ -84,7 +96,7 @@ def mount(
     elif not fresh:
         output.print_line(f"already mounted at {settings.volume.mountpoint}")
     else:
-        _say_mounted(settings)
+        _say_mounted(settings, parsed)
 
 
 def _daemonise(settings: Settings, options: Options) -> bool:
@@ -98,8 +110,12 @@ def _daemonise(settings: Settings, options: Options) -> bool:
     return True
 
 
-def _say_mounted(settings: Settings) -> None:
+def _say_mounted(settings: Settings, options: Options) -> None:
     at, tenants = settings.volume.mountpoint, settings.tenants
+    if options.follow:
+        output.print_line(f"mounted at {at}, read-only: it follows the volume in {settings.remote.url}")
+        output.print_line("what to try next: aof2 status, which says how far it is; aof2 warm PATH")
+        return
     first = next(iter(tenants), "default")
     output.print_line(f"mounted at {at}: {', '.join(tenants)}")
     output.print_line("what to try next:")
@@ -186,6 +202,8 @@ def _left_behind(settings: Settings) -> tuple[str, bool]:
     state_dir once the daemon has ended, whatever ended it: files that only this machine has, and the part of the log
     that the remote does not have."""
     state_dir = settings.volume.state_dir
+    if load_mark(state_dir) is not None:
+        return "", False  # a follower has nothing that the remote has not
     try:
         with open_rows(state_dir) as rows, rows.view() as view:
             files, unsealed = _left_files(view, settings)

@@ -13,6 +13,7 @@ import msgspec
 
 from aof2.engine.env import Env
 from aof2.engine.errors import Aof2Error
+from aof2.engine.follow.ownlog import directory_of
 from aof2.engine.inspect.paths import NoSuchPathError, resolve
 from aof2.engine.inspect.rows import MANIFEST_DIR, OpenRows, is_live, open_rows
 from aof2.engine.inspect.status import (
@@ -199,11 +200,14 @@ def why(path: str, local: bool, as_json: bool, conf: str | None) -> None:
             raise NoSuchPathError(f"{path}: not a file; name one")
         with counted("log chunks of the remote") as tell:
             earlier = None if local else partial(_earlier_chunks, settings, file.tenant_id, tell)
-            found = history(view, settings.volume.state_dir / MANIFEST_DIR, file, earlier)
+            own = directory_of(settings.volume.state_dir, file.tenant_id)
+            own_dir = own if own.is_dir() else None
+            found = history(view, settings.volume.state_dir / MANIFEST_DIR, file, earlier, own_dir)
     if as_json:
         output.print_json(found)
         return
-    output.print_found(found.steps, WHY_COLUMNS, _why_cells, folding={"key": 24}, style=lambda s: style(s.event))
+    columns = WHY_COLUMNS if own_dir is None else (*WHY_COLUMNS, "machine")
+    output.print_found(found.steps, columns, _why_cells, folding={"key": 24}, style=lambda s: style(s.event))
     for damage in found.damage:
         complain(f"note: {damage}")
     if found.earlier_records:
@@ -243,6 +247,7 @@ def _why_cells(s: Step) -> tuple[str, ...]:
         str(s.generation),
         s.reason or "-",
         s.key or "-",
+        *([s.machine] if s.machine else ()),
     )
 
 

@@ -115,7 +115,8 @@ def _facts(now: Frame, last: Frame | None) -> list[tuple[str, str]]:
             f"{v.remote} ({_remote(m)}), up {human_size(int(rates['remote_sent_bytes']))}/s,"
             f" down {human_size(int(rates['remote_received_bytes']))}/s",
         ),
-        ("replication", replication_line(v.replication)),
+        *_follow(m),
+        *([] if m.follow else [("replication", replication_line(v.replication))]),
         ("jobs", jobs_line(v)),
         ("needs repair", str(v.needs_repair)),
         *damaged_logs(v),
@@ -164,6 +165,25 @@ def _read_only(m: MountStatus) -> list[tuple[str, str]]:
     return [("fenced" if m.fenced else "read-only", m.read_only_why)] if m.read_only_why else []
 
 
+def _follow(m: MountStatus) -> list[tuple[str, str]]:
+    """How far a follower is; on a writer, who follows."""
+    found: list[tuple[str, str]] = []
+    if m.follow is not None:
+        at = ", ".join(
+            f"{one.tenant or 'volume'} at record {one.position.ordinal if one.position else 0}"
+            for one in m.follow.streams
+        )
+        state = f"{m.follow.lag_s:.1f} s behind the log's end in the remote"
+        if m.follow.away_since_ms:
+            state = f"the remote is away since {iso_time(m.follow.away_since_ms)} UTC ({m.follow.why_away})"
+        found.append(("follows", f"{state}; {at}"))
+        found += [("log problem", problem) for problem in m.follow.problems]
+    for one in m.followers:
+        state = f"{one.lag_records} record(s) behind" if one.live else "not heard of, nothing is kept for it"
+        found.append(("follower", f"{one.id} on {one.host}: {state}, heartbeat {one.seen_s_ago:.0f} s ago"))
+    return found
+
+
 def _passthrough(m: MountStatus) -> str:
     return ("on" if m.passthrough else "off") + (f": {m.passthrough_why}" if m.passthrough_why else "")
 
@@ -190,8 +210,10 @@ def _drawn(now: Frame, last: Frame | None) -> RenderableType:
     head = Table.grid(padding=(0, 2))
     for name, value in _facts(now, last):
         bad = name == "needs repair" and value != "0"
-        bad |= name in ("remote", "replication") and any(w in value for w in ("away", "refuse", "stands since"))
-        bad |= name in ("fenced", "read-only", "damaged log")
+        bad |= name in ("remote", "replication", "follows") and any(
+            w in value for w in ("away", "refuse", "stands since")
+        )
+        bad |= name in ("fenced", "damaged log", "log problem") or (name == "read-only" and now.mount.follow is None)
         head.add_row(Text(name, style="bold"), Text(value, style="red" if bad else ""))
     tenants = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("tenant", "kind", "objects", "bytes", "hot", "warm", "remote", "dirty"):
@@ -215,6 +237,7 @@ def summary(answer: dict[str, Any]) -> list[tuple[str, str]]:
     return [
         ("mount", f"{m.mountpoint}{' (read-only)' if m.read_only else ''}, pid {m.pid}, up {uptime(m.started_ms)}"),
         *_read_only(m),
+        *_follow(m),
         ("transport", m.transport),
         ("passthrough", _passthrough(m)),
         ("brake", _brake(m)),

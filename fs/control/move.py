@@ -173,7 +173,9 @@ async def evict(mounted: Mounted, args: Paths, tell: Tell) -> Moved:
 
 
 async def _make_durable(mounted: Mounted, places: Sequence[Place], closing: Closing, tell: Tell) -> None:
-    """Published, and so is the log that says so: what is evicted can be restored."""
+    """Published, and so is the log that says so: what is evicted can be restored. All that a follower has is."""
+    if mounted.volume.following is not None:
+        return
     await walk.seal_below(mounted, places)
     inos = await walk.not_uploaded(mounted, places)
     if inos:

@@ -57,6 +57,8 @@ async def dispatch(mounted: Mounted, request: dict[str, Any], tell: Tell) -> obj
         asked = msgspec.convert(request, args)
     except msgspec.ValidationError as e:
         raise ControlError(f"{verb}: {e}", 2) from None
+    if mounted.volume.following is not None and verb not in FOLLOWED:
+        raise ControlError(f"{verb}: this mount follows the volume; do that where its writer is mounted")
     if handler not in (ping, ending.end):
         await mounted.kinds.fold()
     return await handler(mounted, asked, tell)
@@ -77,7 +79,7 @@ async def flush(mounted: Mounted, args: Flush, tell: Tell) -> Uploaded:
     """Before an unmount: everything closed is sealed and, if the caller waits for that, uploaded. A volume that takes
     nothing any more is unmounted as it is: the command says what is left."""
     target = mounted.volume.target
-    if target.read_only_reason or not target.enabled:
+    if target.read_only_reason or not target.enabled or mounted.volume.following is not None:
         return Uploaded(0, 0)
     tenants = set(mounted.volume.tenant_names())
     with mounted.volume.replication.waited_for(tenants if args.wait else ()) as caller:
@@ -209,3 +211,7 @@ VERBS: Final[dict[str, tuple[type[Args], Handler]]] = {
     "snapshot": (snapshot.Snapshot, snapshot.snapshot),
     "manifest": (toggle.Toggle, toggle.toggle),
 }
+# What a follower does, too: it looks, and moves its own copies.
+FOLLOWED: Final = frozenset(
+    ("ping", "status", "warm", "resident", "evict", "pin", "unpin", "flush", "end", "generations", "cursors")
+)

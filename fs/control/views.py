@@ -17,6 +17,8 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from aof2.engine import pins
+from aof2.engine.follow.following import FollowStatus
+from aof2.engine.follow.heartbeat import FollowerFact
 from aof2.engine.inspect.paths import resolve
 from aof2.engine.inspect.records import payload_of, raw_payload, record_object
 from aof2.engine.inspect.status import VolumeStatus, object_status, tree_status, volume_status
@@ -29,7 +31,8 @@ COUNTED_FOR_S: Final = 2.0
 
 
 class MountStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What only the daemon knows. Counters are since it started; `unsealed_bytes` are part of the dirty bytes,
+    """What only the daemon knows. `follow`: how far this mount is, which follows; `followers`: those of a writer.
+    Counters are since it started; `unsealed_bytes` are part of the dirty bytes,
     `handed_over` answers that were too long for the FUSE socket, `transport` is how requests come."""
 
     mountpoint: str
@@ -66,6 +69,8 @@ class MountStatus(msgspec.Struct, frozen=True, kw_only=True):
     refused_why: str = ""
     mended_log_files: int = 0
     unknown_events: int = 0
+    follow: FollowStatus | None = None
+    followers: list[FollowerFact] = []
 
 
 def facts(mounted: Mounted, path: str | None = None, light: bool = False) -> dict[str, Any]:
@@ -139,6 +144,8 @@ def mount_status(mounted: Mounted) -> MountStatus:
         refused_why=remote.refusal.why if remote.refusal is not None else "",
         mended_log_files=sum(map(len, volume.opened.mended.values())) + volume.replicator.mended_files,
         unknown_events=volume.opened.unknown_events,
+        follow=volume.following.status() if volume.following is not None else None,
+        followers=volume.followers.facts(volume.log_ends(volume.tenant_names())) if volume.replicating else [],
     )
 
 

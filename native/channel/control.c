@@ -134,7 +134,7 @@ static void open_catalog(const control_message *m) {
   char path[PROTO_MESSAGE_MAX];
   uint8_t body[4];
   told_as as = {.has_uid = m->nodeid & CATALOG_UID, .has_gid = m->nodeid & CATALOG_GID, .uid = m->catalog.uid, .gid = m->catalog.gid,
-                .umask = m->catalog.umask};
+                .umask = m->catalog.umask, .follows = m->nodeid & CATALOG_FOLLOWS};
   memcpy(path, m->catalog.path, m->catalog.path_len);
   path[m->catalog.path_len] = 0;
   names_look(&as);

@@ -5,6 +5,7 @@
 
 #include "nests.h"
 #include "rules.h"
+#include "tables.h"
 
 #define PAGE_BYTES (64u << 10) /* of a listing: more would hold a picture of the rows for long */
 
@@ -40,12 +41,23 @@ static bool answer_by(const request *r, uint8_t *data, uint32_t what, answer_fro
 
 void names_entry(wire_entry_out *out, const inode_row *row, const struct stat *backing) { told_entry(out, row, backing, &look); }
 
+/* On a follower the daemon knows which generation a file is shown at: the one that is open here, or, while the row's is not in the
+ * remote yet, the last that is. */
+static bool shown_otherwise(const view *v, const inode_row *row) {
+  if (!S_ISREG(row->mode)) return false;
+  pthread_mutex_lock(&tables_lock);
+  bool is_open = node_find(row->ino);
+  pthread_mutex_unlock(&tables_lock);
+  return is_open || view_published(v, row) != VIEW_FOUND;
+}
+
 /* An inode as it is told. */
 static view_result entry_of(const view *v, uint64_t ino, wire_entry_out *out) {
   inode_row row;
   struct stat st;
   view_result result = view_inode(v, ino, &row);
   if (result != VIEW_FOUND) return result;
+  if (look.follows && shown_otherwise(v, &row)) return VIEW_BROKEN;
   result = view_dirty(v, &row, &st);
   if (result > VIEW_FOUND) return result;
   told_entry(out, &row, result == VIEW_FOUND ? &st : NULL, &look);
@@ -69,6 +81,7 @@ static view_result lookup(const view *v, answer *a) {
   if (!is_plain(name)) return VIEW_BROKEN;
   view_result result = view_name(v, a->r->header.nodeid, name, &ino);
   if (result > VIEW_FOUND) return result;
+  if (result == VIEW_ABSENT && look.follows) return VIEW_BROKEN; /* the daemon asks the log's end first */
   if (result == VIEW_FOUND) {
     result = entry_of(v, ino, &out);
     if (result != VIEW_FOUND) return result;
@@ -170,7 +183,7 @@ bool names_opendir(const request *r) {
   view v;
   if (!view_begin(&v, r->header.nodeid, ANSWER_LIST)) return false;
   view_end();
-  wire_open_out out = {.fh = listing_open(), .open_flags = WIRE_FOPEN_CACHE_DIR | WIRE_FOPEN_KEEP_CACHE};
+  wire_open_out out = {.fh = listing_open(), .open_flags = look.follows ? 0 : WIRE_FOPEN_CACHE_DIR | WIRE_FOPEN_KEEP_CACHE};
   if (out.fh) device_reply(r->header.unique, 0, &out, sizeof out);
   return out.fh;
 }

@@ -92,7 +92,7 @@ enum proto_event { /* channel to daemon */
 #define PROTO_PARTIAL_MAX 60000 /* of a line that a handle began */
 #define PROTO_UNTRACKED 4u /* EV_WRITTEN: something was written that no range tells */
 
-enum { CATALOG_UID = 1u, CATALOG_GID = 2u };
+enum { CATALOG_UID = 1u, CATALOG_GID = 2u, CATALOG_FOLLOWS = 4u };
 enum { NODE_PASSTHROUGH = 1, NODE_RANGED = 2 };
 enum { NODE_ALL_PRESENT = 1u, NODE_SUID = 2u, NODE_STILL = 4u };
 enum { FRAMING_LINE = 1, FRAMING_RECORD = 2 };

@@ -38,7 +38,7 @@ typedef struct {
   bool has_backing; /* what its backing file looked like when its bytes were last known to be right */
   uint64_t backing_inode, backing_size, backing_mtime_ns;
 } object_row;
-enum { OBJECT_DIRTY = 0, OBJECT_SEALED = 1, OBJECT_PUBLISHED = 2 };
+enum { OBJECT_DIRTY = 0, OBJECT_SEALED = 1, OBJECT_PUBLISHED = 2, OBJECT_TOMBSTONED = 3 };
 
 bool object_row_decode(span row, object_row *out);
 /* The blocks of a chunk that are here. */

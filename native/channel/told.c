@@ -26,6 +26,7 @@ void told_attr(wire_attr *out, const inode_row *row, const struct stat *backing,
 }
 
 void told_entry(wire_entry_out *out, const inode_row *row, const struct stat *backing, const told_as *as) {
-  *out = (wire_entry_out){.nodeid = row->ino, .entry_valid = TOLD_LONG_S, .attr_valid = backing ? TOLD_DIRTY_S : TOLD_LONG_S};
+  uint64_t long_s = as->follows ? TOLD_DIRTY_S : TOLD_LONG_S;
+  *out = (wire_entry_out){.nodeid = row->ino, .entry_valid = long_s, .attr_valid = backing ? TOLD_DIRTY_S : long_s};
   told_attr(&out->attr, row, backing, as);
 }

@@ -14,9 +14,9 @@
 #define TOLD_LONG_S 3600 /* names and attributes change through the kernel, or it is told */
 #define TOLD_DIRTY_S 1   /* but for those of files that are being written */
 
-/* -o uid, gid, umask: how everything looks, whatever is stored. */
+/* -o uid, gid, umask: how everything looks, whatever is stored. `follows`: another machine changes the rows, so nothing is told for long. */
 typedef struct {
-  bool has_uid, has_gid;
+  bool has_uid, has_gid, follows;
   uint32_t uid, gid, umask;
 } told_as;
 

@@ -216,6 +216,13 @@ static view_result object_of(const view *v, const inode_row *row, object_row *ou
   return object_row_decode(value, out) && out->ino == row->ino && out->generation == row->generation ? VIEW_FOUND : VIEW_BROKEN;
 }
 
+view_result view_published(const view *v, const inode_row *row) {
+  object_row object;
+  view_result result = object_of(v, row, &object);
+  if (result != VIEW_FOUND) return result;
+  return object.state == OBJECT_PUBLISHED || object.state == OBJECT_TOMBSTONED ? VIEW_FOUND : VIEW_ABSENT;
+}
+
 static view_result mask_of(const view *v, uint64_t chunk, uint64_t *mask) {
   uint8_t key[5 + 8];
   span value;

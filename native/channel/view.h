@@ -65,6 +65,9 @@ bool view_set_times(const view *v, const inode_row *row, const struct timespec t
 /* Whether the file is being written: size and times are those of its backing file, in *st. BROKEN: it is, and that is not here. */
 view_result view_dirty(const view *v, const inode_row *row, struct stat *st);
 
+/* Whether the file's bytes are in the remote, as the row names them; ABSENT: not, or not yet. */
+view_result view_published(const view *v, const inode_row *row);
+
 /* A closed or clean file that is here whole: its one chunk has all its blocks, and this is what its backing file is like. ABSENT: not so,
  * or not known. */
 typedef struct {

@@ -35,6 +35,11 @@ def test_everything() -> None:
     )
 
 
+def test_a_follower_is_read_only() -> None:
+    assert parse_options(["follow"]) == Options(follow=True, ro=True)
+    assert parse_options(["follow,rw"]) == Options(follow=True, ro=True)
+
+
 def test_the_last_one_wins() -> None:
     got = parse_options(["ro,rw,suid,nosuid,allow_other,noallow_other,uid=1,uid=2"])
     assert got == Options(uid=2)

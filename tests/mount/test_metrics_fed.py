@@ -26,6 +26,7 @@ from aof2.engine.manifest.batch import PART_HEADER
 from aof2.engine.manifest.reader import Record, Stream
 from aof2.engine.settings.loader import load_settings
 from aof2.fs.bench.seaweed import REGION
+from tests.mount.following import pair
 from tests.mount.test_machines import machine, restore
 from tests.mount.world import World, world
 from tests.support.mount import MountedVolume, conf_text, mounted_volume, until
@@ -278,6 +279,9 @@ TABLE: dict[str, Step | str] = {
     'aof2_log_lag_bytes{stream="1"}': remote_away,
     'aof2_log_lag_seconds{stream="1"}': remote_away,
     'aof2_log_stands{stream="1"}': remote_away,
+    "aof2_follow_lag_seconds": "test_a_follower_says_how_far_it_is",
+    "aof2_follow_away": "test_a_follower_says_how_far_it_is",
+    "aof2_followers": "test_a_follower_says_how_far_it_is",
     "aof2_quota_used_bytes": written,
     "aof2_quota_reserved_bytes": "test_bad_weather_is_counted",
     "aof2_quota_limit_bytes": mounted_again,
@@ -463,6 +467,23 @@ def test_a_writer_that_lost_the_volume_says_so(tmp_path: Path) -> None:
             (a.files / "late").write_bytes(b"x")
         until(lambda: metrics(a.mnt)["aof2_fenced"] == 1, "the old writer does not notice", PATIENCE_S)
         assert metrics(a.mnt)["aof2_read_only"] == 1
+
+
+def test_a_follower_says_how_far_it_is(tmp_path: Path) -> None:
+    with pair(tmp_path) as p:
+        (p.writer.path / "file").write_bytes(b"x")
+        p.durable()
+        until(
+            lambda: metrics(p.follower.mountpoint)['aof2_follow_position{stream="1"}'] > 0, "it is nowhere", PATIENCE_S
+        )
+        assert metrics(p.writer.mountpoint)["aof2_follow_lag_seconds"] == 0
+        until(lambda: bool(list((tmp_path / "remote" / "followers").glob("*.json"))), "no heartbeat", PATIENCE_S)
+        p.writer.done("gc")
+        assert metrics(p.writer.mountpoint)["aof2_followers"] == 1
+        (tmp_path / "remote").rename(tmp_path / "away")
+        until(lambda: metrics(p.follower.mountpoint)["aof2_follow_away"] == 1, "it is not noticed", PATIENCE_S)
+        assert metrics(p.follower.mountpoint)["aof2_follow_lag_seconds"] > 0
+        (tmp_path / "away").rename(tmp_path / "remote")
 
 
 def test_a_file_whose_blob_is_lost_is_not_durable(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from aof2.fs.bench.seaweed import REGION
 from tests.mount import damage as damaged
 from tests.mount import test_full_disk as full_disk
 from tests.mount.durable import Copier, DirectoryCopier, DurableRounds, S3Copier, after_umount, in_every_order
+from tests.mount.following import pair
 from tests.mount.machines import Machines
 from tests.mount.namerounds import KINDS as NAME_KINDS
 from tests.mount.namerounds import NameRounds
@@ -61,6 +62,28 @@ def kill(times: int, seed: int | None, kind: tuple[str, ...], keep: bool) -> Non
     click.echo(f"{times} kills: {rounds.acknowledged} operations acknowledged, all there")
     if not keep:
         shutil.rmtree(root)
+
+
+@main.command()
+@click.option("--times", default=1000, show_default=True)
+def follow(times: int) -> None:
+    """Write and wait on the writer, then open on a follower: never ENOENT, never other bytes."""
+    root = Path(tempfile.mkdtemp(prefix="aof2-torture-"))
+    took_s: list[float] = []
+    with pair(root, timeout_s=0) as p:
+        for number in range(times):
+            path = p.writer.path / f"dir{number % 7}" / f"round{number}"
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(b"%d" % number)
+            p.durable(path)
+            started_s = time.monotonic()
+            found = p.there(path).read_bytes()
+            took_s.append(time.monotonic() - started_s)
+            if found != b"%d" % number:
+                raise click.ClickException(f"round {number}: other bytes: {found!r}")
+    took_s.sort()
+    click.echo(f"{times} rounds, all there; opened and read in {took_s[times // 2] * 1000:.1f} ms (median)")
+    shutil.rmtree(root)
 
 
 @main.command()

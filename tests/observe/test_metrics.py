@@ -56,6 +56,10 @@ OURS = {
     "aof2_log_lag_bytes": "gauge",
     "aof2_log_lag_seconds": "gauge",
     "aof2_log_stands": "gauge",
+    "aof2_follow_lag_seconds": "gauge",
+    "aof2_follow_position": "gauge",
+    "aof2_follow_away": "gauge",
+    "aof2_followers": "gauge",
     "aof2_quota_used_bytes": "gauge",
     "aof2_quota_reserved_bytes": "gauge",
     "aof2_quota_limit_bytes": "gauge",
@@ -68,7 +72,8 @@ OURS = {
     "aof2_scrape_errors_total": "counter",
 }
 LOG_TABLES = {"aof2_log_lag_records", "aof2_log_lag_bytes", "aof2_log_lag_seconds", "aof2_log_stands"}
-TABLES = {"aof2_tier_bytes", "aof2_tier_limit_bytes", "aof2_tenant_bytes", "aof2_jobs", *LOG_TABLES}
+STREAM_TABLES = LOG_TABLES | {"aof2_follow_position"}
+TABLES = {"aof2_tier_bytes", "aof2_tier_limit_bytes", "aof2_tenant_bytes", "aof2_jobs", *STREAM_TABLES}
 
 
 def filled() -> StorageMetrics:
@@ -77,7 +82,7 @@ def filled() -> StorageMetrics:
     metrics.tier_limit_bytes.set_callback(lambda: {("hot",): 50})
     metrics.tenant_bytes.set_callback(lambda: {("events", "hot"): 3, ("db", "warm"): 2})
     metrics.jobs.set_callback(lambda: {("waiting",): 1})
-    for name in LOG_TABLES:
+    for name in STREAM_TABLES:
         getattr(metrics, name.removeprefix("aof2_")).set_callback(lambda: {("1",): 1})
     return metrics
 

@@ -1,0 +1,94 @@
+"""Opening a folder that follows: its mark, its rows as far as the remote has the log, its own logs.
+
+    mark → rows (trusted, or replayed from the logs here) → the remote's logs, listed once → own logs
+
+A remote that is away does not keep a follower from opening that has been here before: what is here is served.
+
+Owner: the thread that opens the volume, under the folder's lock. A crash leaves a folder that opens again.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import NamedTuple
+
+from aof2.engine.catalog import tables as t
+from aof2.engine.catalog.recovery import Opened
+from aof2.engine.catalog.store import Catalog, discard, trusted
+from aof2.engine.env import Env
+from aof2.engine.errors import CorruptError, TransientError
+from aof2.engine.follow.mark import FollowerMark, ensure_mark
+from aof2.engine.follow.ownlog import open_own
+from aof2.engine.follow.ownrows import OwnRows
+from aof2.engine.opening import VOLUME_STREAM
+from aof2.engine.remote.errors import RemoteMissingError
+from aof2.engine.remote.store import RemoteStore
+from aof2.engine.replicate.follow import LogFolder
+from aof2.engine.settings import Settings
+
+log = logging.getLogger(__name__)
+
+
+class Followed(NamedTuple):
+    """What a mounted follower begins with. `away`: why the remote could not be asked."""
+
+    opened: Opened
+    folder: LogFolder
+    own: OwnRows
+    mark: FollowerMark
+    away: str
+
+
+def open_followed(env: Env, settings: Settings, remote: RemoteStore) -> Followed:
+    """See the module's text. ReadOnlyError: the folder is a writer's. RemoteMissingError: no volume there."""
+    state_dir = settings.volume.state_dir
+    started_s = env.monotonic_s()
+    mark = ensure_mark(env, state_dir)
+    catalog = _open_rows(env, settings)
+    opened = Opened(catalog)
+    try:
+        own = OwnRows()
+        folder = LogFolder(env, remote, state_dir, catalog, own)
+        folder.replay_all()
+        away = _catch_up(folder)
+        with catalog.view() as view:
+            tenants = [tenant_id for tenant_id, _ in view.scan(VOLUME_STREAM, t.TENANTS)]
+        if not tenants:
+            raise RemoteMissingError("the remote has nothing of the volume's log yet; mount again once its writer has")
+        for stream_id in tenants:
+            opened.streams[stream_id] = open_own(env, catalog, state_dir, stream_id)
+            own.take(stream_id)  # nothing was told to the kernel yet
+    except BaseException:
+        for stream in opened.streams.values():
+            stream.log.close()
+        catalog.abandon()
+        raise
+    opened.replay_s = env.monotonic_s() - started_s
+    return Followed(opened, folder, own, mark, away)
+
+
+def _open_rows(env: Env, settings: Settings) -> Catalog:
+    directory = settings.volume.state_dir / "catalog"
+    if not trusted(directory):
+        discard(directory)
+    try:
+        return Catalog.open(env, directory)
+    except CorruptError as e:
+        log.warning("catalog is rebuilt", extra={"error": str(e)})
+        discard(directory)
+        return Catalog.open(env, directory)
+
+
+def _catch_up(folder: LogFolder) -> str:
+    """Why the remote could not be asked; "" where it was."""
+    try:
+        for done in folder.catch_up():
+            for what in done.missing:
+                log.warning("the log has a hole in the remote", extra={"stream_id": done.stream_id, "error": what})
+    except TransientError as e:
+        with folder.catalog.view() as view:
+            if next(view.scan(VOLUME_STREAM, t.TENANTS), None) is None:
+                raise  # there is nothing to serve
+        log.warning("the remote is away; what is here is served", extra={"error": str(e)})
+        return str(e)
+    return ""
