@@ -199,6 +199,10 @@ SECTION_KEYS: Final[dict[str, dict[str, Key]]] = {
         "enabled": Key("enabled", _flag),
         "shadow": Key("shadow", _flag),
     },
+    "follow": {
+        "inbox_period": Key("inbox_period_s", _or_off(_time_s(100, _HOUR_MS))),
+        "inbox_keep": Key("inbox_keep_s", _time_s(_MINUTE_MS, 3650 * _DAY_MS)),
+    },
     "metrics": {"listen": Key("listen", _listen)},
 }
 FILES_KEYS: Final = {**TENANT_KEYS, "write_mode": Key("write_mode", _choice("auto", "passthrough", "budget"))}

@@ -72,6 +72,13 @@ class ManifestSettings(Section, frozen=True, kw_only=True):
     shadow: bool = False
 
 
+class FollowSettings(Section, frozen=True, kw_only=True):
+    """What comes from, and goes to, other machines by way of the remote. `inbox_period_s` None: nothing is taken in."""
+
+    inbox_period_s: float | None = 2.0
+    inbox_keep_s: float = 86_400.0
+
+
 class MetricsSettings(Section, frozen=True, kw_only=True):
     """Where `/metrics` is served; "" serves it nowhere."""
 
@@ -141,6 +148,7 @@ class Settings(Section, frozen=True, kw_only=True):
     cache: CacheSettings = CacheSettings()
     retention: RetentionSettings = RetentionSettings()
     manifest: ManifestSettings = ManifestSettings()
+    follow: FollowSettings = FollowSettings()
     metrics: MetricsSettings = MetricsSettings()
     tenants: dict[str, TenantSettings] = msgspec.field(default_factory=lambda: dict(TENANTS_DEFAULT))
     engine: EngineSettings = EngineSettings()
