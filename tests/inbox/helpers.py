@@ -152,7 +152,7 @@ def lines(seed: str, count: int) -> list[bytes]:
 
 def troubles(settings: Settings) -> list[Finding]:
     """What verify has against the volume, every blob read."""
-    return [f for f in verify(settings, remote=True).findings if f.severity is not Severity.NOTE]
+    return [f for f in verify(settings, deep_remote=True).findings if f.severity is not Severity.NOTE]
 
 
 def is_refused(answer: Callable[[], object], *words: str) -> bool:
