@@ -77,9 +77,8 @@ def make_object(
     for index, one in enumerate(chunks):
         chunk_id = chunk_ids[index] if chunk_ids else b.next_id("chunk_id")
         ids.append(chunk_id)
-        chunk = ChunkRow(
-            chunk_id, ino, GENERATION, index, one.length, one.sha256, one.crc64, one.block_crcs, compression=one.compression
-        )
+        place, sums = (chunk_id, ino, GENERATION, index), (one.length, one.sha256, one.crc64, one.block_crcs)
+        chunk = ChunkRow(*place, *sums, compression=one.compression)
         said = sealed or p.SealSegment(one.length, one.crc64, ino, b.ordinal, 0)
         _add_chunk(b, chunk, one, index * chunk_bytes + base_offset, said)
     row = ObjectRow(
@@ -102,9 +101,7 @@ def make_object(
 def _add_chunk(b: Batch, chunk: ChunkRow, one: CheckedBlob, base_offset: int, sealed: p.SealSegment) -> None:
     blob = _refer(b, one)
     b.apply(
-        o.UpsertChunk(
-            msgspec.structs.replace(chunk, key=blob.key, offset=blob.offset, stored_bytes=blob.stored_bytes)
-        )
+        o.UpsertChunk(msgspec.structs.replace(chunk, key=blob.key, offset=blob.offset, stored_bytes=blob.stored_bytes))
     )
     said: list[p.Payload] = [
         p.SegmentOpened(base_offset, GENERATION),

@@ -81,7 +81,7 @@ class Made(NamedTuple):
     header: fmt.SegmentHeader
     footer: fmt.SegmentFooter
     payload: CheckedBlob
-    index: CheckedBlob
+    index_file: CheckedBlob
     position: Position
 
 
@@ -133,7 +133,8 @@ class Arrival:
                 given, made = await self._prepare(stream.position)  # records came meanwhile
             async with stream.naming:
                 with trio.CancelScope(shield=True):
-                    return await self._record(given, made)
+                    done = await self._record(given, made)
+        return done
 
     async def _prepare(self, base: Position) -> tuple[Given, list[Made]]:
         volume = self._volume
@@ -146,7 +147,7 @@ class Arrival:
             await result_of(volume.writer.submit(self._tenant_id, started, sync=True))
             put = partial(volume.remote.put_blob, key, blob, len(blob), crc64=native.crc64(blob))
             etag = await trio.to_thread.run_sync(put)
-            made.append(some._replace(index=some.index._replace(etag=etag)))
+            made.append(some._replace(index_file=some.index_file._replace(etag=etag)))
             base = some.position
         volume.env.failpoint("inbox.stream.put")
         return given, made
@@ -161,13 +162,11 @@ class Arrival:
 
     # -- making: on a worker thread ----------------------------------------------------------------------------
 
-    def _make(
-        self, segment: CheckedSegment, numbers: Numbers, base: Position, given: Given
-    ) -> tuple[Made, str, bytes]:
+    def _make(self, segment: CheckedSegment, numbers: Numbers, base: Position, given: Given) -> tuple[Made, str, bytes]:
         """The segment at its place in the stream, its index's key and blob."""
         stream, engine = self._stream, self._volume.settings.engine
         try:
-            staged = SegmentIndex.decode(self._read(segment.index), path=segment.index.key)
+            staged = SegmentIndex.decode(self._read(segment.index_blob), path=segment.index_blob.key)
             payload = self._read(segment.payload)
         except RemoteMissingError as e:
             raise RefusedError(f"missing in the remote: {e}") from None
@@ -199,7 +198,7 @@ class Arrival:
         footer = replace(footer, coordinator_watermark=given.watermark)
         index = fmt.encode_header(header) + fmt.encode_footer(footer) + headers
         if len(index) > engine.chunk_bytes:
-            raise RefusedError(f"{segment.index.key}: an index of {len(index)} bytes; deliver shorter segments")
+            raise RefusedError(f"{segment.index_blob.key}: an index of {len(index)} bytes; deliver shorter segments")
         checked, blob = self._index_blob(index, numbers, given)
         end = Position(
             *(base.next_logical + len(payload), base.record_count + records.count),
@@ -213,7 +212,7 @@ class Arrival:
         return b"".join(BlobReader(located.read, blob.stored_bytes, sha256=blob.sha256, path=blob.key).blocks())
 
     def _check_records(self, segment: CheckedSegment, staged: SegmentIndex, payload: bytes) -> None:
-        lengths, key = staged.records().columns().length, segment.index.key
+        lengths, key = staged.records().columns().length, segment.index_blob.key
         if staged.record_count != segment.records or staged.payload_bytes != len(payload) or staged.header.base_offset:
             raise RefusedError(f"{key}: it is not the index of {segment.records} records of {segment.payload.key}")
         if not 0 < min(lengths) <= max(lengths) <= self._stream.record_max:
@@ -268,7 +267,7 @@ class Arrival:
             self._publish_one(b, one, given.checkpoint_id)
         if made:
             rows.put_position(b, self._stream.ino, end)
-            staged = (blob for one in self._job.segments for blob in (one.payload, one.index))
+            staged = (blob for one in self._job.segments for blob in (one.payload, one.index_blob))
             delivered.drop_unnamed(b, staged, made[-1].numbers.ids.segment_id)
         size, count = end.next_logical - before.next_logical, end.record_count - before.record_count
         row = DeliveryRow(b.now_ms, len(made), size, count, before.next_logical, end.next_logical)
@@ -282,7 +281,7 @@ class Arrival:
         mode = stat.S_IMODE(stream.mode) & 0o666
         payload_name = names.payload_name(one.header.base_offset, self._stream.settings.ext)
         rows.enter(b, _file(ids.payload_ino, one.payload, b), stream.ino, payload_name, stream, mode)
-        rows.enter(b, _file(ids.index_ino, one.index, b), below, names.index_name(ids.segment_id), stream, mode)
+        rows.enter(b, _file(ids.index_ino, one.index_file, b), below, names.index_name(ids.segment_id), stream, mode)
         sealed = p.SealSegment(
             *(footer.durable_bytes, footer.segment_crc64, footer.ext_id, footer.coordinator_watermark),
             int(footer.flush_failure),
@@ -295,7 +294,7 @@ class Arrival:
             base_offset=one.header.base_offset,
             sealed=sealed,
         )
-        put(ids.index_ino, one.index.sha256, [one.index], chunk_ids=[one.numbers.index_chunk_id])
+        put(ids.index_ino, one.index_file.sha256, [one.index_file], chunk_ids=[one.numbers.index_chunk_id])
 
     def _payload_names(self, b: Batch) -> list[bytes]:
         prefix, ext = t.DENTRIES.pack_key((self._stream.ino, b"")), self._stream.settings.ext

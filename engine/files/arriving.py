@@ -1,4 +1,4 @@
-"""Files that come by the inbox: names, inodes and objects of a whole job, in one commit; their bytes stay in the remote.
+"""Files that come by the inbox: names, inodes and objects of a job, in one commit; their bytes stay in the remote.
 
     target directory, made where it is not there → overwrite: what is below it goes → directories, files → the job's row
 
@@ -142,4 +142,3 @@ def _empty(b: Batch, directory: int, is_open: namespace.IsOpen, done: Published)
         nodes.erase(b, entry.ino)
         nodes.touch(b, directory, links=-1)
         done.gone.append(Gone(directory, name, row))
-

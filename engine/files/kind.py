@@ -37,8 +37,8 @@ from aof2.engine.files.cold import COLD_SCAN, check_value
 from aof2.engine.files.recover import recover_dirty
 from aof2.engine.files.state import Stamp
 from aof2.engine.files.table import Files
-from aof2.engine.inbox.check import CheckedJob
 from aof2.engine.files.unlinks import Unlinks
+from aof2.engine.inbox.check import CheckedJob
 from aof2.engine.intents.format import Intent, IntentKind
 from aof2.engine.intents.mounted import Intents
 from aof2.engine.intents.recover import recover_intents

@@ -60,7 +60,7 @@ class CheckedFile(NamedTuple):
 
 class CheckedSegment(NamedTuple):
     payload: CheckedBlob
-    index: CheckedBlob
+    index_blob: CheckedBlob
     records: int
 
 
@@ -91,7 +91,7 @@ def check(commit: Commit, remote: RemoteStore, *, chunk_bytes: int, block_bytes:
     )
     segments = tuple(CheckedSegment(found[s.payload.number], found[s.index.number], s.records) for s in commit.segments)
     for segment in segments:
-        for one in (segment.payload, segment.index):
+        for one in (segment.payload, segment.index_blob):
             _require(one.length <= chunk_bytes, f"{one.key}: {one.length} bytes, a segment's file is one chunk")
     return CheckedJob(commit.job_id, commit.to, commit.mode == "overwrite", files, segments)
 
@@ -138,9 +138,7 @@ def _alone(
     _require((blob.offset, blob.length) == (0, staged.size), f"{staged.key}: it is one blob, all of it")
     footer = read_footer(partial(remote.get_range, staged.key), staged.size, path=staged.key)
     if isinstance(name, InboxBlobKey):
-        check_identity(
-            footer, chunk_id=name.chunk_id, generation=name.generation, sha256=name.sha256, path=staged.key
-        )
+        check_identity(footer, chunk_id=name.chunk_id, generation=name.generation, sha256=name.sha256, path=staged.key)
     return {blob.number: _checked(footer, blob, staged, info.etag, block_bytes, 0)}
 
 
@@ -174,7 +172,9 @@ def _checked(
     check_identity(
         footer, chunk_id=blob.number, generation=GENERATION, sha256=bytes.fromhex(blob.sha256), path=staged.key
     )
-    _require(footer.block_bytes == block_bytes, f"{staged.key}: blocks of {footer.block_bytes}, not {block_bytes} bytes")
+    _require(
+        footer.block_bytes == block_bytes, f"{staged.key}: blocks of {footer.block_bytes}, not {block_bytes} bytes"
+    )
     codecs = {frame.codec for frame in footer.frames}
     _require(Codec.HOLE not in codecs and footer.raw_len > 0, f"{staged.key}: a delivered blob has no holes")
     return CheckedBlob(

@@ -161,7 +161,7 @@ class Intake:
     async def _look_at(self, tenant_id: int, tenant: str, job_ids: list[str]) -> int:
         answered = 0
         for at in range(0, len(job_ids), AT_ONCE):
-            taken = []
+            taken: list[_Taken] = []
             for job_id in job_ids[at : at + AT_ONCE]:
                 try:
                     one = await self._take(tenant_id, tenant, job_id)
@@ -240,8 +240,8 @@ class Intake:
         if volume.quota.shortage(tenant, block_bytes).tenants_bytes:
             usage = volume.quota.tenant_usage(tenant)
             raise RefusedError(
-                f"the quota of tenant {tenant} is full: {usage.used_bytes} of {usage.limit_bytes} bytes, and nothing of "
-                "it can be evicted; wait until it is uploaded, unpin, or raise the quota"
+                f"the quota of tenant {tenant} is full: {usage.used_bytes} of {usage.limit_bytes} bytes, and nothing "
+                "of it can be evicted; wait until it is uploaded, unpin, or raise the quota"
             )
 
     # -- answers -----------------------------------------------------------------------------------------------
@@ -342,4 +342,3 @@ def _decoded(data: bytes) -> Commit | None:
     with contextlib.suppress(Aof2Error):
         return decode(data, Commit)
     return None
-

@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, Literal
 
+from aof2.engine.blob.writer import LEVEL
 from aof2.engine.env import Env
 from aof2.engine.errors import Aof2Error, LimitError, ReadOnlyError
 from aof2.engine.inbox.format import (
@@ -36,7 +37,7 @@ from aof2.engine.inbox.format import (
     problem_of,
 )
 from aof2.engine.inbox.records import RecordStage
-from aof2.engine.inbox.stage import LEVEL, Attempt, FileBytes, Staged
+from aof2.engine.inbox.stage import Attempt, FileBytes, Staged
 from aof2.engine.remote.errors import FencedError, RemoteMissingError
 from aof2.engine.remote.keys import (
     INBOX_NAME,
@@ -84,8 +85,8 @@ class Inbox:
         self.door = door or read_door(store, tenant)
 
     def open_job(self, job_id: str = "", *, to: str, mode: Mode = "append", level: int = LEVEL) -> Job:
-        """`to`: a directory of the tenant, or a stream; it is made where it is not there. Without an id the job gets one
-        that no other has, and cannot be asked for again."""
+        """`to`: a directory of the tenant, or a stream; it is made where it is not there. Without an id the job gets
+        one that no other has, and cannot be asked for again."""
         job_id = job_id or secrets.token_hex(16)
         if INBOX_NAME.fullmatch(job_id) is None:
             raise LimitError(f"job {job_id[:100]!r}: an id is 1 to 64 of A-Z a-z 0-9 _ -")
@@ -146,7 +147,7 @@ class Job:
     # -- committing --------------------------------------------------------------------------------------------
 
     def commit(self, parts: Iterable[Staged] = ()) -> Job:
-        """All that was put, and what the attempts of others finished, in their order. LimitError: it cannot be a job."""
+        """All that was put, and what the attempts of others finished, in their order. LimitError: it is no job."""
         if self._records is not None:
             self._records.flush()
         staged = Staged.joined([self._attempt.finish(), *parts])
@@ -194,7 +195,7 @@ class Job:
             left_s = until_s - time.monotonic()
             if left_s <= 0:
                 raise NotTakenInError(
-                    f"job {self.job_id}: no answer within {wait_s:g} s; it stays committed, and the writer of the volume "
+                    f"job {self.job_id}: no answer within {wait_s:g} s; it stays committed, and the volume's writer "
                     "takes it in at its next mount"
                 )
             sleep_s(min(pause_s, left_s))

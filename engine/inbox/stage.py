@@ -146,9 +146,7 @@ class Attempt:
                     out.write(part)
 
                 footer = self._encode(sink, data)
-            key = InboxBlobKey(
-                self._door.tenant, self._job_id, self._name, footer.chunk_id, GENERATION, footer.sha256
-            )
+            key = InboxBlobKey(self._door.tenant, self._job_id, self._name, footer.chunk_id, GENERATION, footer.sha256)
             at = self._put_object(name_of(key), FileSource(path), footer.blob_len, crc)
         finally:
             path.unlink()

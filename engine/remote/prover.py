@@ -71,8 +71,9 @@ def find(remote: RemoteStore, key: str, size: int, sha256: bytes) -> BlobFooter:
 def prove(remote: RemoteStore, blob: BlobRow, sha256: bytes, sealed: ChunkRow | None = None) -> None:
     """`sealed`: a chunk of this content, whose checksums the blocks must have too."""
     name = parse_key(blob.key)
-    names_it = isinstance(name, ChunkBlobKey | InboxBlobKey)
-    chunk_id, generation = (name.chunk_id, name.generation) if names_it else (None, None)
+    chunk_id, generation = None, None
+    if isinstance(name, ChunkBlobKey | InboxBlobKey):
+        chunk_id, generation = name.chunk_id, name.generation
     read = LocatedBlob(remote, blob.location).read
     if blob.stored_bytes <= HELD_BYTES:  # one request for all of a small one
         held = memoryview(read(0, blob.stored_bytes))

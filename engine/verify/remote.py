@@ -79,9 +79,9 @@ def check_listing(ctx: Context, remote: RemoteStore, index: Index, *, deep: bool
         for info, meant in index.meet((info.key, info) for info in remote.list(prefix)):
             if meant is None:
                 # The log's own are not told: its uploader goes on where it stopped.
-                if prefix == BLOB_PREFIX and info.modified_ms <= recent_ms:
-                    yield _orphan(info, prefix)
-                elif prefix == INBOX_PREFIX and info.modified_ms <= waiting_ms and _holds_blobs(info.key):
+                if (prefix == BLOB_PREFIX and info.modified_ms <= recent_ms) or (
+                    prefix == INBOX_PREFIX and info.modified_ms <= waiting_ms and _holds_blobs(info.key)
+                ):
                     yield _orphan(info, prefix)
             elif meant.must and is_pack(info.key):
                 if not deep:

@@ -98,7 +98,7 @@ class Arena:
         async with self.volume.opened_object((row.ino >> 40, row.ino, row.generation)) as handle:
             return await self.volume.hydrator.read(handle, 0, row.size)
 
-    def keys(self, prefix: str = "inbox/") -> list[str]:
+    def listed(self, prefix: str = "inbox/") -> list[str]:
         return [info.key for info in self.store.list(prefix)]
 
 
@@ -111,9 +111,7 @@ def put_all(job: Job, files: dict[str, bytes]) -> None:
 def settings_of(root: Path, *, remote_url: str | None = None, **keys: object) -> Settings:
     settings = stream_settings(root, **keys)
     if remote_url is not None:
-        settings = msgspec.structs.replace(
-            settings, remote=msgspec.structs.replace(settings.remote, url=remote_url)
-        )
+        settings = msgspec.structs.replace(settings, remote=msgspec.structs.replace(settings.remote, url=remote_url))
     return msgspec.structs.replace(
         settings, follow=FollowSettings(inbox_keep_s=KEEP_S), retention=RetentionSettings(purge_after_s=10.0)
     )
@@ -147,7 +145,7 @@ def some_files(seed: int = 1) -> dict[str, bytes]:
 
 
 def lines(seed: str, count: int) -> list[bytes]:
-    return [b"%s %d %s\n" % (seed.encode(), n, hashlib.sha256(f"{seed}{n}".encode()).hexdigest().encode()) for n in range(count)]
+    return [f"{seed} {n} {hashlib.sha256(f'{seed}{n}'.encode()).hexdigest()}\n".encode() for n in range(count)]
 
 
 def troubles(settings: Settings) -> list[Finding]:

@@ -28,7 +28,7 @@ def test_a_job_of_files_is_there_whole_and_cold(tmp_path: Path) -> None:
             assert obj is not None and obj.state == ObjectState.PUBLISHED
             with a.volume.catalog.view() as view:
                 assert a.volume.is_durable(view, row)
-        assert not [key for key in a.keys() if ".knock" in key or ".refused" in key]
+        assert not [key for key in a.listed() if ".knock" in key or ".refused" in key]
 
     run(settings, body)
     assert troubles(settings) == []
@@ -42,7 +42,7 @@ def test_a_job_comes_once_however_often_it_is_committed(tmp_path: Path) -> None:
         second = await a.deliver("again", "there", {"a": b"2"})  # by one that took the first for dead
         assert first is not None and second is not None and first.time_ms == second.time_ms
         assert a.tree("there") == ["a"] and await a.read("there/a") == b"1"
-        assert sum(key.endswith(".blob") for key in a.keys()) == 1  # the second's attempt went
+        assert sum(key.endswith(".blob") for key in a.listed()) == 1  # the second's attempt went
 
     run(settings, body)
     assert troubles(settings) == []
