@@ -19,7 +19,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # what Spark's own imports ha
 @pytest.fixture
 def volume(tmp_path: Path) -> Iterator[MountedVolume]:
     skip_where_impossible()
-    with mounted_volume(tmp_path, tenants=TENANTS, follow={"inbox_period": "200ms"}) as made:
+    with mounted_volume(tmp_path, tenants=TENANTS, timeout_s=300.0, follow={"inbox_period": "200ms"}) as made:
         yield made
         assert made.complaints() == []
 
