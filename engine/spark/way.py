@@ -109,4 +109,4 @@ def place_of(path: str, mountpoint: Path, tenant: str) -> tuple[str, str]:
     if tenant and not path.startswith("/"):
         return tenant, path.strip("/")
     below = mountpoint / tenant
-    raise ValueError(f"{path}: not below {below}; name a path there, or, with option tenant, one relative to the tenant")
+    raise ValueError(f"{path}: not below {below}; name a path there, or, with option tenant, one relative to that")
