@@ -22,7 +22,7 @@ from tests.mount import deliverer
 from tests.support.mount import MountedVolume, mounted_volume, until
 
 TENANTS = {"default": {"kind": "files"}, "events": {"kind": "append", "segment_bytes": "256KiB", "seal_after": "1h"}}
-FOLLOW = {"inbox_period": "300ms", "inbox_keep": "1min"}
+FOLLOW = {"inbox_period": "300ms", "inbox_keep": "1h"}  # answers stay until the last job is answered
 ALL_DONE_MAX_S = 600.0
 
 
@@ -109,6 +109,11 @@ class InboxRounds:
                 assert list(some) == deliverer.records_of(number), number
                 found.append(number)
         assert sorted(found) == sorted(numbers)
+
+    def keep_short(self) -> None:
+        """From the next mount on nothing is kept for longer than a minute."""
+        conf = self._volume.conf
+        conf.write_text(conf.read_text().replace('inbox_keep = "1h"', 'inbox_keep = "1min"'))
 
     def is_clean(self, jobs: int) -> None:
         """After `inbox_keep` and another mount: doors, and what rows locate, are all that is left."""

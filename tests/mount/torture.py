@@ -127,6 +127,7 @@ def inbox(jobs: int, processes: int, times: int, seed: int | None) -> None:
         rounds.run(jobs, processes, times)
         click.echo(f"{time.monotonic() - began_s:.0f} s: each committed job is there once and whole; waiting to sweep")
         volume.umount()
+        rounds.keep_short()
         time.sleep(INBOX_KEEP_S)
         volume.mount()
         rounds.is_clean(jobs)
