@@ -18,7 +18,6 @@ commit, its knock with it: the next look goes on.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Callable
 from functools import partial
@@ -39,7 +38,17 @@ from aof2.engine.errors import (
     UnsupportedError,
 )
 from aof2.engine.inbox.check import check
-from aof2.engine.inbox.format import Commit, Done, Door, Refused, RefusedError, decode, encode, problem_of
+from aof2.engine.inbox.format import (
+    COMMIT_BYTES_MAX,
+    Commit,
+    Done,
+    Door,
+    Refused,
+    RefusedError,
+    decode,
+    encode,
+    problem_of,
+)
 from aof2.engine.inbox.sweep import Sweep
 from aof2.engine.kinds import registry
 from aof2.engine.kinds.kernel import KernelGoneError
@@ -115,6 +124,9 @@ class Intake:
                 wait_s = max(wait_s, AWAY_S)
             except (ReadOnlyError, FatalIOError, KernelGoneError) as e:
                 log.info("the inbox takes nothing in any more", extra={"error": str(e)})
+            except (Aof2Error, OSError) as e:
+                log.warning("the inbox could not be looked at", extra={"error": str(e)})
+                wait_s = max(wait_s, AWAY_S)
             looked.set()
             with trio.move_on_after(wait_s):
                 await self._wake.wait()
@@ -179,24 +191,26 @@ class Intake:
         """None: it is not committed yet."""
         key = name_of(InboxCommitKey(tenant, job_id))
         remote = self._volume.remote
-        try:
-            _, data = await trio.to_thread.run_sync(remote.get_blob, key)
-        except RemoteMissingError:
+        info = await trio.to_thread.run_sync(remote.head_blob, key)
+        if info is None:
             self._looks[tenant_id, job_id] = self._looks.get((tenant_id, job_id), 0) + 1
             return None
         self._volume.env.failpoint("inbox.seen")
         row = self._volume.catalog.get(tenant_id, t.DELIVERIES, job_id)
         if row is not None:
-            return _Taken(job_id, row, commit=_decoded(data))
+            return _Taken(job_id, row)
         refused = name_of(InboxRefusedKey(tenant, job_id))
         if await trio.to_thread.run_sync(remote.head_blob, refused) is not None:
             return _Taken(job_id)
-        return await self._published(tenant_id, tenant, job_id, key, data)
+        return await self._published(tenant_id, tenant, job_id, key, info.size)
 
-    async def _published(self, tenant_id: int, tenant: str, job_id: str, key: str, data: bytes) -> _Taken:
+    async def _published(self, tenant_id: int, tenant: str, job_id: str, key: str, size: int) -> _Taken:
         volume, engine = self._volume, self._volume.settings.engine
         commit = None
         try:
+            if size > COMMIT_BYTES_MAX:
+                raise RefusedError(f"a commit of {size} bytes, {COMMIT_BYTES_MAX} at most")
+            _, data = await trio.to_thread.run_sync(volume.remote.get_blob, key)
             commit = decode(data, Commit, key=key)
             self._check_door(tenant_id, tenant, commit, key)
             looked_at = partial(
@@ -206,10 +220,15 @@ class Intake:
             volume.env.failpoint("inbox.checked")
             await self._check_room(tenant)
             row = await self._kinds.of(root_ino(tenant_id)).take_in(tenant_id, job)
-        except (RefusedError, CorruptError, UnsupportedError, LimitError) as e:
+        except (RefusedError, CorruptError, UnsupportedError, LimitError, RemoteMissingError) as e:
             return self._refused(tenant, job_id, str(e), commit)
+        except Aof2Error:
+            raise
         except OSError as e:
             return self._refused(tenant, job_id, f"{e.strerror or e}".lower(), commit)
+        except Exception as e:  # a commit that finds a bug of ours must not end the daemon, at each mount again
+            log.exception("a delivered job failed", extra={"tenant": tenant, "job": job_id})
+            return self._refused(tenant, job_id, f"internal error: {type(e).__name__}: {e}; see daemon.log", commit)
         log_event(log, "delivery_published", tenant=tenant, job=job_id, files=row.files, bytes=row.size_bytes)
         self.jobs_done += 1
         return _Taken(job_id, row, commit=commit)
@@ -336,9 +355,3 @@ def _done(job_id: str, row: DeliveryRow, tenant_id: int, ordinal: int) -> Done:
         stream_id=tenant_id,
         ordinal=ordinal,
     )
-
-
-def _decoded(data: bytes) -> Commit | None:
-    with contextlib.suppress(Aof2Error):
-        return decode(data, Commit)
-    return None

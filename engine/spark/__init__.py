@@ -20,6 +20,6 @@ by_inbox.py      put into the remote, taken in by the volume's writer, wherever 
 parquet.py       a task's rows as Parquet files
 
 It runs in Spark's own Python processes, on machines that mount nothing of their own: it imports neither pyfuse3 nor,
-but for a remote on S3, trio, and knows a stream by its files alone. Importing `source` costs next to nothing; pyarrow and the native
-core come with the first reader.
+but for a remote on S3, trio, and knows a stream by its files alone. Importing `source` costs next to nothing; pyarrow
+and the native core come with the first reader.
 """
