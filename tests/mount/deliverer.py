@@ -10,8 +10,10 @@ import os
 import random
 import signal
 import sys
+import traceback
 from pathlib import Path
 
+from aof2.engine.errors import TransientError
 from aof2.engine.inbox import open_inbox
 from aof2.engine.settings.loader import load_settings
 
@@ -62,8 +64,14 @@ def in_child(conf: Path, number: int, *, killed: bool) -> int:
         return pid
     code = 1
     try:
-        deliver(conf, number, killed=killed)
-        code = 0
+        while code:
+            try:
+                deliver(conf, number, killed=killed)
+                code = 0
+            except TransientError as e:  # the server is slow, or away: the same job again
+                print(f"job {number}: {e}", flush=True)
+    except Exception:
+        traceback.print_exc()
     finally:
         os._exit(code)
 
