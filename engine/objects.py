@@ -24,7 +24,7 @@ from aof2.engine.catalog.store import View
 from aof2.engine.errors import Aof2Error, TransientError
 from aof2.engine.local.sparse import on_disk as on_disk  # what counts bytes counts them here
 from aof2.engine.manifest import payloads as p
-from aof2.engine.remote.keys import ChunkBlobKey, DeltaBlobKey, PackKey, chunk_blob_key, is_pack, parse_key
+from aof2.engine.remote.keys import AnyPackKey, WholeBlobKey, chunk_blob_key, is_pack, parse_key
 from aof2.engine.tiering.hashing import ChunkDigest, ObjectDigest
 
 HOT_BYTES: Final = "hot_bytes"
@@ -541,7 +541,7 @@ def queue_blob_delete(b: Batch, sha256: bytes, *, unreferenced_before_ms: int) -
 def blob_segment(key: str) -> int:
     """The chunk under whose name a blob was uploaded."""
     parsed = parse_key(key)
-    return parsed.chunk_id if isinstance(parsed, ChunkBlobKey | DeltaBlobKey | PackKey) else 0
+    return parsed.chunk_id if isinstance(parsed, WholeBlobKey | AnyPackKey) else 0
 
 
 def blob_rebuilt(b: Batch, sha256: bytes, chunk_ids: Sequence[int], up: Uploaded) -> None:

@@ -23,7 +23,7 @@ from aof2.engine.catalog.batch import Batch
 from aof2.engine.catalog.rows import BlobRow, PackRow
 from aof2.engine.catalog.store import View
 from aof2.engine.manifest import payloads as p
-from aof2.engine.remote.keys import PackKey, is_pack, parse_key
+from aof2.engine.remote.keys import AnyPackKey, is_pack, parse_key
 
 PACK_BYTES: Final = "pack_bytes"
 PACK_LIVE_BYTES: Final = "pack_live_bytes"
@@ -96,7 +96,7 @@ def queue_empty(b: Batch, keys: Iterable[str], *, before_ms: int) -> int:
 def first_chunk(key: str) -> int:
     """Whose number is in the pack's name."""
     parsed = parse_key(key)
-    return parsed.chunk_id if isinstance(parsed, PackKey) else 0
+    return parsed.chunk_id if isinstance(parsed, AnyPackKey) else 0
 
 
 def _without(old: PackRow, blob: BlobRow, moved_ms: int) -> PackRow:

@@ -25,6 +25,7 @@ import trio
 
 from aof2.engine.env import Env
 from aof2.engine.errors import Aof2Error
+from aof2.engine.inbox.intake import Intake
 from aof2.engine.inspect.left import Left, left_here
 from aof2.engine.kinds.kernel import KernelGoneError
 from aof2.engine.kinds.mounted import make_kinds
@@ -64,6 +65,7 @@ class MountedVolume:
             as_recorded=(options.uid, options.gid, options.umask) == (None, None, None),
         )
         self.kinds = make_kinds(volume, channel, wish, partial(DotKind, self))
+        self.inbox = Intake(volume, self.kinds)
         self.ending = trio.Event()
 
     def end(self) -> None:
@@ -116,6 +118,8 @@ async def _serve(mounted: MountedVolume, upcalls: Upcalls, ready: Callable[[], N
             await mounted.kinds.begin(background)
             await _give_names(mounted)
             _watch_fence(mounted, background)
+            if not mounted.options.ro and mounted.volume.settings.manifest.enabled:
+                await nursery.start(mounted.inbox.run)
             await nursery.start(ControlServer(socket_path(mounted.volume.settings), mounted).run)
             ready()
         with trio.CancelScope(shield=True):

@@ -16,10 +16,12 @@ from aof2.engine.audit.state import VisibleState
 from aof2.engine.blob import format as blob_format
 from aof2.engine.blob import pack
 from aof2.engine.blob.reader import BlobReader
+from aof2.engine.blob.writer import BlobWriter
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.rows import InodeRow
 from aof2.engine.env import Env
 from aof2.engine.follow.heartbeat import parse_heartbeat
+from aof2.engine.inbox import format as inbox_format
 from aof2.engine.intents import format as intent_format
 from aof2.engine.manifest import format as manifest_format
 from aof2.engine.manifest import payloads as p
@@ -30,9 +32,11 @@ from aof2.engine.manifest.reader import parse_chunk
 from aof2.engine.manifest.snapshot import decode_snapshot, encode_snapshot
 from aof2.engine.recency import saved
 from aof2.engine.recency.segmented import USED_BIT
+from aof2.engine.remote.keys import InboxPackKey, parse_key
 from aof2.engine.segment import format as segment_format
 from aof2.engine.segment.index import SegmentIndex
 from aof2.engine.segment.reader import SegmentReader
+from aof2.native import crc64
 from tests.blob.build import encode_blob, read_all
 
 PAGE = (Path(str(aof2.engine.__file__)).parent / "FORMATS.md").read_text()
@@ -284,6 +288,29 @@ def test_recency_example() -> None:
     assert [key & 0xFF for key in found.image.keys] == [2, 5, 3, 4]
     assert list(found.image.sizes) == [16 | USED_BIT, 1, 4 | USED_BIT, 16]
     assert b"".join(saved.encode(found.image, 1_760_000_000_000, closed=True)) == data
+
+
+def test_inbox_commit() -> None:
+    (text,) = re.findall(r"```json inbox-commit\n(.*?)```", PAGE, re.DOTALL)
+    commit = inbox_format.decode(text.encode(), inbox_format.Commit)
+    assert inbox_format.encode(commit).decode() == text
+    assert inbox_format.problem_of(commit, key="inbox/default/daily.commit") == ""
+    members, numbers = [], [blob.number for one in commit.files for blob in one.blobs]
+    body = bytearray()
+    for number, data in zip(numbers, (b"1,2\n", b"3,4\n"), strict=True):
+        writer = BlobWriter(body.extend, chunk_id=number, generation=1)
+        writer.add_block(data)
+        footer = writer.finish()
+        members.append(pack.member_of(footer, len(body) - footer.blob_len))
+    hashed = pack.name_hash(commit.tenant, members)
+    made = bytes(body) + pack.encode_directory(members, hashed)
+    (staged,) = commit.objects
+    assert parse_key(staged.key) == InboxPackKey("default", "daily", "9f49ac5c", numbers[0], hashed)
+    assert (staged.size, staged.crc64) == (len(made), f"{crc64(made):016x}")
+    for one, member in zip(commit.files, members, strict=True):
+        (blob,) = one.blobs
+        assert (blob.offset, blob.length, blob.sha256) == (member.offset, member.stored_len, member.sha256.hex())
+        assert one.sha256 == blob.sha256
 
 
 def inode_example() -> InodeRow:

@@ -25,7 +25,7 @@ from typing import Final
 import trio
 
 from aof2.engine import namespace
-from aof2.engine.append import names, rows
+from aof2.engine.append import arriving, names, rows
 from aof2.engine.append.delivery import Delivery
 from aof2.engine.append.handles import AppendHandle, RawHandle, TailHandle
 from aof2.engine.append.names import Tag
@@ -34,11 +34,12 @@ from aof2.engine.append.stream import Stream
 from aof2.engine.append.streams import Streams
 from aof2.engine.append.tree import StreamTree
 from aof2.engine.catalog.batch import Batch
-from aof2.engine.catalog.rows import InodeRow, stream_of
+from aof2.engine.catalog.rows import DeliveryRow, InodeRow, stream_of
 from aof2.engine.errors import Aof2Error, os_error
 from aof2.engine.files.kind import FilesKind
 from aof2.engine.files.kind import make as make_files
 from aof2.engine.files.state import wants_write
+from aof2.engine.inbox.check import CheckedJob
 from aof2.engine.kinds import facts
 from aof2.engine.kinds.kernel import AppendState
 from aof2.engine.kinds.kind import AttributeChange, Caller, Delivered, StagedJob, Truncated, Unsealed, Way, refuse
@@ -128,9 +129,9 @@ class AppendKind(StreamTree):
     async def unlink_segment(self, parent: int, name: bytes) -> None:
         """A sealed segment goes, with its index."""
         work = partial(rows.unlink_segment, payload=(parent, name), is_open=self.files.known.must_stay)
-        self._went(await self.change(parent, work))
+        self.went(await self.change(parent, work))
 
-    def _went(self, gone: Sequence[InodeRow]) -> None:
+    def went(self, gone: Sequence[InodeRow]) -> None:
         """Files of segments that lost their names."""
         for row in gone:
             self.files.known.went(row.ino)
@@ -321,11 +322,14 @@ class AppendKind(StreamTree):
         with self.streams.using(ino) as stream:
             return Truncated(segments, size, min(left, default=stream.position.next_logical))
 
+    async def take_in(self, tenant_id: int, job: CheckedJob) -> DeliveryRow:
+        return await arriving.take_in(self, tenant_id, job)
+
     async def deliver(self, ino: int, job: StagedJob) -> Delivered:
         """Records that were staged are in the stream when this returns, all of them, whatever was said before."""
         with self.streams.using(ino) as stream:
             done, gone = await Delivery(self.streams, stream, job).run(self.files.known.must_stay)
-            self._went(gone)
+            self.went(gone)
             return done
 
     def is_open(self, ino: int) -> bool:

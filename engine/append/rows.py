@@ -181,8 +181,8 @@ def seal(b: Batch, one: Sealed, *, chunk_bytes: int, block_bytes: int) -> list[O
     stream = nodes.directory(b, one.stream_ino)
     below = nodes.lookup(b, stream.ino, names.SEGMENTS).ino
     mode = stat.S_IMODE(stream.mode) & 0o666
-    _enter(b, one.payload_file, stream.ino, names.payload_name(one.base_offset, one.ext), stream, mode)
-    _enter(b, one.index_file, below, names.index_name(one.ids.segment_id), stream, mode)
+    enter(b, one.payload_file, stream.ino, names.payload_name(one.base_offset, one.ext), stream, mode)
+    enter(b, one.index_file, below, names.index_name(one.ids.segment_id), stream, mode)
     row = ObjectRow(one.ids.payload_ino, GENERATION, ObjectState.DIRTY, chunk_bytes=chunk_bytes, created_ms=b.now_ms)
     b.put(t.OBJECTS, (row.ino, GENERATION), row)
     objects.create(b, one.ids.index_ino, GENERATION, chunk_bytes=chunk_bytes)
@@ -206,7 +206,7 @@ def put_job(b: Batch, stream_ino: int, job_id: bytes, done: Delivered) -> None:
     b.put(t.XATTRS, (stream_ino, JOB_XATTR + job_id), _POSITION.pack(*done))
 
 
-def _enter(b: Batch, file: SealedFile, parent: int, name: bytes, like: InodeRow, mode: int) -> None:
+def enter(b: Batch, file: SealedFile, parent: int, name: bytes, like: InodeRow, mode: int) -> None:
     nodes.check_free(b, parent, name)
     row = InodeRow(
         file.ino,

@@ -258,6 +258,18 @@ class JobRow(Row, frozen=True):
     lease_until_ms: int = 0
 
 
+class DeliveryRow(Row, frozen=True):
+    """A job that came by the inbox and was published. `swept_ms`: when the rest of what it staged was gone for good."""
+
+    time_ms: int
+    files: int = 0
+    size_bytes: int = 0
+    records: int = 0
+    first_offset: int = 0
+    next_offset: int = 0
+    swept_ms: int = 0
+
+
 class CursorRow(Row, frozen=True):
     """A subscriber of the change feed: everything up to `acknowledged` it has processed."""
 

@@ -126,6 +126,8 @@ PINS: Final = Table("namespace", b"p", "pins", int, _U64.pack, _un_u64)  # inode
 JOBS: Final = Table("jobs", b"j", "jobs", rows.JobRow, _U64.pack, _un_u64)
 UNPUBLISHED: Final = Table("jobs", b"o", "unpublished", int, _pair, _U64X2.unpack)  # sealed objects → their bytes
 JOB_TOKENS: Final = Table("jobs", b"k", "job_tokens", int, str.encode, bytes.decode)
+# jobs that came by the inbox, by their ids
+DELIVERIES: Final = Table("jobs", b"d", "deliveries", rows.DeliveryRow, str.encode, bytes.decode)
 BLOBS: Final = Table("blobs", b"b", "blobs", rows.BlobRow, bytes, bytes)
 PACKS: Final = Table("blobs", b"k", "packs", rows.PackRow, str.encode, bytes.decode)  # by their keys
 COUNTERS: Final = Table("meta", b"n", "counters", int, str.encode, bytes.decode)

@@ -29,14 +29,16 @@ import trio
 from aof2.engine import namespace
 from aof2.engine.aio import Tasks
 from aof2.engine.catalog import tables as t
-from aof2.engine.catalog.rows import InodeRow, stream_of
+from aof2.engine.catalog.rows import DeliveryRow, InodeRow, stream_of
 from aof2.engine.errors import Aof2Error
+from aof2.engine.files import arriving
 from aof2.engine.files.births import Births
 from aof2.engine.files.cold import COLD_SCAN, check_value
 from aof2.engine.files.recover import recover_dirty
 from aof2.engine.files.state import Stamp
 from aof2.engine.files.table import Files
 from aof2.engine.files.unlinks import Unlinks
+from aof2.engine.inbox.check import CheckedJob
 from aof2.engine.intents.format import Intent, IntentKind
 from aof2.engine.intents.mounted import Intents
 from aof2.engine.intents.recover import recover_intents
@@ -79,7 +81,7 @@ class FilesKind(Catalogued):
 
     def __init__(self, at: Surroundings, files: Files | None = None) -> None:
         super().__init__(at.volume, at.tenants)
-        self._kernel = at.kernel
+        self.kernel = at.kernel
         self._wish = at.wish
         self.files = files or Files(at.volume, at.kernel, at.opens, self.kill_privileges)
         self.intents = Intents(at.volume, self)
@@ -125,7 +127,7 @@ class FilesKind(Catalogued):
             log.warning("passthrough is off; reads and writes go through the channel", extra={"reason": why})
             return Way(passthrough_why=why, brake_why="nothing is passed through")
         with tempfile.TemporaryFile(dir=self.volume.hot.root) as probe:
-            code = await self._kernel.brake(probe.fileno(), self.files.block_bytes)
+            code = await self.kernel.brake(probe.fileno(), self.files.block_bytes)
         self.files.room.brake.on = not code
         brake_why = BRAKE_WHY.get(code, os.strerror(code)) if code else ""
         if code:
@@ -134,13 +136,13 @@ class FilesKind(Catalogued):
 
     async def _why_no_passthrough(self) -> str:
         """Why the kernel will not pass files of this cache through; "" when it will."""
-        await self._kernel.initialised()
-        if not self._kernel.passthrough_offered:
+        await self.kernel.initialised()
+        if not self.kernel.passthrough_offered:
             return "this kernel has no FUSE passthrough (6.9 has), or the mount lacks CAP_SYS_ADMIN"
         root = self.volume.hot.root
         self.volume.env.make_dirs(root)
         with tempfile.TemporaryFile(dir=root) as probe:
-            code = await self._kernel.probe(probe.fileno())
+            code = await self.kernel.probe(probe.fileno())
         return f"the filesystem of {root} refuses it ({os.strerror(code)})" if code else ""
 
     def _announce_capabilities(self) -> None:
@@ -149,7 +151,7 @@ class FilesKind(Catalogued):
             for stream_id in self.tenants:
                 for (ino, name), _ in view.scan(stream_id, t.XATTRS):
                     if name == CAPABILITY:
-                        self._kernel.caps(ino, True)
+                        self.kernel.caps(ino, True)
 
     async def _adopt(self, ino: int) -> None:
         try:
@@ -328,7 +330,12 @@ class FilesKind(Catalogued):
             return
         work = partial(namespace.unlink, parent=parent, name=name, is_open=self.files.known.must_stay)
         row = await self.change(parent, work)
-        if row is None or row.nlink:
+        if row is not None:
+            self.went(row)
+
+    def went(self, row: InodeRow) -> None:
+        """It lost a name, in a commit that is over."""
+        if row.nlink:
             return
         self.files.known.went(row.ino)
         if not self.files.known.is_open(row.ino):
@@ -406,12 +413,12 @@ class FilesKind(Catalogued):
         if name == COLD_SCAN:
             self.files.cold.marked(ino, value)
         if name == CAPABILITY:
-            self._kernel.caps(ino, value is not None)
+            self.kernel.caps(ino, value is not None)
 
     async def kill_privileges(self, ino: int) -> bool:
         changed = await super().kill_privileges(ino)
         if changed:
-            self._kernel.invalidate_attr(ino)
+            self.kernel.invalidate_attr(ino)
         return changed
 
     # -- bytes -------------------------------------------------------------------------------------------------
@@ -444,6 +451,9 @@ class FilesKind(Catalogued):
         await self.files.durability.sync_all()
 
     # -- what verbs ask for ------------------------------------------------------------------------------------
+
+    async def take_in(self, tenant_id: int, job: CheckedJob) -> DeliveryRow:
+        return await arriving.take_in(self, tenant_id, job)
 
     def is_open(self, ino: int) -> bool:
         return self.files.known.is_open(ino)

@@ -45,7 +45,7 @@ from aof2.engine.local.handles import Key
 from aof2.engine.manifest import payloads as p
 from aof2.engine.manifest.format import LOG_SEGMENT_ID, ReasonCode
 from aof2.engine.manifest.index import ManifestEntry
-from aof2.engine.remote.keys import ChunkBlobKey, DeltaBlobKey, PackKey, is_pack, parse_key
+from aof2.engine.remote.keys import AnyPackKey, WholeBlobKey, is_pack, parse_key
 from aof2.engine.tiering.evict import Evictor
 from aof2.engine.tiering.fetch import BlobFetcher
 
@@ -176,7 +176,7 @@ def _is_abandoned(view: View, tenant_id: int, chunk_id: int, key: str, before_ms
         return False
     entry = view.raw("segments", t.STREAM.pack(tenant_id) + t.SEGMENT_ENTRY + chunk_id.to_bytes(8, "big"))
     quiet = entry is None or _entries.decode(entry).last_ms <= before_ms
-    return quiet and (is_pack(key) or not _is_named(view, tenant_id, key))
+    return quiet and (is_pack(key) or not is_named(view, tenant_id, key))
 
 
 def find_retired(catalog: Catalog, tenant_id: int, before_ms: int) -> list[int]:
@@ -214,7 +214,7 @@ def find_deletes(catalog: Catalog, tenant_id: int) -> list[Upload]:
         return [
             pair
             for pair in pending
-            if _is_blob(pair[1]) and pair[1] not in named and not _is_named(view, tenant_id, pair[1])
+            if _is_blob(pair[1]) and pair[1] not in named and not is_named(view, tenant_id, pair[1])
         ]
 
 
@@ -267,14 +267,14 @@ def forecast(catalog: Catalog, tenant_id: int, now_ms: int, keep: Retention) -> 
 
 def _is_blob(key: str) -> bool:
     """Not the log's own objects: their deletes are the replication's."""
-    return isinstance(parse_key(key), ChunkBlobKey | DeltaBlobKey | PackKey)
+    return isinstance(parse_key(key), WholeBlobKey | AnyPackKey)
 
 
-def _is_named(view: View, tenant_id: int, key: str) -> bool:
+def is_named(view: View, tenant_id: int, key: str) -> bool:
     parsed = parse_key(key)
-    if isinstance(parsed, PackKey):
+    if isinstance(parsed, AnyPackKey):
         return view.get(tenant_id, t.PACKS, key) is not None
-    blob = view.get(tenant_id, t.BLOBS, parsed.sha256) if isinstance(parsed, ChunkBlobKey | DeltaBlobKey) else None
+    blob = view.get(tenant_id, t.BLOBS, parsed.sha256) if isinstance(parsed, WholeBlobKey) else None
     return blob is not None and blob.key == key
 
 

@@ -34,6 +34,8 @@ from aof2.engine.errors import os_error
 
 if TYPE_CHECKING:
     from aof2.engine.catalog.batch import Batch
+    from aof2.engine.catalog.rows import DeliveryRow
+    from aof2.engine.inbox.check import CheckedJob
     from aof2.engine.kinds.kernel import AppendState, Short, Touched
 
 NAME_MAX: Final = 255
@@ -113,7 +115,7 @@ class StagedJob(NamedTuple):
 
 
 class Delivered(NamedTuple):
-    """What came of a job. Written to disk: never reorder."""
+    """What came of a job that was staged on this machine. Written to disk: never reorder."""
 
     first_offset: int
     next_offset: int
@@ -345,6 +347,11 @@ class Kind(ABC):
 
     async def deliver(self, ino: int, job: StagedJob) -> Delivered:
         """All records of a job are in a stream, once, however often it is asked for."""
+        refuse(errno.EOPNOTSUPP)
+
+    async def take_in(self, tenant_id: int, job: CheckedJob) -> DeliveryRow:
+        """Publishes a job that came by the inbox, all of it or nothing, once; what it brought, now or before.
+        RefusedError: why it cannot be."""
         refuse(errno.EOPNOTSUPP)
 
     def is_open(self, ino: int) -> bool:

@@ -7,10 +7,15 @@
     manifest/{stream_id}/{chunk_index}.mlog · bundle-{first}-{last}.mlogs · snapshot_{id}.bin
     audit/{tenant_id}/{first_logseq}.asl
     followers/{follower_id}.json
+    inbox/{tenant}.json · inbox/{tenant}/{job_id}.commit · {job_id}.done · {job_id}.refused · .knock/{job_id}
+    inbox/{tenant}/{job_id}/{attempt}/chunk-{number}-{generation}-{hash}.blob · pack-{first_number}-{hash}.blob
     volume.json
 
 `hash` is a SHA-256 in lowercase hex, numbers are u64 in decimal without leading zeros, so one object has one name.
-A pack's hash is that of its members' names (`blob/pack.py`), the others' that of the raw chunk.
+A pack's hash is that of its members' names (`blob/pack.py`), the others' that of the raw chunk. What was delivered
+(`engine/inbox`) stays under its key; its numbers are the deliverer's, from INBOX_NUMBER_MIN on, which no chunk of a
+catalog reaches. A job's id and an attempt are `[A-Za-z0-9_-]{1,64}`, so that nothing in a folder of the inbox has two
+meanings.
 
 Invariants
 - Every key built here parses back to the same fields, and a key that parses is built again as it was.
@@ -33,6 +38,11 @@ KEY_BYTES_MAX: Final = 900
 _U64_MAX: Final = (1 << 64) - 1
 _TENANT: Final = re.compile(r"[a-z0-9_-]{1,64}")
 _FOLLOWER: Final = re.compile(r"[0-9a-f]{16}")
+INBOX_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
+"""Of a delivered job, and of an attempt at one."""
+INBOX_NUMBER_MIN: Final = 1 << 63
+BLOB_PREFIXES: Final = ("checkpoints/", "inbox/")
+"""Below them, and a tenant's name, is what rows may locate."""
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 
 
@@ -91,10 +101,54 @@ class FollowerKey(NamedTuple):
     follower_id: str  # 16 hex digits
 
 
+class InboxBlobKey(NamedTuple):
+    tenant: str
+    job_id: str
+    attempt: str
+    chunk_id: int
+    generation: int
+    sha256: bytes
+
+
+class InboxPackKey(NamedTuple):
+    tenant: str
+    job_id: str
+    attempt: str
+    chunk_id: int  # of its first member
+    name_hash: bytes
+
+
+class InboxCommitKey(NamedTuple):
+    tenant: str
+    job_id: str
+
+
+class InboxDoneKey(NamedTuple):
+    tenant: str
+    job_id: str
+
+
+class InboxRefusedKey(NamedTuple):
+    tenant: str
+    job_id: str
+
+
+class InboxKnockKey(NamedTuple):
+    tenant: str
+    job_id: str
+
+
+class InboxDoorKey(NamedTuple):
+    tenant: str
+
+
 class VolumeKey(NamedTuple):
     pass
 
 
+WholeBlobKey = ChunkBlobKey | DeltaBlobKey | InboxBlobKey
+"""Of an object that is one blob, with the hash of its content in its name."""
+AnyPackKey = PackKey | InboxPackKey
 RemoteKey = (
     ChunkBlobKey
     | DeltaBlobKey
@@ -105,6 +159,13 @@ RemoteKey = (
     | ManifestSnapshotKey
     | AuditRangeKey
     | FollowerKey
+    | InboxBlobKey
+    | InboxPackKey
+    | InboxCommitKey
+    | InboxDoneKey
+    | InboxRefusedKey
+    | InboxKnockKey
+    | InboxDoorKey
     | VolumeKey
 )
 
@@ -118,15 +179,25 @@ _NAMES: Final[dict[type[RemoteKey], str]] = {  # the fields in the order of the 
     ManifestSnapshotKey: "manifest/{stream_id}/snapshot_{snapshot_id}.bin",
     AuditRangeKey: "audit/{tenant_id}/{first_logseq}.asl",
     FollowerKey: "followers/{follower_id}.json",
+    InboxBlobKey: "inbox/{tenant}/{job_id}/{attempt}/chunk-{chunk_id}-{generation}-{sha256}.blob",
+    InboxPackKey: "inbox/{tenant}/{job_id}/{attempt}/pack-{chunk_id}-{name_hash}.blob",
+    InboxCommitKey: "inbox/{tenant}/{job_id}.commit",
+    InboxDoneKey: "inbox/{tenant}/{job_id}.done",
+    InboxRefusedKey: "inbox/{tenant}/{job_id}.refused",
+    InboxKnockKey: "inbox/{tenant}/.knock/{job_id}",
+    InboxDoorKey: "inbox/{tenant}.json",
     VolumeKey: VOLUME_KEY,
 }
 _NUMBER: Final = "(0|[1-9][0-9]{0,19})"
 _HASH: Final = "([0-9a-f]{64})"
+_NAME: Final = f"({INBOX_NAME.pattern})"
 _TEXTS: Final = {
     "tenant": f"({_TENANT.pattern})",
     "sha256": _HASH,
     "name_hash": _HASH,
     "follower_id": f"({_FOLLOWER.pattern})",
+    "job_id": _NAME,
+    "attempt": _NAME,
 }
 _PATTERNS: Final = tuple(
     (kind, re.compile(re.sub(r"\{(\w+)\}", lambda field: _TEXTS.get(field[1], _NUMBER), name.replace(".", r"\."))))
@@ -151,6 +222,10 @@ def _written(field: str, value: Any) -> str | int:
     if field == "follower_id":
         if not _FOLLOWER.fullmatch(value):
             raise ValueError(f"follower {value!r}: 16 hex digits")
+        return str(value)
+    if _TEXTS.get(field) == _NAME:
+        if not INBOX_NAME.fullmatch(value):
+            raise ValueError(f"{field} {value!r}: allowed are 1 to 64 of A-Z a-z 0-9 _ -")
         return str(value)
     if not 0 <= value <= _U64_MAX:
         raise ValueError(f"{value} is not a u64")
@@ -200,7 +275,7 @@ def parse_key(key: str) -> RemoteKey | None:
 def _read(field: str, text: str) -> Any:
     if _TEXTS.get(field) == _HASH:
         return bytes.fromhex(text)
-    return text if field in ("tenant", "follower_id") else int(text)
+    return text if field in _TEXTS else int(text)
 
 
 def check_key(key: str) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from aof2.engine.errors import CorruptError
-from aof2.engine.remote.keys import ChunkBlobKey, DeltaBlobKey, parse_key
+from aof2.engine.remote.keys import WholeBlobKey, parse_key
 from aof2.engine.remote.source import FileTarget
 from aof2.engine.remote.store import RemoteStore
 
@@ -32,7 +32,7 @@ class Location(NamedTuple):
 
     def fits(self, object_bytes: int) -> bool:
         """Whether an object of that size can hold it: one that is named after a chunk ends with its blob."""
-        if isinstance(parse_key(self.key), ChunkBlobKey | DeltaBlobKey):
+        if isinstance(parse_key(self.key), WholeBlobKey):
             return object_bytes == self.end
         return object_bytes >= self.end
 

@@ -24,19 +24,21 @@ from aof2.engine.blob.reader import BlobReader, check_identity, read_footer
 from aof2.engine.catalog.rows import BlobRow, ChunkRow
 from aof2.engine.errors import CorruptError
 from aof2.engine.remote.errors import RemoteMissingError
-from aof2.engine.remote.keys import ChunkBlobKey, PackKey, chunk_blob_key, parse_key
+from aof2.engine.remote.keys import AnyPackKey, ChunkBlobKey, InboxBlobKey, PackKey, chunk_blob_key, parse_key
 from aof2.engine.remote.location import LocatedBlob
 from aof2.engine.remote.store import RemoteStore
 from aof2.engine.tiering.hashing import block_crc
 
 HELD_BYTES: Final = 2 << 20
+DELIVERED_CHECKPOINT: Final = 0
+"""In the key of a blob that was delivered in a pack and is put again: no checkpoint has that number."""
 
 
 def named(chunk: ChunkRow, key: str) -> ChunkRow:
     """The chunk as the blob under this key speaks of it: the footer says under whose name it was first put, whichever
     chunk of that content it is made of now."""
     name = parse_key(key)
-    if not isinstance(name, ChunkBlobKey):
+    if not isinstance(name, ChunkBlobKey | InboxBlobKey):
         return chunk
     return msgspec.structs.replace(chunk, chunk_id=name.chunk_id, generation=name.generation)
 
@@ -44,9 +46,10 @@ def named(chunk: ChunkRow, key: str) -> ChunkRow:
 def key_to_rebuild(chunk: ChunkRow, key: str) -> str:
     """Under which key the blob of this chunk's content is put again: its own; a member of a pack leaves that."""
     pack = parse_key(key)
-    if not isinstance(pack, PackKey):
+    if not isinstance(pack, AnyPackKey):
         return key
-    return chunk_blob_key(pack.tenant, pack.checkpoint_id, chunk.chunk_id, chunk.generation, chunk.sha256)
+    checkpoint_id = pack.checkpoint_id if isinstance(pack, PackKey) else DELIVERED_CHECKPOINT
+    return chunk_blob_key(pack.tenant, checkpoint_id, chunk.chunk_id, chunk.generation, chunk.sha256)
 
 
 def check_size(remote: RemoteStore, blob: BlobRow) -> None:
@@ -68,7 +71,9 @@ def find(remote: RemoteStore, key: str, size: int, sha256: bytes) -> BlobFooter:
 def prove(remote: RemoteStore, blob: BlobRow, sha256: bytes, sealed: ChunkRow | None = None) -> BlobFooter:
     """`sealed`: a chunk of this content, whose checksums the blocks must have too. The footer of what is proven."""
     name = parse_key(blob.key)
-    chunk_id, generation = (name.chunk_id, name.generation) if isinstance(name, ChunkBlobKey) else (None, None)
+    chunk_id, generation = None, None
+    if isinstance(name, ChunkBlobKey | InboxBlobKey):
+        chunk_id, generation = name.chunk_id, name.generation
     read = LocatedBlob(remote, blob.location).read
     if blob.stored_bytes <= HELD_BYTES:  # one request for all of a small one
         held = memoryview(read(0, blob.stored_bytes))

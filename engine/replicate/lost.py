@@ -43,7 +43,7 @@ from aof2.engine.manifest.index import Residency
 from aof2.engine.namespace.read import name_of
 from aof2.engine.objects import Uploaded
 from aof2.engine.remote.errors import RemoteMissingError
-from aof2.engine.remote.keys import is_pack
+from aof2.engine.remote.keys import BLOB_PREFIXES, is_pack
 from aof2.engine.remote.prover import HELD_BYTES, find, prove
 from aof2.engine.remote.store import RemoteStore
 from aof2.engine.replicate.audit import AUDIT_CHUNK, AUDIT_LOGSEQ
@@ -98,7 +98,8 @@ class TenantSalvage:
     def run(self) -> Findings:
         """Clears the residency, makes whole what can be, drops what is lost, checks what is published."""
         self._reset()
-        blobs = {info.key: info.size for info in self._store.list(f"checkpoints/{self._tenant}/")}
+        prefixes = [f"{prefix}{self._tenant}/" for prefix in BLOB_PREFIXES]
+        blobs = {info.key: info.size for prefix in prefixes for info in self._store.list(prefix)}
         rescued: list[ObjectRow] = []
         losses: list[tuple[ObjectRow, Why]] = []
         for row in self._unpublished():

@@ -201,6 +201,8 @@ SECTION_KEYS: Final[dict[str, dict[str, Key]]] = {
     },
     "follow": {
         "follow_period": Key("follow_period_s", _time_s(10, _HOUR_MS)),
+        "inbox_period": Key("inbox_period_s", _or_off(_time_s(100, _HOUR_MS))),
+        "inbox_keep": Key("inbox_keep_s", _time_s(_MINUTE_MS, 3650 * _DAY_MS)),
     },
     "metrics": {"listen": Key("listen", _listen)},
 }

@@ -73,9 +73,11 @@ class ManifestSettings(Section, frozen=True, kw_only=True):
 
 
 class FollowSettings(Section, frozen=True, kw_only=True):
-    """Between machines: how often a follower asks for new log."""
+    """What comes from, and goes to, other machines by way of the remote. `inbox_period_s` None: nothing is taken in."""
 
     follow_period_s: float = 1.0
+    inbox_period_s: float | None = 2.0
+    inbox_keep_s: float = 86_400.0
 
 
 class MetricsSettings(Section, frozen=True, kw_only=True):

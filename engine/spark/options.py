@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
-from aof2.engine.units import parse_size
+from aof2.engine.units import parse_size, parse_time_ms
 
 OFFSET_MAX: Final = 2**63 - 1
 PARTITION_BYTES: Final = 32 << 20
+DEADLINE_S: Final = 60.0
 CORRUPT_COLUMN: Final = "_corrupt_record"
 PASSED_BY_SPARK: Final = {"path", "paths", "checkpointlocation", "queryname", "header"}
 
@@ -56,14 +57,34 @@ class ReadOptions:
     max_bytes: int = 0
 
 
+class What(Enum):
+    """What a job's rows become."""
+
+    RECORDS = "records"  # of a stream
+    PARQUET = "parquet"  # files of a directory
+
+
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """`staging`: a folder of this machine that tasks and daemon see; by default one of the temporary folder."""
+    """`staging`: a folder of this machine that tasks and daemon see; by default one of the temporary folder. `remote`
+    and what follows it: of the inbox, where `conf` does not say it."""
 
     path: str
     conf: str = ""
     staging: str = ""
     checkpoint: str = ""
+    what: What = What.RECORDS
+    partition_by: tuple[str, ...] = ()
+    remote: str = ""
+    endpoint_url: str = ""
+    region: str = ""
+    tenant: str = ""
+    deadline_s: float = DEADLINE_S
+
+    @property
+    def names_inbox(self) -> bool:
+        """Whether the options leave no choice: only the inbox takes this."""
+        return bool(self.remote or self.tenant or self.what is What.PARQUET)
 
 
 def write_options(options: Mapping[str, str]) -> WriteOptions:
@@ -71,11 +92,27 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
     unknown = [key for key in given if key not in _WRITING and key not in PASSED_BY_SPARK]
     if unknown:
         raise ValueError(f"option {unknown[0]!r}: there is {', '.join(_WRITING)}")
+    fields = {field: _parsed(name, given[name], parse) for name, (field, parse) in _WRITING.items() if name in given}
+    found = WriteOptions(_written_to(given), checkpoint=given.get("checkpointlocation", ""), **fields)
+    if found.partition_by and found.what is not What.PARQUET:
+        raise ValueError('option partition_by goes with as = "parquet": records have no columns in the stream')
+    if found.endpoint_url and not found.remote:
+        raise ValueError("option endpoint_url goes with remote: which bucket there")
+    if found.remote and not found.tenant:
+        raise ValueError("option remote goes with tenant: which one of the volume")
+    if found.staging and found.names_inbox:
+        raise ValueError("option staging is of a mount on this machine; leave it out, or remote, tenant and as")
+    return found
+
+
+def _written_to(given: Mapping[str, str]) -> str:
+    """Below a tenant that is named, a path may be relative to it."""
+    if given.get("tenant") and not given.get("paths") and ":" not in given.get("path", ":"):
+        return given["path"]
     found = paths_of(given)
     if len(found) != 1:
-        raise ValueError("name one stream to write to")
-    fields = {name: given.get(name, "") for name in _WRITING}
-    return WriteOptions(found[0], checkpoint=given.get("checkpointlocation", ""), **fields)
+        raise ValueError("name one stream or directory to write to")
+    return found[0]
 
 
 def folder_of(staging: str, job: str) -> Path:
@@ -197,7 +234,36 @@ def _size(text: str) -> int:
     return size
 
 
-_WRITING: Final = ("conf", "staging")
+def _what(text: str) -> What:
+    try:
+        return What(text.lower())
+    except ValueError:
+        raise ValueError(f"it is one of {', '.join(w.value for w in What)}") from None
+
+
+def _columns(text: str) -> tuple[str, ...]:
+    """`a,b`, or a list as JSON."""
+    found = json.loads(text) if text.startswith("[") else [name.strip() for name in text.split(",")]
+    if not found or not all(isinstance(name, str) and name for name in found) or len(set(found)) != len(found):
+        raise ValueError("it is names of columns, with commas in between")
+    return tuple(found)
+
+
+def _duration(text: str) -> float:
+    return parse_time_ms(text) / 1000
+
+
+_WRITING: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
+    "conf": ("conf", str),
+    "staging": ("staging", str),
+    "as": ("what", _what),
+    "partition_by": ("partition_by", _columns),
+    "remote": ("remote", str),
+    "endpoint_url": ("endpoint_url", str),
+    "region": ("region", str),
+    "tenant": ("tenant", str),
+    "deadline": ("deadline_s", _duration),
+}
 _PARSERS: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
     "mode": ("mode", _mode),
     "columnNameOfCorruptRecord": ("corrupt_column", _column),

@@ -24,15 +24,11 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from aof2.engine.segment import format as fmt
 from aof2.engine.segment.index import INDEX_FIXED_BYTES
-from aof2.engine.spark.streams import RECORD
-from aof2.native import crc64
-from aof2.native.segment_index import index_encode
+from aof2.engine.segment.staged import StagedIndex
 
 FILE_BYTES_MAX: Final = 256 << 20  # headers included: the daemon has one index in memory at a time
 KEPT_S: Final = 86_400.0
-_HEADER: Final = fmt.HEADER_BYTES[fmt.Version.V3]
 
 
 class Staged(NamedTuple):
@@ -75,44 +71,23 @@ class _Pair:
 
     def __init__(self, stem: Path) -> None:
         self.payload_path, self.index_path = stem.with_name(stem.name + ".payload"), stem.with_name(stem.name + ".idx")
-        self._time_ms = time.time_ns() // 1_000_000
-        size = fmt.U32_MAX  # no limit of its own: the stream cuts it into segments
-        self._header = fmt.SegmentHeader(int(fmt.Version.V3), 0, 1, self._time_ms, 0, 0, size, 0)
-        self._crc64 = crc64(fmt.encode_header(self._header))
+        self._staged = StagedIndex(time.time_ns() // 1_000_000)
         self._payload = open(self.payload_path, "xb")  # noqa: SIM115
         self._index = open(self.index_path, "xb")  # noqa: SIM115
         self._index.seek(INDEX_FIXED_BYTES)
-        self.payload_bytes = 0
-        self._records = 0
 
     @property
     def raw_bytes(self) -> int:
-        return self.payload_bytes + self._records * RECORD
+        return self._staged.raw_bytes
 
     def add(self, batch: pa.RecordBatch) -> None:
-        payload, lengths = payload_of(batch)
-        encoded = index_encode(
-            payload,
-            lengths,
-            column(batch, "ext_id", pa.int64()).cast("B").cast("Q"),
-            column(batch, "flags", pa.int32()).cast("B").cast("I"),
-            timestamp_ms=self._time_ms,
-            logical_first=self.payload_bytes,
-            crc64=self._crc64,
-        )
-        self._payload.write(payload)
-        self._index.write(encoded.headers)
-        self._crc64 = encoded.crc64
-        self._records += batch.num_rows
-        self.payload_bytes += len(payload)
+        records = records_of(batch)
+        self._payload.write(records.payload)
+        self._index.write(self._staged.add(*records))
 
     def finish(self) -> None:
-        durable = _HEADER + self._records * RECORD + self.payload_bytes
-        footer = fmt.SegmentFooter(
-            *(int(fmt.Version.V3), self._records, durable, self._crc64), segment_id=1, last_record_ts_ms=self._time_ms
-        )
         self._index.seek(0)
-        self._index.write(fmt.encode_header(self._header) + fmt.encode_footer(footer))
+        self._index.write(self._staged.head())
         self.close()
 
     def close(self) -> None:
@@ -121,6 +96,20 @@ class _Pair:
 
 
 # -- columns
+
+
+class Records(NamedTuple):
+    """Of a batch: payloads one behind the other, and what belongs to each."""
+
+    payload: memoryview
+    lengths: memoryview
+    ext_ids: memoryview
+    flags: memoryview
+
+
+def records_of(batch: pa.RecordBatch) -> Records:
+    ext_ids = column(batch, "ext_id", pa.int64()).cast("B").cast("Q")
+    return Records(*payload_of(batch), ext_ids, column(batch, "flags", pa.int32()).cast("B").cast("I"))
 
 
 def payload_of(batch: pa.RecordBatch) -> tuple[memoryview, memoryview]:

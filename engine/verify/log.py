@@ -19,7 +19,7 @@ from aof2.engine.manifest.check import check
 from aof2.engine.manifest.format import LOG_SEGMENT_ID, LogPosition, ManifestIntegrityError, RecordType
 from aof2.engine.manifest.reader import Record, Stream
 from aof2.engine.manifest.snapshot import Snapshot, usable_snapshots
-from aof2.engine.remote.keys import ChunkBlobKey, parse_key
+from aof2.engine.remote.keys import ChunkBlobKey, InboxBlobKey, parse_key
 from aof2.engine.verify.context import OneStream
 from aof2.engine.verify.findings import Finding, Kind, Severity
 
@@ -112,7 +112,7 @@ def _walk(s: OneStream) -> Iterator[Finding]:
 def _mismatch(s: OneStream, segment_id: int, key: str) -> str:
     """Whether the upload was of other content than was sealed, as far as the row is still there to tell."""
     parsed = parse_key(key)
-    if not isinstance(parsed, ChunkBlobKey):
+    if not isinstance(parsed, ChunkBlobKey | InboxBlobKey):
         return ""
     chunk = s.get(t.CHUNKS, segment_id)
     return "" if chunk is None or chunk.sha256 == parsed.sha256 else f"what was uploaded as {key} is not its content"

@@ -27,7 +27,14 @@ from aof2.engine.manifest.reader import parse_chunk, read_file
 from aof2.engine.manifest.snapshot import decode_snapshot
 from aof2.engine.objects import full_mask
 from aof2.engine.remote.errors import RemoteMissingError
-from aof2.engine.remote.keys import ManifestChunkKey, ManifestSnapshotKey, is_pack, parse_key
+from aof2.engine.remote.keys import (
+    AnyPackKey,
+    ManifestChunkKey,
+    ManifestSnapshotKey,
+    WholeBlobKey,
+    is_pack,
+    parse_key,
+)
 from aof2.engine.remote.prover import check_size, prove
 from aof2.engine.remote.store import BlobInfo, RemoteStore
 from aof2.engine.verify.context import Context, OneStream
@@ -37,6 +44,7 @@ from aof2.engine.verify.logcopies import log_fix
 
 BLOB_PREFIX: Final = "checkpoints/"
 LOG_PREFIX: Final = "manifest/"
+INBOX_PREFIX: Final = "inbox/"
 SNAPSHOT_PREFIX: Final = "snapshots/"  # listings of what users took
 GONE: Final = -1
 
@@ -66,12 +74,15 @@ def check_listing(ctx: Context, remote: RemoteStore, index: Index, *, deep: bool
     """Missing and unknown objects, and sizes that differ (unless everything is read anyway). Of a pack, each member."""
     packs: dict[int, dict[str, int]] = {}  # by stream: keys of those that may lack members → how long they are
     recent_ms = ctx.env.now_ms() - int(ctx.settings.retention.purge_after_s * 1000)
-    for prefix in (BLOB_PREFIX, LOG_PREFIX, SNAPSHOT_PREFIX):
+    waiting_ms = recent_ms - int(ctx.settings.follow.inbox_keep_s * 1000)  # of what was delivered
+    for prefix in (BLOB_PREFIX, INBOX_PREFIX, LOG_PREFIX, SNAPSHOT_PREFIX):
         for info, meant in index.meet((info.key, info) for info in remote.list(prefix)):
             if meant is None:
                 # The log's own are not told: its uploader goes on where it stopped.
-                if info.modified_ms <= recent_ms and prefix == BLOB_PREFIX:
-                    yield _orphan(info)
+                if (prefix == BLOB_PREFIX and info.modified_ms <= recent_ms) or (
+                    prefix == INBOX_PREFIX and info.modified_ms <= waiting_ms and _holds_blobs(info.key)
+                ):
+                    yield _orphan(info, prefix)
             elif meant.must and is_pack(info.key):
                 if not deep:
                     packs.setdefault(meant.stream_id, {})[info.key] = info.size
@@ -102,9 +113,15 @@ def _check_members(s: OneStream, sizes: Mapping[str, int], index: Index) -> Iter
             yield blob_finding(s, Kind.REMOTE_DAMAGED, message, blob.key, resident)
 
 
-def _orphan(info: BlobInfo) -> Finding:
-    tenant = info.key.removeprefix(BLOB_PREFIX).split("/")[0]
-    message = f"{info.key}: orphan of {info.size} bytes: no chunk has it; aof2 gc removes it"
+def _holds_blobs(key: str) -> bool:
+    """Commits of delivered jobs, and answers to them, are no orphans: the writer's sweep is what they wait for."""
+    return isinstance(parse_key(key), WholeBlobKey | AnyPackKey)
+
+
+def _orphan(info: BlobInfo, prefix: str) -> Finding:
+    tenant = info.key.removeprefix(prefix).split("/")[0]
+    who = "the sweep of the inbox" if prefix == INBOX_PREFIX else "aof2 gc"
+    message = f"{info.key}: orphan of {info.size} bytes: no chunk has it; {who} removes it"
     return finding(Kind.REMOTE_ORPHAN, Severity.WARNING, message, tenant=tenant, key=info.key)
 
 

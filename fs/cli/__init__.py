@@ -17,6 +17,7 @@ VERBS = {
     "bench": ("aof2.fs.cli.bench", "Measure this machine against AOF2's targets."),
     "changes": ("aof2.fs.cli.changes", "What changed, from where a named cursor stands."),
     "checkpoint": ("aof2.fs.cli.durable", "Make dirty data durable in the remote."),
+    "deliver": ("aof2.fs.cli.deliver", "Put files into a volume that is not mounted here."),
     "evict": ("aof2.fs.cli.move", "Drop every local copy of files that are in the remote."),
     "gc": ("aof2.fs.cli.jobs", "Let go of what retention no longer keeps."),
     "generations": ("aof2.fs.cli.past", "What can be had of a file: now, and before."),

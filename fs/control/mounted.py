@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
+from aof2.engine.inbox.intake import Intake
 from aof2.engine.kinds.mounted import Kinds
 from aof2.engine.volume import Volume
 from aof2.fs.channel_wire import KnownHandle
@@ -45,6 +46,7 @@ class Mounted(Protocol):
     mountpoint: Path
     options: Options
     kinds: Kinds
+    inbox: Intake
     started_ms: int
 
     @property

@@ -20,7 +20,7 @@ from aof2.engine.aio import result_of
 from aof2.engine.inspect.paths import Place, resolve
 from aof2.engine.replicate.company import Caller
 from aof2.engine.units import format_time
-from aof2.fs.control import durable, ending, feed, move, past, snapshot, stream, toggle, views, walk, work
+from aof2.fs.control import durable, ending, feed, inbox, move, past, snapshot, stream, toggle, views, walk, work
 from aof2.fs.control.closing import Closing
 from aof2.fs.control.durable import Tell, Uploaded
 from aof2.fs.control.mounted import Mounted, by_the_daemon_alone
@@ -200,6 +200,7 @@ VERBS: Final[dict[str, tuple[type[Args], Handler]]] = {
     "seal": (stream.Seal, stream.seal),
     "truncate": (stream.Truncate, stream.truncate),
     "deliver": (stream.Deliver, stream.deliver),
+    "inbox": (inbox.Inbox, inbox.inbox),
     "undelete": (Undelete, undelete),
     "generations": (past.Generations, past.generations),
     "revert": (past.Revert, past.revert),

@@ -11,6 +11,7 @@ import trio
 
 from aof2.engine.catalog import tables as t
 from aof2.engine.env import Env
+from aof2.engine.inbox.intake import Intake
 from aof2.engine.kinds.catalogued import Catalogued
 from aof2.engine.kinds.kind import Unsealed, Way
 from aof2.engine.kinds.mounted import Kinds
@@ -99,6 +100,7 @@ class FakeMounted:
         self.files = FakeFiles(volume)
         self.kinds = Kinds(dict.fromkeys(volume.tenant_names(), self.files), Opens())
         self.channel = FakeChannel()
+        self.inbox = Intake(volume, self.kinds)
         self.started_ms = volume.env.now_ms()
         self.ended = False
 

@@ -19,6 +19,7 @@ from tests.mount import damage as damaged
 from tests.mount import test_full_disk as full_disk
 from tests.mount.durable import Copier, DirectoryCopier, DurableRounds, S3Copier, after_umount, in_every_order
 from tests.mount.following import pair
+from tests.mount.inboxrounds import InboxRounds, delivered_to
 from tests.mount.machines import Machines
 from tests.mount.namerounds import KINDS as NAME_KINDS
 from tests.mount.namerounds import NameRounds
@@ -36,6 +37,7 @@ from tests.support.seaweed import running_seaweed
 
 CACHE_BYTES = 64 << 20  # the smallest there is
 NAMES_MAX_S = 300.0
+INBOX_KEEP_S = 65.0
 FULL_MAX_S = 3600.0  # 10,000 files are evicted and read again
 
 
@@ -128,6 +130,34 @@ def power(times: int, seed: int | None) -> None:
             volume.options = rounds.rng.choice(([], ["nopassthrough"]))
             click.echo(f"round {n}: {rounds.answered} changes answered so far, {rounds.lost} not synced and lost")
     click.echo(f"{times} cuts: what was synced is there, verify clean")
+    shutil.rmtree(root)
+
+
+@main.command()
+@click.option("--jobs", default=200, show_default=True, help="Of three one is killed half-way, one is put twice.")
+@click.option("--processes", default=4, show_default=True, help="That deliver at once.")
+@click.option("--times", default=10, show_default=True, help="The daemon is killed.")
+@click.option("--seed", default=None, type=int, help="Of the run before, to do the same again.")
+def inbox(jobs: int, processes: int, times: int, seed: int | None) -> None:
+    """Deliver jobs through a real S3 server while deliverers and the writer are killed; compare; sweep; verify."""
+    seed = int(time.time()) if seed is None else seed
+    root = Path(tempfile.mkdtemp(prefix="aof2-torture-"))
+    click.echo(f"seed {seed}, in {root}")
+    (root / "weed").mkdir()
+    with running_seaweed(root / "weed") as server, delivered_to(root / "v", server) as volume:
+        rounds = InboxRounds(volume, seed, click.echo)
+        began_s = time.monotonic()
+        rounds.run(jobs, processes, times)
+        click.echo(f"{time.monotonic() - began_s:.0f} s: each committed job is there once and whole; waiting to sweep")
+        volume.umount()
+        rounds.keep_short()
+        time.sleep(INBOX_KEEP_S)
+        volume.mount()
+        rounds.is_clean(jobs)
+        volume.umount()
+        click.echo(volume.done("verify", "--remote").strip())
+        volume.mount()
+    click.echo(f"{jobs} jobs, {times} kills: nothing of those that were killed, the bucket is clean")
     shutil.rmtree(root)
 
 
