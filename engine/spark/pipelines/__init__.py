@@ -1,0 +1,16 @@
+"""What `aof2 spark NAME` runs: one module a pipeline, each with a `run` that a test calls as the command does.
+
+seam.py      what every pipeline takes and gives back, and how far Spark is
+
+A pipeline has
+    NAME                      its name
+    Arguments                 a frozen dataclass: what the command line was read into
+    run(session, arguments, tell) -> Summary
+and never prints, asks or exits: `fs/cli/pipelines/NAME.py` reads the command line, starts the session, shows progress
+and prints. Errors that a user can cause are Aof2Error with one line.
+
+To add one: a module here, its command in `fs/cli/pipelines/`, and a row of `PIPELINES` in `fs/cli/spark.py`.
+
+Modules here run in the driver; what they send to tasks is found there by name: workers need `pip install 'aof2[spark]'`
+and nothing else. Nothing of Spark or Arrow is imported before `run`.
+"""
