@@ -336,6 +336,10 @@ class Kind(ABC):
         """All records of a job are in a stream, once, however often it is asked for."""
         refuse(errno.EOPNOTSUPP)
 
+    def delivered(self, ino: int, job_id: bytes) -> Delivered | None:
+        """What a job brought to a stream, if it did."""
+        refuse(errno.EOPNOTSUPP)
+
     def is_open(self, ino: int) -> bool:
         return False
 

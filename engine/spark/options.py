@@ -58,12 +58,14 @@ class ReadOptions:
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """`staging`: a folder of this machine that tasks and daemon see; by default one of the temporary folder."""
+    """`staging`: a folder of this machine that tasks and daemon see; by default one of the temporary folder. `job`: the
+    number of a batch that may be written again after a crash; by default one of its own."""
 
     path: str
     conf: str = ""
     staging: str = ""
     checkpoint: str = ""
+    job: str = ""
 
 
 def write_options(options: Mapping[str, str]) -> WriteOptions:
@@ -197,7 +199,7 @@ def _size(text: str) -> int:
     return size
 
 
-_WRITING: Final = ("conf", "staging")
+_WRITING: Final = ("conf", "staging", "job")
 _PARSERS: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
     "mode": ("mode", _mode),
     "columnNameOfCorruptRecord": ("corrupt_column", _column),

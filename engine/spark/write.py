@@ -94,14 +94,14 @@ class Aof2Writer(DataSourceArrowWriter):
         check_columns(schema)
         self._options = options
         self._overwrite = overwrite
-        self._job = uuid.uuid4().hex
-        folder_of(options.staging, self._job).mkdir(parents=True)
+        self._staged = uuid.uuid4().hex  # of its own, also where the job had a run before
+        folder_of(options.staging, self._staged).mkdir(parents=True)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedMessage:
-        return _stage(iterator, self._options, self._job)
+        return _stage(iterator, self._options, self._staged)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        _deliver(messages, self._options, self._job, overwrite=self._overwrite)
+        _deliver(messages, self._options, self._options.job or self._staged, overwrite=self._overwrite)
         self._clear()
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -112,7 +112,7 @@ class Aof2Writer(DataSourceArrowWriter):
         """What other attempts staged, too."""
         from aof2.engine.spark.stage import remove_job
 
-        remove_job(folder_of(self._options.staging, self._job))
+        remove_job(folder_of(self._options.staging, self._staged))
 
 
 class Aof2StreamWriter(DataSourceStreamArrowWriter):

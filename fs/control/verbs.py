@@ -184,6 +184,7 @@ VERBS: Final[dict[str, tuple[type[Args], Handler]]] = {
     "seal": (stream.Seal, stream.seal),
     "truncate": (stream.Truncate, stream.truncate),
     "deliver": (stream.Deliver, stream.deliver),
+    "delivered": (stream.WasDelivered, stream.delivered),
     "undelete": (Undelete, undelete),
     "generations": (past.Generations, past.generations),
     "revert": (past.Revert, past.revert),

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ASK_EVERY_S: Final = 0.5
+GROUP: Final = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
 
 
 class PipelineError(Aof2Error):
@@ -41,7 +42,7 @@ class Summary:
 
 
 def silent(what: str, done: int, total: int, unit: str = "") -> None:
-    """A Tell for whom progress is of no interest."""
+    """A Tell that shows nothing."""
 
 
 @contextlib.contextmanager
@@ -49,6 +50,7 @@ def watched(session: SparkSession, tell: Tell, what: str) -> Iterator[None]:
     """Tells of the tasks of every job that this thread runs inside, and cancels them when it is left by an error."""
     context = session.sparkContext
     group = f"aof2 {what}"
+    before = [context.getLocalProperty(name) for name in GROUP]  # a query has one of its own
     context.setJobGroup(group, what, interruptOnCancel=False)
     over = threading.Event()
     watcher = threading.Thread(target=_watch, args=(context, group, tell, what, over), name="watched", daemon=True)
@@ -61,8 +63,8 @@ def watched(session: SparkSession, tell: Tell, what: str) -> Iterator[None]:
     finally:
         over.set()
         watcher.join()
-        for name in ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel"):
-            context.setLocalProperty(name, None)  # type: ignore[arg-type]  # None takes it away
+        for name, value in zip(GROUP, before, strict=True):
+            context.setLocalProperty(name, value)  # type: ignore[arg-type]  # None takes it away
 
 
 def _watch(context: Any, group: str, tell: Tell, what: str, over: threading.Event) -> None:

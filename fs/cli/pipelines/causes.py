@@ -16,6 +16,7 @@ LOG_END_BYTES: Final = 64 << 10
 CAUSE_CHARS_MAX: Final = 400
 _PYTHON_ERROR: Final = re.compile(r"^(?:[\w.]+\.)?(?:[A-Z]\w*(?:Error|Exception)): (\S.*)$", re.MULTILINE)
 _ERROR_CLASS: Final = re.compile(r"^\[[A-Z0-9_.]+\] ", re.ASCII)
+_SQL_STATE: Final = re.compile(r" ?SQLSTATE: \w+;?$")
 _SAID: Final = re.compile(r"(?:Error|Exception)(?: in .*)?: |^Error:|^Exception in ", re.MULTILINE)
 
 
@@ -28,10 +29,15 @@ def cause_of(error: Exception, log: Path | None = None) -> str | None:
     return _innermost(str(error))
 
 
+def is_refusal(error: Exception) -> bool:
+    """Whether Spark refused what it was asked before it began: its log has no more to say."""
+    return type(error).__name__ in ("AnalysisException", "ParseException", "IllegalArgumentException")
+
+
 def _innermost(text: str) -> str:
     found = [said for said in _PYTHON_ERROR.findall(text) if not said.startswith("An error occurred while calling")]
     line = found[-1] if found else next((line for line in text.splitlines() if line.strip()), "it did not say why")
-    return _ERROR_CLASS.sub("", line.strip())[:CAUSE_CHARS_MAX]
+    return _SQL_STATE.sub("", _ERROR_CLASS.sub("", line.strip()))[:CAUSE_CHARS_MAX]
 
 
 def _last_said(log: Path | None) -> str:

@@ -18,6 +18,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
@@ -26,7 +27,7 @@ import click
 from aof2.engine.errors import Aof2Error
 from aof2.fs.cli import output
 from aof2.fs.cli.errors import CliError, complain
-from aof2.fs.cli.pipelines.causes import cause_of
+from aof2.fs.cli.pipelines.causes import cause_of, is_refusal
 from aof2.fs.cli.progress import shown_progress
 from aof2.fs.cli.spark import SUBMIT_OPTIONS
 from aof2.fs.control.protocol import Progress
@@ -106,34 +107,34 @@ def check_installed() -> None:
 
 @contextlib.contextmanager
 def session(name: str, options: list[str], spark_log: Path | None) -> Iterator[SparkSession]:
-    """Spark, from its start to its end. What it says while a job fails becomes one line."""
-    with _log(spark_log) as log:
-        started = None
-        try:
-            started = _started(name, options, log)
-            yield started
-        except (Aof2Error, OSError):
+    """Spark, from its start to its end. What it says while a job fails becomes one line. Its log stays where that was
+    asked for, or where the line names it."""
+    log, named = spark_log or _temporary(), spark_log is not None
+    started = None
+    try:
+        started = _started(name, options, log)
+        yield started
+    except (Aof2Error, OSError):
+        raise
+    except Exception as e:
+        cause = cause_of(e, log)
+        if cause is None:
             raise
-        except Exception as e:
-            cause = cause_of(e, log)
-            if cause is None:
-                raise
-            raise CliError(f"{cause} (Spark's log: {log})") from None
-        finally:
-            if started is not None:
-                started.stop()
+        if is_refusal(e):
+            raise CliError(cause) from None
+        named = True
+        raise CliError(f"{cause} (Spark's log: {log})") from None
+    finally:
+        if started is not None:
+            started.stop()
+        if not named:
+            log.unlink(missing_ok=True)
 
 
-@contextlib.contextmanager
-def _log(named: Path | None) -> Iterator[Path]:
-    """Where Spark's own words go: a file that stays when it was asked for, or when something fails."""
-    if named is not None:
-        yield named
-        return
+def _temporary() -> Path:
     fd, name = tempfile.mkstemp(prefix="aof2-spark-", suffix=".log")
     os.close(fd)
-    yield Path(name)
-    Path(name).unlink(missing_ok=True)
+    return Path(name)
 
 
 def _started(name: str, options: list[str], log: Path) -> SparkSession:
@@ -185,11 +186,9 @@ def _aside(log: Path) -> Iterator[None]:
 
 
 def _on_the_cluster(options: list[str]) -> bool:
-    pairs = zip(options, [*options[1:], ""], strict=True)
-    return GATEWAY not in os.environ and any(
-        option == "--deploy-mode=cluster" or (option == "--deploy-mode" and value == "cluster")
-        for option, value in pairs
-    )
+    if GATEWAY in os.environ:
+        return False
+    return "--deploy-mode=cluster" in options or ("--deploy-mode", "cluster") in pairwise(options)
 
 
 def _submit(options: list[str]) -> None:
