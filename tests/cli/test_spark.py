@@ -157,11 +157,11 @@ def test_which_paths_are_in_the_mount(tmp_path: Path, monkeypatch: pytest.Monkey
     assert mounted.inside("/aof2x") is None
     assert mounted.holds_streams("/aof2/events/clicks")
     assert not mounted.holds_streams("/aof2/default/clicks")
-    with pytest.raises(PipelineError, match="no mount.conf that says which volume"):
+    with pytest.raises(PipelineError, match=r"no mount\.conf that says which volume"):
         Mounted.find(str(tmp_path / "other"))
 
 
-class Captured(Exception):
+class CapturedError(Exception):
     __module__ = "pyspark.errors.exceptions.captured"
 
 
@@ -183,7 +183,7 @@ aof2.engine.errors.CorruptError: /aof2/events/clicks/.segments/5.idx: record 3 i
     ],
 )
 def test_the_cause_in_one_line(said: str, cause: str) -> None:
-    assert cause_of(Captured(said)) == cause
+    assert cause_of(CapturedError(said)) == cause
 
 
 def test_a_bug_keeps_its_traceback() -> None:
@@ -191,7 +191,8 @@ def test_a_bug_keeps_its_traceback() -> None:
 
 
 def test_spark_that_does_not_start(tmp_path: Path) -> None:
-    class PySparkRuntimeError(Captured): ...
+    class PySparkRuntimeError(CapturedError):
+        __module__ = "pyspark.errors.exceptions.base"
 
     log = tmp_path / "log"
     log.write_text("WARN something\nError: Unrecognized option: --bogus\n\tat here\n")

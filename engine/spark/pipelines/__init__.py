@@ -1,6 +1,15 @@
 """What `aof2 spark NAME` runs: one module a pipeline, each with a `run` that a test calls as the command does.
 
-seam.py      what every pipeline takes and gives back, and how far Spark is
+seam.py        what every pipeline takes and gives back, and how far Spark is
+reconcile.py   counts and checksums, the same in any order
+jobs.py        what makes two runs the same job
+mounted.py     the mount, from the driver: what is in it, what its daemon is asked for
+workspace.py   a directory that is made beside its place, and comes into it by one step
+tables.py      frames as Parquet; records.py: frames as records of a stream
+
+ingest.py      what Spark can read, into records or Parquet
+compact.py     segments and small files into large ones; compact_stream.py, compact_records.py, compact_files.py: the
+               three kinds of it
 
 A pipeline has
     NAME                      its name
