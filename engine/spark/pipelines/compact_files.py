@@ -85,11 +85,7 @@ class _Steps:
     def _written(self, files: Files) -> Tally:
         session, layout = self.work.session, self.work.asked.layout
         names = [path for path, *_ in files]
-        scan = {
-            "spark.sql.files.maxPartitionBytes": str(layout.file_bytes),
-            "spark.sql.files.openCostInBytes": str(min(64 << 10, layout.file_bytes)),
-        }
-        with tables.configured(session, scan):
+        with tables.configured(session, {"spark.sql.files.openCostInBytes": str(min(64 << 10, layout.file_bytes))}):
             frame: DataFrame = session.read.option("basePath", str(self.source)).parquet(*names)
             if self.work.asked.select:
                 frame = frame.selectExpr(*self.work.asked.select)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 from aof2.engine.spark.pipelines import tables
 from aof2.engine.spark.pipelines.compact import Done, Work
 from aof2.engine.spark.pipelines.reconcile import Tally
-from aof2.engine.spark.pipelines.seam import PipelineError
+from aof2.engine.spark.pipelines.seam import PipelineError, watched
 from aof2.engine.spark.pipelines.workspace import Workspace, marker_of
 from aof2.engine.spark.streams import Segment, StreamDirectory
 
@@ -154,7 +154,10 @@ def _written(work: Work, workspace: Workspace, span: Span) -> Tally:
     frame = tables.laid_out(_rows(work, span), plain)
     tally = tables.write(work.session, frame, workspace.data, plain, work.tell)
     if tally.rows != span.records and not work.asked.select:  # an expression may make many rows of one
-        raise PipelineError(f"{work.asked.source}: its segments have {span.records} records, {tally.rows} were read")
+        raise PipelineError(
+            f"{work.asked.source}: its segments have {span.records} records, {tally.rows} were read;"
+            " --select 'record.*' takes each by itself"
+        )
     return tally
 
 
@@ -164,15 +167,31 @@ def _rows(work: Work, span: Span) -> DataFrame:
 
     asked = work.asked
     computed = tables.computed(asked.layout)
-    reader = work.session.read.format("aof2").option("partitionBytes", asked.layout.file_bytes)
-    if asked.schema and not asked.select and not computed:
-        reader = reader.schema("payload binary")
-    reader = reader.option("startingOffset", span.first).option("endingOffset", span.end)
-    frame: DataFrame = reader.load(asked.source)
+    lines = work.mounted is not None and work.mounted.holds_lines(asked.source)
+    if asked.schema and not asked.select and not computed and lines:
+        return _lines(work, span)
+    frame = _records(work, span).load(asked.source)
     if asked.schema:
         text = frame["payload"].cast("string")
         frame = frame.withColumn("record", f.from_json(text, asked.schema, {"mode": "FAILFAST"}))
     return frame.selectExpr(*(asked.select or [("record.*" if asked.schema else "*")]), *computed)
+
+
+def _records(work: Work, span: Span) -> Any:
+    reader = work.session.read.format("aof2").option("partitionBytes", work.asked.layout.file_bytes)
+    return reader.option("startingOffset", span.first).option("endingOffset", span.end)
+
+
+def _lines(work: Work, span: Span) -> DataFrame:
+    """Where only the JSON is wanted, Spark reads the payload files itself, which is twice as fast as record by record;
+    every record's checksum is compared before, which is faster still. Sealed files do not change in between."""
+    with watched(work.session, work.tell, "verify"):
+        checked = _records(work, span).schema("offset bigint").option("verify", "true").load(work.asked.source).count()
+    if checked != span.records:
+        raise PipelineError(f"{work.asked.source}: its segments have {span.records} records, {checked} were checked")
+    reader = work.session.read.schema(work.asked.schema).option("mode", "FAILFAST")
+    reader = reader.option("lineSep", "\n").option("encoding", "UTF-8")
+    return reader.json([segment.payload_path for segment in span.segments])
 
 
 def _removed(work: Work, target: Path, end: int, done: Done) -> Done:

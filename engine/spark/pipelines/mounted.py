@@ -28,12 +28,13 @@ class Delivered:
 
 @dataclass(frozen=True, slots=True)
 class Mounted:
-    """A mount by its conf; `tenants`: the kind of each."""
+    """A mount by its conf; `tenants`: the kind of each; `framed`: those whose records are what a write brought."""
 
     conf: str
     mountpoint: str
     state_dir: str
     tenants: dict[str, str]
+    framed: frozenset[str] = frozenset()
 
     @classmethod
     def find(cls, named: str) -> Mounted | None:
@@ -44,8 +45,10 @@ class Mounted:
         try:
             conf = tomllib.loads(path.read_text())
             volume = conf["volume"]
-            kinds = {name: keys.get("kind", "files") for name, keys in conf.get("tenants", {}).items()}
-            return cls(str(path), os.path.realpath(volume["mountpoint"]), volume["state_dir"], kinds)
+            tenants = conf.get("tenants", {})
+            kinds = {name: keys.get("kind", "files") for name, keys in tenants.items()}
+            framed = frozenset(name for name, keys in tenants.items() if keys.get("framing", "line") != "line")
+            return cls(str(path), os.path.realpath(volume["mountpoint"]), volume["state_dir"], kinds, framed)
         except (OSError, KeyError, tomllib.TOMLDecodeError) as e:
             raise PipelineError(f"{path}: no mount.conf that says which volume ({e}); name it by --conf") from None
 
@@ -58,6 +61,11 @@ class Mounted:
         """Whether a directory of that name is a stream."""
         below = self.inside(path)
         return below is not None and self.tenants.get(below.split("/")[0]) == APPEND_KIND
+
+    def holds_lines(self, path: str) -> bool:
+        """Whether a stream of that name has a record a line."""
+        below = self.inside(path)
+        return below is not None and self.holds_streams(path) and below.split("/")[0] not in self.framed
 
     def delivered(self, stream: str, job: str) -> Delivered | None:
         """What a job brought, if it did."""

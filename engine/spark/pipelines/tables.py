@@ -73,7 +73,8 @@ def write(session: SparkSession, frame: DataFrame, folder: Path, layout: Layout,
     out = observed.frame
     if names and layout.rebalance:
         out = out.hint("rebalance", *(f.col(f"`{name}`") for name in names))
-    settings = _SETTINGS | {"spark.sql.adaptive.advisoryPartitionSizeInBytes": str(layout.file_bytes)}
+    sizes = ("spark.sql.adaptive.advisoryPartitionSizeInBytes", "spark.sql.files.maxPartitionBytes")
+    settings = _SETTINGS | dict.fromkeys(sizes, str(layout.file_bytes))
     with configured(session, settings):
         with watched(session, tell, "write"):
             out.write.partitionBy(*names).option("compression", "zstd").parquet(str(folder))
