@@ -239,8 +239,8 @@ def pipelines(size: str | None, rounds: int | None, only: str | None, quick: boo
     """The pipelines of `aof2 spark` against what Spark does without them.
 
     A stream on the mount compacted into partitioned Parquet there, against the same from files of JSON to Parquet on
-    the local disk, with and without counts and checksums. One session runs all of it, in turns. Needs the `spark` extra and
-    Java 17. Files go to a folder under $TMPDIR (some 5 GiB at full size) and are removed, whatever happens.
+    the local disk, with and without counts and checksums. One session runs all of it, in turns. Needs the `spark` extra
+    and Java 17. Files go to a folder under $TMPDIR (some 5 GiB at full size) and are removed, whatever happens.
     """
     from aof2.fs.bench.pipelines import FULL, QUICK, ROWS, run
 

@@ -170,7 +170,7 @@ def _rows(work: Work, span: Span) -> DataFrame:
     lines = work.mounted is not None and work.mounted.holds_lines(asked.source)
     if asked.schema and not asked.select and not computed and lines:
         return _lines(work, span)
-    frame = _records(work, span).load(asked.source)
+    frame: DataFrame = _records(work, span).load(asked.source)
     if asked.schema:
         text = frame["payload"].cast("string")
         frame = frame.withColumn("record", f.from_json(text, asked.schema, {"mode": "FAILFAST"}))
