@@ -14,7 +14,7 @@ from aof2.engine.spark.pipelines.seam import PipelineError, Summary
 from aof2.engine.spark.pipelines.tables import Layout
 from aof2.engine.spark.pipelines.workspace import beside, marker_of
 from tests.spark.pipelines import numbers, small_files, until_ended
-from tests.spark.support import Stream, lines
+from tests.spark.support import Stream, lines, patch
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what Spark's own imports have to say
 
@@ -74,6 +74,23 @@ def test_records_that_are_no_json_end_it(spark: Any, stream: Stream, tmp_path: P
     with pytest.raises(Exception, match=r"(?i)malformed"):
         stream_run(spark, stream, tmp_path / "out", schema="n bigint")
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["_compact.aof2"]
+
+
+@pytest.mark.parametrize("framing", ["line", "record"])  # read as files of lines, and record by record
+def test_damage_ends_it(spark: Any, tmp_path: Path, framing: str) -> None:
+    stream, conf = Stream(tmp_path / "events" / "clicks"), tmp_path / "a.conf"
+    conf.write_text(
+        f'[volume]\nmountpoint = "{tmp_path}"\nstate_dir = "/none"\n'
+        f'[tenants.events]\nkind = "append"\nframing = "{framing}"\n'
+    )
+    stream.seal(lines(100))
+    more = {"schema": "n bigint, text string", "conf": str(conf), "into": "parquet"}
+    assert stream_run(spark, stream, tmp_path / "out", **more).report["rows"] == 100
+    stream.seal(lines(100, first=100))
+    patch(stream.payload(stream.rows[100].offset), 4000, ord("n") ^ ord("m"))
+    with pytest.raises(Exception, match="is damaged"):
+        stream_run(spark, stream, tmp_path / "out", **more)
+    assert numbers(spark, tmp_path / "out") == list(range(100))
 
 
 def test_a_stream_that_lost_records_before_they_were_compacted(spark: Any, stream: Stream, tmp_path: Path) -> None:
