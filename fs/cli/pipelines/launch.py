@@ -87,8 +87,11 @@ def launch(pipeline: Any, arguments: Any, *, as_json: bool, spark_log: Path | No
 
 
 def _told(show: Callable[[Progress], None]) -> Tell:
+    """Not below spark-submit: it makes one of its application's errors and output, where `--json` is to be alone."""
+
     def tell(what: str, done: int, total: int, unit: str = "") -> None:
-        show(Progress(what, done, total, unit))
+        if GATEWAY not in os.environ:
+            show(Progress(what, done, total, unit))
 
     return tell
 
