@@ -332,6 +332,10 @@ class AppendKind(StreamTree):
             self.went(gone)
             return done
 
+    def delivered(self, ino: int, job_id: bytes) -> Delivered | None:
+        with self.volume.catalog.view() as view:
+            return rows.delivered(view, stream_of(ino), ino, job_id)
+
     def is_open(self, ino: int) -> bool:
         return self.files.known.is_open(ino)
 

@@ -354,6 +354,10 @@ class Kind(ABC):
         RefusedError: why it cannot be."""
         refuse(errno.EOPNOTSUPP)
 
+    def delivered(self, ino: int, job_id: bytes) -> Delivered | None:
+        """What a job brought to a stream, if it did."""
+        refuse(errno.EOPNOTSUPP)
+
     def is_open(self, ino: int) -> bool:
         return False
 

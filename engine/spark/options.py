@@ -67,12 +67,14 @@ class What(Enum):
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
     """`staging`: a folder of this machine that tasks and daemon see; by default one of the temporary folder. `remote`
-    and what follows it: of the inbox, where `conf` does not say it."""
+    and what follows it: of the inbox, where `conf` does not say it. `job`: the number of a batch that may be written
+    again after a crash; by default one of its own."""
 
     path: str
     conf: str = ""
     staging: str = ""
     checkpoint: str = ""
+    job: str = ""
     what: What = What.RECORDS
     partition_by: tuple[str, ...] = ()
     remote: str = ""
@@ -256,6 +258,7 @@ def _duration(text: str) -> float:
 _WRITING: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
     "conf": ("conf", str),
     "staging": ("staging", str),
+    "job": ("job", str),
     "as": ("what", _what),
     "partition_by": ("partition_by", _columns),
     "remote": ("remote", str),

@@ -68,7 +68,7 @@ class Aof2Writer(DataSourceArrowWriter):
         self._way = way_of(options)
         self._schema = schema
         self._overwrite = overwrite
-        self._job = uuid.uuid4().hex
+        self._job = options.job or uuid.uuid4().hex
         self._way.begin(self._job)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:

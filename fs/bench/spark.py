@@ -5,6 +5,7 @@ Owner: the calling thread; `venue.py` says what is left of a run.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import msgspec
@@ -19,6 +20,8 @@ from aof2.fs.bench.sparkprocess import SparkProcess, check_installed
 from aof2.fs.bench.sparkrows import ROW_BYTES, ROWS, SparkField, SparkPlan, StreamsAof2
 from aof2.fs.bench.venue import Progress, Say
 
+Rows = Callable[[SparkField], list[Measurement]]
+
 COPIES: Final = 12  # of what is scanned and written, here and at the server, in a few rounds
 
 FULL: Final = SparkPlan(size=256 << 20, rounds=3, only=tuple(ROWS), peers=(JuiceFs.name,))
@@ -27,6 +30,13 @@ QUICK: Final = msgspec.structs.replace(FULL, size=16 << 20, rows=50_000, lines=2
 
 def run(plan: SparkPlan, *, say: Say, on_progress: Progress | None = None) -> list[Measurement]:
     """Every measurement, in order. StepError when there is nothing to measure with."""
+    return run_with(plan, ROWS, say=say, on_progress=on_progress)
+
+
+def run_with(
+    plan: SparkPlan, rows: Mapping[str, Rows], *, say: Say, on_progress: Progress | None = None
+) -> list[Measurement]:
+    """The same of other rows."""
     check_installed()
     processes = Processes()
     with venue.terminated_cleanly():
@@ -38,7 +48,7 @@ def run(plan: SparkPlan, *, say: Say, on_progress: Progress | None = None) -> li
                 for name, reason in f.race.out.items():
                     say(f"{name} sits out: {reason}")
                 f.spark.start()
-                return venue.run_rows(f, ROWS, plan.only, on_progress)
+                return venue.run_rows(f, rows, plan.only, on_progress)
 
 
 def _field(plan: SparkPlan, setup: Setup) -> SparkField:

@@ -92,9 +92,39 @@ class Tasks:
         columns = ("id as n", "cast(id % 100 as int) as kind", f"{text} as text")
         return self._spark.range(rows, numPartitions=2 * CORES).selectExpr(*columns)
 
+    def compact_stream(self, stream: str, target: str, conf: str) -> list[Any]:
+        """`aof2 spark compact`, in this session; rows and checksum."""
+        from aof2.engine.spark.pipelines import compact
+
+        asked = compact.Arguments(source=stream, target=target, schema=LINE_SCHEMA, layout=_layout(), conf=conf)
+        report = compact.run(self._spark, asked).report
+        return [report["rows"], report["checksum"]]
+
+    def compact_json(self, folder: str, target: str) -> list[Any]:
+        """The same out of files of JSON, counted and compared as well."""
+        from aof2.engine.spark.pipelines import tables
+        from aof2.engine.spark.pipelines.seam import silent
+
+        rows = tables.laid_out(self._spark.read.schema(LINE_SCHEMA).json(folder), _layout())
+        tally = tables.write(self._spark, rows, Path(target), _layout(), silent)
+        return [tally.rows, f"{tally.checksum:016x}"]
+
+    def compact_unchecked(self, folder: str, target: str) -> None:
+        """As people write it."""
+        from pyspark.sql.functions import col
+
+        rows = self._spark.read.schema(LINE_SCHEMA).json(folder).hint("rebalance", col("kind"))
+        rows.write.partitionBy("kind").option("compression", "zstd").parquet(target)
+
     @staticmethod
     def _first(frame: Any) -> list[Any]:
         return list(frame.collect()[0])
+
+
+def _layout() -> Any:
+    from aof2.engine.spark.pipelines.tables import Layout
+
+    return Layout(partition_by=("kind",))
 
 
 class Prepared(DataSource):

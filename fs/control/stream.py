@@ -37,6 +37,11 @@ class Deliver(Args, kw_only=True):
     overwrite: bool = False
 
 
+class WasDelivered(Args, kw_only=True):
+    path: str
+    job_id: str
+
+
 class Truncate(Args, kw_only=True):
     path: str
     before: int | None = None
@@ -70,6 +75,13 @@ async def deliver(mounted: Mounted, args: Deliver, _: Tell) -> dict[str, object]
     except OSError as e:
         raise ControlError(f"{args.path}: {WHY_NOT.get(e.errno or 0) or e.strerror}; nothing was delivered") from None
     return {"path": walk.shown(mounted, place), **done._asdict()}
+
+
+async def delivered(mounted: Mounted, args: WasDelivered, _: Tell) -> dict[str, object]:
+    """What the job brought, as `deliver` answered; nothing where it was not delivered, or thirty days ago."""
+    place, kind = _stream(mounted, args.path)
+    done = kind.delivered(place.inode.ino, args.job_id.encode())
+    return {} if done is None else {"path": walk.shown(mounted, place), **done._asdict()}
 
 
 def _stream(mounted: Mounted, path: str) -> tuple[Place, Kind]:

@@ -201,6 +201,7 @@ VERBS: Final[dict[str, tuple[type[Args], Handler]]] = {
     "truncate": (stream.Truncate, stream.truncate),
     "deliver": (stream.Deliver, stream.deliver),
     "inbox": (inbox.Inbox, inbox.inbox),
+    "delivered": (stream.WasDelivered, stream.delivered),
     "undelete": (Undelete, undelete),
     "generations": (past.Generations, past.generations),
     "revert": (past.Revert, past.revert),

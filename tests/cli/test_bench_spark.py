@@ -69,6 +69,12 @@ def test_a_script_without_its_task_says_so() -> None:
 # -- command line and runs ---------------------------------------------------------------------------------------
 
 
+def test_usage_of_pipelines() -> None:
+    result = run("bench", "pipelines", "--only", "two")
+    assert result.exit_code == 2
+    assert "two: choose from compact" in result.output
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [(["--only", "two"], "two: choose from hot, written"), (["--size", "10"], "whole MiB"), (["--rows", "1"], "1000")],
@@ -102,4 +108,18 @@ def test_tiny_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "spark.read.json",
         "ready batches",
     }
+    assert list(tmp_path.iterdir()) == []
+
+
+@needs_root
+@needs_spark
+def test_tiny_run_of_pipelines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pyspark", reason="the spark extra is not installed")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    result = run("bench", "pipelines", "--quick", "--size", "1MiB", "--only", "compact", "--json")
+    assert result.exit_code == 0, result.output
+    found = objects(result)
+    assert [row["baseline"].split(", ")[1] for row in found] == ["compared as well", "unchecked"]
+    assert [row["note"] for row in found] == ["", ""]
+    assert all(row["ratio"] for row in found)
     assert list(tmp_path.iterdir()) == []

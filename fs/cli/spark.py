@@ -1,0 +1,49 @@
+"""`aof2 spark NAME … [-- SPARK-SUBMIT-OPTIONS]`: the pipelines.
+
+Pipelines are listed here by name and imported when they run. What stands behind `--` goes to spark-submit as it is:
+`--master spark://…`, `--conf k=v`, YARN's and Kubernetes' own.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+import click
+
+# pipeline → (module, what `aof2 spark --help` says about it). The command has the pipeline's name in that module.
+PIPELINES = {
+    "compact": ("aof2.fs.cli.pipelines.compact", "Many segments or small files into few large ones."),
+    "ingest": ("aof2.fs.cli.pipelines.ingest", "What Spark can read, into a stream or into Parquet."),
+}
+SUBMIT_OPTIONS = "aof2.spark.submit_options"  # their key in a context's meta
+
+
+class Pipelines(click.Group):
+    """The group: everything behind the first `--` is spark-submit's."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(PIPELINES)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in PIPELINES:
+            return None
+        command: click.Command = getattr(import_module(PIPELINES[cmd_name][0]), cmd_name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Pipelines"):
+            formatter.write_dl([(name, PIPELINES[name][1]) for name in sorted(PIPELINES)])
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        at = args.index("--") if "--" in args else len(args)
+        ctx.meta[SUBMIT_OPTIONS] = args[at + 1 :]
+        return super().parse_args(ctx, args[:at])
+
+
+@click.group(cls=Pipelines, epilog="Example: aof2 spark ingest /data/clicks /aof2/events/clicks -- --master local[4]")
+def spark() -> None:
+    """Data pipelines on Spark.
+
+    Each shows progress, prints what it did, and can be run again after it was killed: nothing is done twice. Options of
+    spark-submit come after --. Workers need `pip install 'aof2[spark]'` and nothing else.
+    """
