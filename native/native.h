@@ -25,7 +25,8 @@ uint64_t aof2_crc64_combine(uint64_t crc_a, uint64_t crc_b, uint64_t len_b);
 uint32_t aof2_crc32_combine(uint32_t crc_a, uint32_t crc_b, uint64_t len_b);
 
 /* -- SHA-256 of many ------------------------------------------------------------------------------------------
- * How many messages go side by side in the time of one; 1: none. `lanes` elsewhere is that number, or 1, for tests. */
+ * How many messages go side by side in the time of one; 1: none. `lanes` elsewhere is that number, or 1, for tests;
+ * what this CPU lacks is done one after the other. */
 int aof2_sha256_lanes(void);
 /* The hashes, 32 bytes each, of len[i] bytes of `data` from offset[i] on. */
 void aof2_sha256_many(size_t n, const uint8_t *data, const uint64_t *offset, const uint64_t *len, uint8_t *out);

@@ -170,7 +170,7 @@ static void side_by_side(size_t n, const uint8_t *data, const uint64_t *offset, 
 void aof2_sha256_many_by(int lanes, size_t n, const uint8_t *data, const uint64_t *offset, const uint64_t *len,
                          uint8_t *out) {
 #if AOF2_SHA256_X86
-  if (lanes > 1 && n > FEW) {
+  if (lanes > 1 && best > 1 && n > FEW) {
     side_by_side(n, data, offset, len, out);
     return;
   }
@@ -191,7 +191,7 @@ void aof2_sha256_begin(size_t n, uint32_t *state) {
 
 static void go_on_all(int lanes, size_t n, uint32_t *state, const uint8_t *data, size_t len) {
 #if AOF2_SHA256_X86
-  if (lanes > 1 && n > FEW) {
+  if (lanes > 1 && best > 1 && n > FEW) {
     aof2_sha256_states states;
     const uint8_t *from[AOF2_SHA256_LANES];
     for (size_t i = 0; i < AOF2_SHA256_LANES; i++) {

@@ -169,9 +169,12 @@ class Hasher:
     def digest(self) -> ObjectDigest:
         count = -(-self._size // self._chunk_bytes)
         kind = self.kind_of(count - len(self._data.masks))
-        whole = hashlib.sha256() if kind is HashKind.BYTES and count > 1 else None
+        whole: hashlib._Hash | None = None
         chunks: list[ChunkDigest] = []
-        for window in self._windows(count):
+        if kind is HashKind.BYTES and count > 1:
+            first, whole = self._first()
+            chunks.append(first)
+        for window in self._windows(len(chunks), count):
             if len(window) == 1:
                 chunks.append(self.chunk(window[0], whole))
                 continue
@@ -180,7 +183,14 @@ class Hasher:
                 self._stream(window, whole)
         return self.object_digest(tuple(chunks), whole, kind)
 
-    def _windows(self, count: int) -> Iterator[list[int]]:
+    def _first(self) -> tuple[ChunkDigest, hashlib._Hash]:
+        """The first chunk, and the hash of all bytes, which begins as its own."""
+        whole = hashlib.sha256()
+        if not self._data.masks.get(0, 0):
+            return self.chunk(0, whole), whole
+        return self._with_data(0, whole, None), whole
+
+    def _windows(self, start: int, count: int) -> Iterator[list[int]]:
         """Neighbours that are hashed side by side; others, one by one. Not of any number: what hashes the bytes of all
         of them, behind that, is to find them in memory still."""
         full = (1 << self._chunk_bytes // self._block_bytes) - 1
@@ -189,7 +199,7 @@ class Hasher:
         def is_whole(index: int) -> bool:
             return self._data.masks.get(index) == full and (index + 1) * self._chunk_bytes <= self._size
 
-        for first, found in runs_of(range(count), is_whole, max(1, width)):
+        for first, found in runs_of(range(start, count), is_whole, max(1, width)):
             window = list(range(first, first + found))
             if found >= SIDE_BY_SIDE_MIN and is_whole(first):
                 yield window
@@ -262,7 +272,13 @@ class Hasher:
             if whole is not None:
                 add_zeros(whole, length)
             return hole_digest(length)
-        sha = hashlib.sha256()
+        return self._with_data(index, hashlib.sha256(), whole)
+
+    def _with_data(self, index: int, sha: hashlib._Hash, whole: hashlib._Hash | None) -> ChunkDigest:
+        """`sha` is the chunk's own, `whole` goes on with its bytes."""
+        start = index * self._chunk_bytes
+        length = min(self._chunk_bytes, self._size - start)
+        mask = self._data.masks[index]
         sums = _Sums(self._block_bytes)
         step = max(1, READ_BYTES // self._block_bytes)
         for first, count in runs_of(range(-(-length // self._block_bytes)), lambda block: mask >> block & 1, step):
