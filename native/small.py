@@ -23,7 +23,7 @@ _PACK_ENTRY_LEN: Final = 88
 _BLOB_FOOTER_LEN: Final = 120
 _I32: Final = Struct("=i")
 _unset: Final = ffi.new_allocator(should_clear_after_alloc=False)
-SIDE_BY_SIDE_BYTES: Final = 4 << 20
+SIDE_BY_SIDE_BYTES: Final = 8 << 20
 
 
 class SmallStatus(IntEnum):
@@ -160,7 +160,7 @@ def encode_pack(
     packed: Buffer = b"",
     packed_lengths: Sequence[int] = (),
     saved_shift: int = 0,
-) -> tuple[memoryview, bytearray]:
+) -> tuple[bytearray, bytearray]:
     """Blobs of one block each, back to back, and their entries in a pack's directory, in which they start at `base`.
 
     `packed`: the blocks as zstd frames, back to back; one is stored where it saves length >> `saved_shift` bytes.
@@ -190,4 +190,5 @@ def encode_pack(
         )  # fmt: skip
     if written < 0:
         raise ValueError(f"blocks are 1 to {block_bytes} bytes long")
-    return memoryview(out)[:written], entries
+    del out[written:]
+    return out, entries
