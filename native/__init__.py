@@ -1,5 +1,6 @@
-"""The C core: checksums, record scans and encodes, line framing, page diff, bytes from a socket into a file. What is
-done with many small files at once is in `small`, with a segment in two files in `segment_index`.
+"""The C core: checksums and hashes, record scans and encodes, line framing, page diff, bytes from a socket into a
+file. What is done with many small files at once is in `small`, with a segment in two files in `segment_index`, with
+stretches of a large file in `spans`.
 
 Only modules of this folder import the compiled `ffi` and `lib`. Every call works on memory its caller owns, releases
 the GIL while it runs, and has let go of each buffer when it returns, so an mmap can be resized or closed right after
@@ -30,8 +31,10 @@ from aof2.native.manifest import (
 )
 from aof2.native.receiving import Ending, Received, receive
 from aof2.native.segment import SegmentRows, SegmentScanner, segment_encode, segment_resync
+from aof2.native.spans import SPANS_MAX, SpanDigest, Spans, sha256_lanes, sha256_many
 
 __all__ = [
+    "SPANS_MAX",
     "Buffer",
     "Column",
     "Ending",
@@ -42,6 +45,8 @@ __all__ = [
     "Received",
     "SegmentRows",
     "SegmentScanner",
+    "SpanDigest",
+    "Spans",
     "crc32",
     "crc32_combine",
     "crc32_with",
@@ -58,4 +63,6 @@ __all__ = [
     "receive",
     "segment_encode",
     "segment_resync",
+    "sha256_lanes",
+    "sha256_many",
 ]

@@ -11,7 +11,6 @@
  */
 #include <errno.h>
 #include <fcntl.h>
-#include <openssl/sha.h>
 #include <stdio.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -25,6 +24,22 @@
 #define BLOB_TRAILER_LEN 104
 #define BLOB_FOOTER_LEN (BLOB_ENTRY_LEN + BLOB_TRAILER_LEN)
 #define PACK_ENTRY_LEN 88
+#define GROUP_MAX 256 /* files whose bytes are in memory at once, to be hashed side by side */
+
+typedef struct {
+  size_t n;
+  size_t index[GROUP_MAX];
+  uint64_t offset[GROUP_MAX], len[GROUP_MAX];
+  uint8_t sha256[GROUP_MAX][32];
+} group;
+
+static void group_add(group *g, size_t index, uint64_t offset, uint64_t len) {
+  g->index[g->n] = index;
+  g->offset[g->n] = offset;
+  g->len[g->n++] = len;
+}
+
+static void group_hash(group *g, const uint8_t *data) { aof2_sha256_many(g->n, data, g->offset, g->len, g->sha256[0]); }
 
 static uint64_t ns_of(struct timespec at) { return (uint64_t)at.tv_sec * 1000000000u + (uint64_t)at.tv_nsec; }
 
@@ -67,7 +82,19 @@ static int same(const struct stat *a, const struct stat *b) {
   return a->st_size == b->st_size && ns_of(a->st_mtim) == ns_of(b->st_mtim) && ns_of(a->st_ctim) == ns_of(b->st_ctim);
 }
 
-static int hash_one(const char *path, uint64_t loose_len, uint8_t *scratch, size_t scratch_len, aof2_small *out) {
+static uint64_t crc_of_pieces(const uint8_t *buf, uint64_t len, uint64_t piece_len, uint64_t *piece_crc64) {
+  uint64_t crc = 0;
+  for (uint64_t at = 0; at < len; at += piece_len, piece_crc64++) {
+    uint64_t some = len - at < piece_len ? len - at : piece_len;
+    *piece_crc64 = aof2_crc64(0, buf + at, (size_t)some);
+    crc = at ? aof2_crc64_combine(crc, *piece_crc64, some) : *piece_crc64;
+  }
+  return crc;
+}
+
+/* All but its hash, which needs its bytes only. */
+static int take_one(const char *path, uint64_t loose_len, uint64_t len_max, uint64_t piece_len, uint8_t *buf,
+                    aof2_small *out, uint64_t *piece_crc64) {
   struct stat before, after;
   out->fd = open_quietly(path);
   if (out->fd < 0) return -errno;
@@ -75,12 +102,11 @@ static int hash_one(const char *path, uint64_t loose_len, uint8_t *scratch, size
   if (quiet <= 0) return quiet ? quiet : AOF2_SMALL_BUSY;
   if (fstat(out->fd, &before)) return -errno;
   uint64_t size = out->size = (uint64_t)before.st_size, disk_len = (uint64_t)before.st_blocks * 512;
-  if (size > scratch_len || disk_len > (size + 4095) / 4096 * 4096 + loose_len) return AOF2_SMALL_OTHER;
+  if (size > len_max || disk_len > (size + 4095) / 4096 * 4096 + loose_len) return AOF2_SMALL_OTHER;
   if (size && !has_no_hole(out->fd, size)) return AOF2_SMALL_OTHER;
-  int error = read_whole(out->fd, scratch, (size_t)size);
+  int error = read_whole(out->fd, buf, (size_t)size);
   if (error) return error == ENODATA ? AOF2_SMALL_CHANGED : -error;
-  out->crc64 = aof2_crc64(0, scratch, (size_t)size);
-  SHA256(scratch, (size_t)size, out->sha256);
+  out->crc64 = crc_of_pieces(buf, size, piece_len, piece_crc64);
   /* It promises nothing, and an error that matters is met by the fsync that follows. */
   if (size) (void)sync_file_range(out->fd, 0, (off_t)size, SYNC_FILE_RANGE_WRITE);
   if (fstat(out->fd, &after)) return -errno;
@@ -91,12 +117,26 @@ static int hash_one(const char *path, uint64_t loose_len, uint8_t *scratch, size
   return same(&before, &after) ? AOF2_SMALL_READ : AOF2_SMALL_CHANGED;
 }
 
-void aof2_small_hash(size_t n, const char *paths, uint64_t loose_len, uint8_t *scratch, size_t scratch_len,
-                     aof2_small *out) {
+static void hash_taken(group *g, const uint8_t *data, aof2_small *out) {
+  group_hash(g, data);
+  for (size_t i = 0; i < g->n; i++) memcpy(out[g->index[i]].sha256, g->sha256[i], 32);
+  g->n = 0;
+}
+
+void aof2_small_hash(size_t n, const char *paths, uint64_t loose_len, uint64_t len_max, uint64_t piece_len,
+                     uint8_t *scratch, size_t scratch_len, aof2_small *out, uint64_t *piece_crc64) {
+  group g = {.n = 0};
+  size_t at = 0, pieces = (size_t)(len_max / piece_len + (len_max % piece_len != 0));
+  if (len_max > scratch_len) len_max = scratch_len;
   for (size_t i = 0; i < n; i++, paths += strlen(paths) + 1) {
+    if (g.n == GROUP_MAX || scratch_len - at < len_max) hash_taken(&g, scratch, out), at = 0;
     memset(out + i, 0, sizeof *out);
-    out[i].status = hash_one(paths, loose_len, scratch, scratch_len, out + i);
+    out[i].status = take_one(paths, loose_len, len_max, piece_len, scratch + at, out + i, piece_crc64 + pieces * i);
+    if (out[i].status != AOF2_SMALL_READ) continue;
+    group_add(&g, i, at, out[i].size);
+    at += (size_t)out[i].size;
   }
+  hash_taken(&g, scratch, out);
 }
 
 void aof2_small_close(size_t n, const int32_t *fd) {
@@ -110,26 +150,34 @@ void aof2_small_disk(size_t n, const char *paths, uint64_t *disk_len) {
   }
 }
 
-static int read_one(const char *path, uint64_t len, uint64_t crc64, const uint8_t *sha256, uint8_t *out) {
-  uint8_t found[32];
+static int read_one(const char *path, uint64_t len, uint64_t crc64, uint8_t *out) {
   int fd = open_quietly(path);
   if (fd < 0) return -errno;
   int error = read_whole(fd, out, (size_t)len);
   close(fd);
   if (error) return error == ENODATA ? AOF2_SMALL_CHANGED : -error;
-  if (aof2_crc64(0, out, (size_t)len) != crc64) return AOF2_SMALL_CHANGED;
-  SHA256(out, (size_t)len, found);
-  return memcmp(found, sha256, sizeof found) ? AOF2_SMALL_CHANGED : AOF2_SMALL_READ;
+  return aof2_crc64(0, out, (size_t)len) == crc64 ? AOF2_SMALL_READ : AOF2_SMALL_CHANGED;
+}
+
+static void compare_read(group *g, const uint8_t *data, const uint8_t *sha256, int32_t *status) {
+  group_hash(g, data);
+  for (size_t i = 0; i < g->n; i++)
+    if (memcmp(g->sha256[i], sha256 + 32 * g->index[i], 32)) status[g->index[i]] = AOF2_SMALL_CHANGED;
+  g->n = 0;
 }
 
 int aof2_small_read(size_t n, const char *paths, const uint64_t *len, const uint64_t *crc64, const uint8_t *sha256,
                     uint8_t *out, size_t out_cap, int32_t *status) {
-  for (size_t i = 0; i < n; i++, paths += strlen(paths) + 1, sha256 += 32) {
-    if (len[i] > out_cap) return -1;
-    status[i] = read_one(paths, len[i], crc64[i], sha256, out);
-    out += len[i];
-    out_cap -= (size_t)len[i];
+  group g = {.n = 0};
+  uint64_t at = 0;
+  for (size_t i = 0; i < n; i++, paths += strlen(paths) + 1) {
+    if (len[i] > out_cap - at) return -1;
+    status[i] = read_one(paths, len[i], crc64[i], out + at);
+    if (status[i] == AOF2_SMALL_READ) group_add(&g, i, at, len[i]);
+    if (g.n == GROUP_MAX) compare_read(&g, out, sha256, status);
+    at += len[i];
   }
+  compare_read(&g, out, sha256, status);
   return 0;
 }
 
@@ -167,12 +215,8 @@ static int make_empty(const char *path, spare_list *spares) {
   return create_new(path);
 }
 
-static int land_one(const char *path, const uint8_t *data, size_t len, uint64_t crc64, const uint8_t *sha256, spare_list *spares,
-                    aof2_small *out) {
+static int land_one(const char *path, const uint8_t *data, size_t len, spare_list *spares, aof2_small *out) {
   struct stat made;
-  if (aof2_crc64(0, data, len) != crc64) return AOF2_SMALL_CHANGED;
-  SHA256(data, len, out->sha256);
-  if (memcmp(out->sha256, sha256, sizeof out->sha256)) return AOF2_SMALL_CHANGED;
   int fd = make_empty(path, spares);
   if (fd < 0) return -errno;
   int error = write_whole(fd, data, len);
@@ -188,20 +232,38 @@ static int land_one(const char *path, const uint8_t *data, size_t len, uint64_t 
   out->mtime_ns = ns_of(made.st_mtim);
   out->ctime_ns = ns_of(made.st_ctim);
   out->atime_ns = ns_of(made.st_atim);
-  out->crc64 = crc64;
   return AOF2_SMALL_READ;
+}
+
+/* Which of these stretches, GROUP_MAX at most, are what they should be; their hashes go into `out`. */
+static void prove(size_t n, const uint8_t *data, size_t data_len, const uint64_t *offset, const uint64_t *len,
+                  const uint64_t *crc64, const uint8_t *sha256, aof2_small *out) {
+  group g = {.n = 0};
+  for (size_t i = 0; i < n; i++) {
+    memset(out + i, 0, sizeof *out);
+    out[i].fd = -1;
+    out[i].status = AOF2_SMALL_CHANGED;
+    if (offset[i] > data_len || len[i] > data_len - offset[i]) continue;
+    out[i].crc64 = aof2_crc64(0, data + offset[i], (size_t)len[i]);
+    if (out[i].crc64 == crc64[i]) group_add(&g, i, offset[i], len[i]);
+  }
+  group_hash(&g, data);
+  for (size_t i = 0; i < g.n; i++) {
+    aof2_small *one = out + g.index[i];
+    memcpy(one->sha256, g.sha256[i], 32);
+    if (!memcmp(one->sha256, sha256 + 32 * g.index[i], 32)) one->status = AOF2_SMALL_READ;
+  }
 }
 
 size_t aof2_small_land(size_t n, const char *paths, const uint8_t *data, size_t data_len, const uint64_t *offset,
                        const uint64_t *len, const uint64_t *crc64, const uint8_t *sha256, size_t n_spares,
                        const char *spares, aof2_small *out) {
   spare_list list = {.left = n_spares, .next = spares};
-  for (size_t i = 0; i < n; i++, paths += strlen(paths) + 1, sha256 += 32) {
-    memset(out + i, 0, sizeof *out);
-    out[i].fd = -1;
-    int inside = offset[i] <= data_len && len[i] <= data_len - offset[i];
-    const uint8_t *from = inside ? data + offset[i] : NULL;
-    out[i].status = inside ? land_one(paths, from, (size_t)len[i], crc64[i], sha256, &list, out + i) : AOF2_SMALL_CHANGED;
+  for (size_t i = 0; i < n; i++, paths += strlen(paths) + 1) {
+    size_t some = n - i < GROUP_MAX ? n - i : GROUP_MAX;
+    if (i % GROUP_MAX == 0) prove(some, data, data_len, offset + i, len + i, crc64 + i, sha256 + 32 * i, out + i);
+    if (out[i].status == AOF2_SMALL_READ)
+      out[i].status = land_one(paths, data + offset[i], (size_t)len[i], &list, out + i);
   }
   return list.taken;
 }

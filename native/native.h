@@ -1,9 +1,9 @@
 /* The whole C API of AOF2's core: pure functions over caller-owned memory, and a few that move bytes.
  *
  * Nothing here allocates, keeps state between calls or trusts a length it read, and nothing blocks but what reads or
- * writes files (aof2_small_*, aof2_segment_spread) or a socket (aof2_receive). aof2_page_take and _append wait for the
- * channel, a second at most. Every function may be called from any thread. Formats: engine/FORMATS.md. Only the modules
- * of native/ call these.
+ * writes files (aof2_small_*, aof2_spans_hash, aof2_segment_spread) or a socket (aof2_receive). aof2_page_take and
+ * _append wait for the channel, a second at most. Every function may be called from any thread. Formats:
+ * engine/FORMATS.md. Only the modules of native/ call these.
  */
 #ifndef AOF2_NATIVE_H
 #define AOF2_NATIVE_H
@@ -23,6 +23,23 @@ uint32_t aof2_crc32_with(int impl, uint32_t crc, const uint8_t *buf, size_t len)
 /* The checksum of A||B from those of A and B and the length of B. */
 uint64_t aof2_crc64_combine(uint64_t crc_a, uint64_t crc_b, uint64_t len_b);
 uint32_t aof2_crc32_combine(uint32_t crc_a, uint32_t crc_b, uint64_t len_b);
+
+/* -- SHA-256 of many ------------------------------------------------------------------------------------------
+ * How many messages go side by side in the time of one; 1: none. `lanes` elsewhere is that number, or 1, for tests;
+ * what this CPU lacks is done one after the other. */
+int aof2_sha256_lanes(void);
+/* The hashes, 32 bytes each, of len[i] bytes of `data` from offset[i] on. */
+void aof2_sha256_many(size_t n, const uint8_t *data, const uint64_t *offset, const uint64_t *len, uint8_t *out);
+void aof2_sha256_many_by(int lanes, size_t n, const uint8_t *data, const uint64_t *offset, const uint64_t *len,
+                         uint8_t *out);
+/* Stretches of a file, all of the same length, at most 16, from offset[i] on: `begin` makes their states, of 8 words each;
+ * each call of `hash` goes on by `len` bytes, a multiple of piece_len, which is one of 64; `end` has the hashes, `len`
+ * bytes after they were begun. crc64[i * (len / piece_len) + k]: of piece k of stretch i. 0, or an errno; ENODATA: the file
+ * ends before. */
+void aof2_sha256_begin(size_t n, uint32_t *state);
+int aof2_spans_hash(int lanes, int fd, size_t n, const uint64_t *offset, uint64_t len, uint64_t piece_len,
+                    uint8_t *scratch, size_t scratch_len, uint32_t *state, uint64_t *crc64);
+void aof2_sha256_end(size_t n, uint32_t *state, uint64_t len, uint8_t *out);
 
 /* -- scans ---------------------------------------------------------------------------------------------------- */
 enum { AOF2_CLEAN = 0, AOF2_TORN = 1, AOF2_CORRUPT = 2, AOF2_MORE = 3 };
@@ -185,7 +202,7 @@ enum {
   AOF2_SMALL_READ = 0,
   AOF2_SMALL_BUSY = 1,    /* a descriptor or a mapping can write to it */
   AOF2_SMALL_CHANGED = 2, /* while it was read, or since its hash was taken */
-  AOF2_SMALL_OTHER = 3    /* larger than the scratch buffer, or not all of it data: look at it by itself */
+  AOF2_SMALL_OTHER = 3    /* larger than was allowed, or not all of it data: look at it by itself */
 };
 typedef struct {
   uint64_t size, inode, mtime_ns, ctime_ns, atime_ns; /* of the file; the access before this one */
@@ -195,9 +212,11 @@ typedef struct {
   uint8_t sha256[32];
 } aof2_small;
 
-/* Opens, hashes and begins to write out each file. One that has `loose_len` more on the disk than its bytes take is OTHER. */
-void aof2_small_hash(size_t n, const char *paths, uint64_t loose_len, uint8_t *scratch, size_t scratch_len,
-                     aof2_small *out);
+/* Opens, hashes and begins to write out each file, as many at once as `scratch` holds. One of more than `len_max` bytes, or
+ * that has `loose_len` more on the disk than its bytes take, is OTHER. piece_crc64 has a row a file, of as many as len_max
+ * bytes have pieces of `piece_len` (> 0): the crc64 of each. */
+void aof2_small_hash(size_t n, const char *paths, uint64_t loose_len, uint64_t len_max, uint64_t piece_len,
+                     uint8_t *scratch, size_t scratch_len, aof2_small *out, uint64_t *piece_crc64);
 void aof2_small_close(size_t n, const int32_t *fd);
 
 /* What each file takes on the disk; 0 where there is none. */

@@ -22,6 +22,8 @@ _SMALL: Final = Struct("=QQQQQQii32s")
 _PACK_ENTRY_LEN: Final = 88
 _BLOB_FOOTER_LEN: Final = 120
 _I32: Final = Struct("=i")
+_unset: Final = ffi.new_allocator(should_clear_after_alloc=False)
+SIDE_BY_SIDE_BYTES: Final = 8 << 20
 
 
 class SmallStatus(IntEnum):
@@ -48,6 +50,7 @@ class SmallFile(NamedTuple):
     fd: int
     status: int
     sha256: bytes
+    piece_crcs: bytes = b""
 
 
 def _names(paths: Sequence[str]) -> bytes:
@@ -57,16 +60,29 @@ def _names(paths: Sequence[str]) -> bytes:
     return os.fsencode(joined)
 
 
-def hash_small(paths: Sequence[str], *, size_max: int, loose_max: int) -> list[SmallFile]:
+def hash_small(paths: Sequence[str], *, size_max: int, loose_max: int, piece_bytes: int = 0) -> list[SmallFile]:
     """Opens each file, hashes it while nothing can write to it, and begins to write it out.
 
-    A file larger than `size_max`, with a hole, or with more than `loose_max` reserved beside its bytes is OTHER.
+    A file larger than `size_max`, with a hole, or with more than `loose_max` reserved beside its bytes is OTHER. With
+    `piece_bytes`, the crc64 of each piece is told, too, 8 bytes each.
     """
-    names, scratch = _names(paths), bytearray(max(1, size_max))
-    out = bytearray(len(paths) * _SMALL.size)
-    with ffi.from_buffer("uint8_t[]", scratch) as buf, ffi.from_buffer("uint8_t[]", out) as rows:
-        lib.aof2_small_hash(len(paths), names, loose_max, buf, size_max, ffi.cast("aof2_small *", rows))
-    return list(map(SmallFile._make, _SMALL.iter_unpack(out)))
+    length = max(1, size_max, min(SIDE_BY_SIDE_BYTES, len(paths) * size_max))
+    names, scratch = _names(paths), _unset("uint8_t[]", length)  # of which only what is read into is ever touched
+    piece_len = piece_bytes or max(1, size_max)
+    per_file = 8 * max(1, -(-size_max // piece_len))
+    out, crcs = bytearray(len(paths) * _SMALL.size), bytearray(len(paths) * per_file)
+    with ffi.from_buffer("uint8_t[]", out) as rows, ffi.from_buffer("uint8_t[]", crcs) as pieces:
+        lib.aof2_small_hash(
+            len(paths), names, loose_max, size_max, piece_len, scratch, length, ffi.cast("aof2_small *", rows),
+            ffi.cast("uint64_t *", pieces),
+        )  # fmt: skip
+    make = SmallFile._make
+    if not piece_bytes:
+        return [make((*row, b"")) for row in _SMALL.iter_unpack(out)]
+    return [
+        make((*row, bytes(crcs[at : at + 8 * -(-row[0] // piece_bytes)])))
+        for row, at in zip(_SMALL.iter_unpack(out), range(0, len(crcs), per_file), strict=True)
+    ]
 
 
 def close_all(fds: Sequence[int]) -> None:
@@ -128,7 +144,7 @@ def land_small(
             len(paths), _names(paths), source, len(source), offset, length, crc, sha256s, len(spares), _names(spares),
             ffi.cast("aof2_small *", rows),
         )  # fmt: skip
-    return list(map(SmallFile._make, _SMALL.iter_unpack(out))), int(taken)
+    return [SmallFile(*row) for row in _SMALL.iter_unpack(out)], int(taken)
 
 
 def encode_pack(
@@ -144,7 +160,7 @@ def encode_pack(
     packed: Buffer = b"",
     packed_lengths: Sequence[int] = (),
     saved_shift: int = 0,
-) -> tuple[memoryview, bytearray]:
+) -> tuple[bytearray, bytearray]:
     """Blobs of one block each, back to back, and their entries in a pack's directory, in which they start at `base`.
 
     `packed`: the blocks as zstd frames, back to back; one is stored where it saves length >> `saved_shift` bytes.
@@ -174,4 +190,5 @@ def encode_pack(
         )  # fmt: skip
     if written < 0:
         raise ValueError(f"blocks are 1 to {block_bytes} bytes long")
-    return memoryview(out)[:written], entries
+    del out[written:]
+    return out, entries

@@ -109,7 +109,7 @@ class ObjectRow(Row, frozen=True):
     @property
     def data_chunks(self) -> tuple[int, ...]:
         """The ids of the chunks that are not holes."""
-        return tuple(chunk_id for chunk_id in self.chunks if chunk_id)
+        return tuple(chunk_id for chunk_id in self.chunks if chunk_id) if 0 in self.chunks else self.chunks
 
     @property
     def data_bytes(self) -> int:

@@ -44,7 +44,7 @@ from aof2.engine.jobs.checkpoint import Begun
 from aof2.engine.local.hot import Identity, clear_range
 from aof2.engine.locks import Rank, waits_for
 from aof2.engine.tiering.hashing import (
-    PIECES_WORTH_BYTES,
+    PIECE_BYTES,
     HashingCancelledError,
     ObjectDigest,
     small_digest,
@@ -65,7 +65,7 @@ BATCH_BYTES: Final = 256 << 20
 LARGE_BYTES: Final = 64 << 20  # on the disk: holes cost nothing
 PARALLEL: Final = 2
 LARGE_PARALLEL: Final = 1
-SMALL_BYTES: Final = PIECES_WORTH_BYTES  # what is hashed many files a call
+SMALL_BYTES: Final = 1 << 20  # what is hashed many files a call
 SMALL_TOGETHER_BYTES: Final = 8 << 20  # … before it is asked whether to go on
 LOOSE_BYTES: Final = 64 << 10  # what a file may take for its extents beside its bytes
 LET_PASS_S: Final = 2.0  # what closed files wait for requests to be answered first
@@ -307,15 +307,16 @@ class Sealer:
             later += group
             return []
         size_max = min(SMALL_BYTES, self._files.block_bytes)
-        found = small.hash_small([file.path_text for file in group], size_max=size_max, loose_max=LOOSE_BYTES)
+        paths, piece_bytes = [file.path_text for file in group], min(PIECE_BYTES, size_max)
+        found = small.hash_small(paths, size_max=size_max, loose_max=LOOSE_BYTES, piece_bytes=piece_bytes)
         fds += [one.fd for one in found if one.fd >= 0]
         left: list[OpenFile] = []
-        for file, (size, inode, mtime_ns, ctime_ns, atime_ns, crc64, _, status, sha256) in zip(
+        for file, (size, inode, mtime_ns, ctime_ns, atime_ns, crc64, _, status, sha256, piece_crcs) in zip(
             group, found, strict=True
         ):
             attempt = attempts[file.ino]
             if status == SmallStatus.READ and file.seal_attempt == attempt:
-                digest = small_digest(size, sha256, crc64)
+                digest = small_digest(size, sha256, crc64, piece_crcs)
                 times, identity = marks.Times(mtime_ns, ctime_ns, atime_ns), Identity(inode, size, mtime_ns)
                 seal = marks.Seal(file.ino, file.key[2], digest, identity, times, {}, {})
                 hashed.append(Hashed(file, attempt, seal, Stamp(size, mtime_ns, ctime_ns)))

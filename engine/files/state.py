@@ -45,7 +45,6 @@ class State(enum.Enum):
     GONE = enum.auto()
 
 
-DIRTY: Final = frozenset({State.DIRTY_WHOLE, State.DIRTY_PARTIAL})
 TRANSITIONS: Final[Mapping[State, Set[State]]] = {
     State.CLEAN: {State.DIRTY_WHOLE, State.DIRTY_PARTIAL, State.GONE},
     State.DIRTY_WHOLE: {State.DIRTY_PARTIAL, State.GONE},
@@ -138,7 +137,8 @@ class OpenFile:
 
     @property
     def dirty(self) -> bool:
-        return self._state in DIRTY
+        state = self._state  # asked so often that a set of two, which hashes by name, is felt
+        return state is State.DIRTY_WHOLE or state is State.DIRTY_PARTIAL
 
     @property
     def partial(self) -> bool:

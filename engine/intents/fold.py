@@ -57,7 +57,14 @@ def groups(intents: Sequence[Intent]) -> Iterator[Sequence[Intent]]:
     """The intents of a batch each."""
     first, marked = 0, set[int]()  # marked: with xattrs that a look at all of an inode's would miss
     for at, intent in enumerate(intents):
-        loses = {IntentKind.UNLINKED: intent.ino, IntentKind.REPLACED: intent.other}.get(intent.kind)
+        kind = intent.kind
+        if kind is IntentKind.BORN or kind is IntentKind.CLOSED:  # thousands at once, and they go with anything
+            if at - first == STEP:
+                yield intents[first:at]
+                first = at
+                marked.clear()
+            continue
+        loses = intent.ino if kind is IntentKind.UNLINKED else intent.other if kind is IntentKind.REPLACED else 0
         if at > first and (at - first == STEP or _begins(intent) or loses in marked):
             yield intents[first:at]
             first = at

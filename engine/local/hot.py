@@ -167,6 +167,17 @@ def read_exactly(fd: int, offset: int, length: int, *, path: str = "") -> bytes:
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
+def read_into(fd: int, view: memoryview, offset: int, *, path: str = "") -> None:
+    """As many bytes as fit there, or CorruptError."""
+    done = 0
+    while done < len(view):
+        with view[done:] as rest:
+            got = os.preadv(fd, [rest], offset + done)
+        if not got:
+            raise CorruptError(f"backing file ends {len(view) - done} bytes early", path=path, offset=offset + done)
+        done += got
+
+
 def read_cached(fd: int, offset: int, length: int) -> bytes | None:
     """The bytes if the kernel seems to have them all in memory, so that reading does not wait for the disk; else None.
 

@@ -1,7 +1,7 @@
 """S3Store: the remote tier on any S3, by boto3.
 
 Below 16 MiB an object is one PUT, above a multipart upload of 8 MiB parts, or, to a server nearby, one PUT that is sent
-as it is read (`s3_put.py`); either way the server is told the crc64 (and
+as it is read; one PUT goes over a connection of our own (`s3_put.py`). Either way the server is told the crc64 (and
 refuses other bytes, so a put that was answered needs no look at what it made). Whole objects are read in ranges of
 8 MiB, four at once, tied together by the ETag of the first; single ranges go over `s3_wire.py`, and the SDK is asked
 where that way is refused.
@@ -113,15 +113,15 @@ class S3Store(S3Reader):
         elif etag := self._already(key, size, crc, deadline, fence=if_absent):
             return etag
         try:
+            if self._goes_in_one(size, if_absent=if_absent):
+                conditions = {"IfNoneMatch": "*"} if if_absent else {}
+                if (etag := self._stream(name, source, size, crc, meta, deadline, **conditions)) is not None:
+                    return etag
             if size < MULTIPART_BYTES:
                 body = whole(source, size)
                 if (found := crc64_of_bytes(body)) != crc:
                     raise CorruptError(f"the source of {key} has changed: crc64 {found:016x}, not {crc:016x}")
                 return self._put(name, body, crc, meta, deadline, **({"IfNoneMatch": "*"} if if_absent else {}))
-            if self._calls.quick.is_near and size <= STREAM_BYTES_MAX:
-                conditions = {"IfNoneMatch": "*"} if if_absent else {}
-                if (etag := self._stream(name, source, size, crc, meta, deadline, **conditions)) is not None:
-                    return etag
             with MultipartUpload(self._calls, self._active_uploads, name, deadline).started(meta) as upload:
                 parts = upload.send(source, size, crc, window=self._write_window)
                 return upload.complete(parts, crc, if_absent=if_absent)
@@ -130,6 +130,13 @@ class S3Store(S3Reader):
             if etag := self._already(key, size, crc, deadline, fence=if_absent):
                 return etag
             raise RemoteUnavailableError(f"upload of {key}: it, or its source, was changed by someone else") from None
+
+    def _goes_in_one(self, size: int, *, if_absent: bool) -> bool:
+        """Whether it is sent over a connection of our own. A smaller one that may be there is not looked for first:
+        the SDK lets the server refuse it before its bytes are on their way."""
+        if size < MULTIPART_BYTES:
+            return size > QUICK_BYTES_MAX and not if_absent
+        return self._calls.quick.is_near and size <= STREAM_BYTES_MAX
 
     def put_if_absent(self, key: str, data: bytes, metadata: Mapping[str, str] | None = None) -> str:
         return self._put_if(key, data, check_metadata(metadata), IfNoneMatch="*")
@@ -182,11 +189,18 @@ class S3Store(S3Reader):
         deadline: Deadline,
         **conditions: str,
     ) -> str | None:
-        """A large object over one connection, as it is read; None when it has to go in parts."""
+        """A large object over one connection, as it is read; None when it has to go another way."""
         what = f"put of {name}"
 
         def changed(found: int) -> CorruptError:
             return CorruptError(f"the source of {name} has changed: crc64 {found:016x}, not {crc:016x}")
+
+        def at_once(body: bytes) -> Iterator[Buffer]:
+            """What is in memory, and stays as it is."""
+            if (found := crc64_of_bytes(body)) != crc:
+                raise changed(found)
+            yield body
+            self._calls.weather.sent(len(body))
 
         def checked() -> Iterator[Buffer]:
             """Its last bytes only where all of it is right: without them there is no object."""
@@ -209,7 +223,8 @@ class S3Store(S3Reader):
                 digest.update(piece)
             return digest.hexdigest()
 
-        headers, body = _headers_of(crc, metadata, conditions), Stream(size, checked)
+        made = partial(at_once, source) if isinstance(source, bytes) and len(source) == size else checked
+        headers, body = _headers_of(crc, metadata, conditions), Stream(size, made)
         attempt = partial(self._calls.quick.stream, name, body, sha256, headers, deadline)
         return self._calls.here(what, attempt, deadline)
 

@@ -78,6 +78,7 @@ class Head(NamedTuple):
     total: int | None  # of the whole object
     keep: bool
     etag: str = ""
+    crc64: str = ""  # of what it took, by its own reckoning, as S3 writes it
 
 
 class Body:
@@ -451,4 +452,5 @@ def parse_head(data: bytes) -> Head:
     known = int(length) if length.isdigit() and not encoded else None
     total = int(whole) if whole.isdigit() else (known if status == b"200" else None)
     keep = version == b"HTTP/1.1" and fields.get(b"connection", b"").lower() != b"close"
-    return Head(int(status), known, total, keep, fields.get(b"etag", b"").decode("latin-1"))
+    etag, crc64 = (fields.get(name, b"").decode("latin-1") for name in (b"etag", b"x-amz-checksum-crc64nvme"))
+    return Head(int(status), known, total, keep, etag, crc64)

@@ -3,7 +3,10 @@
 A piece is 64 KiB, what a glance at a cold file fetches. Blocks and chunks are made of pieces: their checksums are
 combined from those, the bytes are looked at once.
 
-Reads the file once, in blocks, with pread: a file that is cut meanwhile is an error, not a SIGBUS. Holes are not read:
+Chunks of a large file are hashed side by side where the CPU gains by that (`native/sha256.c`); the hash of all of its
+bytes, which nothing can take part in, comes behind them.
+
+Reads the file in blocks, with pread: a file that is cut meanwhile is an error, not a SIGBUS. Holes are not read:
 their checksums are those of zeros, which are known. A hole as long as a chunk costs nothing but its share of the
 object's hash, and beyond HOLES_HASHED_MAX not even that (`HashKind`).
 
@@ -12,20 +15,25 @@ Owner: pure; blocking, made for a worker thread (both hashes let go of the GIL).
 
 from __future__ import annotations
 
+import errno
 import hashlib
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Iterator
 from functools import cache
+from itertools import islice
 from typing import Final, NamedTuple
 
 from aof2 import native
 from aof2.engine.blob.format import zeros_crc64
 from aof2.engine.catalog.rows import HashKind
-from aof2.engine.errors import Aof2Error
-from aof2.engine.local.hot import read_exactly
+from aof2.engine.errors import Aof2Error, CorruptError
+from aof2.engine.local.hot import read_exactly, read_into
 from aof2.engine.local.sparse import DataMap, map_data
 from aof2.engine.runs import runs_of
 
 READ_BYTES: Final = 4 << 20
+STREAM_BYTES: Final = 1 << 20
+SIDE_BY_SIDE_MIN: Final = 5  # chunks; fewer are hashed as soon one after the other
 CRC_LEN: Final = 8
 PIECE_BYTES: Final = 64 << 10
 PIECES_WORTH_BYTES: Final = 4 * PIECE_BYTES
@@ -92,6 +100,17 @@ class _Sums:
         for at in range(0, len(data), self._block_bytes):
             self._add_block(data[at : at + self._block_bytes])
 
+    def add_pieces(self, crcs: bytes, length: int) -> None:
+        """Whole blocks of pieces with these checksums."""
+        per_block = self._block_bytes // self._step
+        self._pieces += crcs
+        values = iter(array("Q", crcs))
+        for _ in range(length // self._block_bytes):
+            crc = next(values)
+            for piece in islice(values, per_block - 1):
+                crc = native.crc64_combine(crc, piece, self._step)
+            self._take(crc, self._block_bytes)
+
     def add_hole(self, length: int) -> None:
         """A block of zeros that need not be looked at."""
         self._holes |= 1 << len(self._blocks) // CRC_LEN
@@ -150,9 +169,84 @@ class Hasher:
     def digest(self) -> ObjectDigest:
         count = -(-self._size // self._chunk_bytes)
         kind = self.kind_of(count - len(self._data.masks))
-        whole = hashlib.sha256() if kind is HashKind.BYTES and count > 1 else None
-        chunks = tuple(self.chunk(index, whole) for index in range(count))
-        return self.object_digest(chunks, whole, kind)
+        whole: hashlib._Hash | None = None
+        chunks: list[ChunkDigest] = []
+        if kind is HashKind.BYTES and count > 1:
+            first, whole = self._first()
+            chunks.append(first)
+        for window in self._windows(len(chunks), count):
+            if len(window) == 1:
+                chunks.append(self.chunk(window[0], whole))
+                continue
+            chunks += self._side_by_side(window)
+            if whole is not None:
+                self._stream(window, whole)
+        return self.object_digest(tuple(chunks), whole, kind)
+
+    def _first(self) -> tuple[ChunkDigest, hashlib._Hash]:
+        """The first chunk, and the hash of all bytes, which begins as its own."""
+        whole = hashlib.sha256()
+        if not self._data.masks.get(0, 0):
+            return self.chunk(0, whole), whole
+        return self._with_data(0, whole, None), whole
+
+    def _windows(self, start: int, count: int) -> Iterator[list[int]]:
+        """Neighbours that are hashed side by side; others, one by one. Not of any number: what hashes the bytes of all
+        of them, behind that, is to find them in memory still."""
+        full = (1 << self._chunk_bytes // self._block_bytes) - 1
+        width = min(native.sha256_lanes(), native.SPANS_MAX)
+
+        def is_whole(index: int) -> bool:
+            return self._data.masks.get(index) == full and (index + 1) * self._chunk_bytes <= self._size
+
+        for first, found in runs_of(range(start, count), is_whole, max(1, width)):
+            window = list(range(first, first + found))
+            if found >= SIDE_BY_SIDE_MIN and is_whole(first):
+                yield window
+            else:
+                yield from ([index] for index in window)
+
+    def _side_by_side(self, window: list[int]) -> list[ChunkDigest]:
+        spans = native.Spans(
+            self._fd,
+            [index * self._chunk_bytes for index in window],
+            self._chunk_bytes,
+            piece_bytes=min(PIECE_BYTES, self._block_bytes),
+            step_bytes=self._block_bytes,
+        )
+        while spans.left:
+            self._check_wanted()
+            try:
+                spans.go_on()
+            except OSError as e:
+                if e.errno == errno.ENODATA:
+                    raise CorruptError("backing file ends early", path=self._path) from None
+                raise
+        chunks = [self._of_span(one) for one in spans.digests()]
+        for index, chunk in zip(window, chunks, strict=True):
+            if self._on_chunk is not None:
+                self._on_chunk(index, chunk)
+        return chunks
+
+    def _of_span(self, one: native.SpanDigest) -> ChunkDigest:
+        sums = _Sums(self._block_bytes)
+        sums.add_pieces(one.piece_crcs, self._chunk_bytes)
+        return sums.digest(one.sha256)
+
+    def _stream(self, window: list[int], whole: hashlib._Hash) -> None:
+        """`whole` goes on with the bytes of these chunks, once more read."""
+        buffer = bytearray(STREAM_BYTES)
+        end = (window[-1] + 1) * self._chunk_bytes
+        for at in range(window[0] * self._chunk_bytes, end, STREAM_BYTES):
+            if not at % READ_BYTES:
+                self._check_wanted()
+            with memoryview(buffer) as view, view[: min(STREAM_BYTES, end - at)] as part:
+                read_into(self._fd, part, at, path=self._path)
+                whole.update(part)
+
+    def _check_wanted(self) -> None:
+        if not self._go_on():
+            raise HashingCancelledError(f"{self._path}: not wanted any more")
 
     def kind_of(self, hole_chunks: int) -> HashKind:
         return HashKind.CHUNKS if hole_chunks * self._chunk_bytes > HOLES_HASHED_MAX else HashKind.BYTES
@@ -174,19 +268,23 @@ class Hasher:
         length = min(self._chunk_bytes, self._size - start)
         mask = self._data.masks.get(index, 0)
         if not mask:
-            if not self._go_on():
-                raise HashingCancelledError(f"{self._path}: not wanted any more")
+            self._check_wanted()
             if whole is not None:
                 add_zeros(whole, length)
             return hole_digest(length)
-        sha = hashlib.sha256()
+        return self._with_data(index, hashlib.sha256(), whole)
+
+    def _with_data(self, index: int, sha: hashlib._Hash, whole: hashlib._Hash | None) -> ChunkDigest:
+        """`sha` is the chunk's own, `whole` goes on with its bytes."""
+        start = index * self._chunk_bytes
+        length = min(self._chunk_bytes, self._size - start)
+        mask = self._data.masks[index]
         sums = _Sums(self._block_bytes)
         step = max(1, READ_BYTES // self._block_bytes)
         for first, count in runs_of(range(-(-length // self._block_bytes)), lambda block: mask >> block & 1, step):
             is_data = mask >> first & 1
             at, size = first * self._block_bytes, min(count * self._block_bytes, length - first * self._block_bytes)
-            if not self._go_on():
-                raise HashingCancelledError(f"{self._path}: not wanted any more")
+            self._check_wanted()
             if is_data:
                 data = memoryview(read_exactly(self._fd, start + at, size, path=self._path))
                 sha.update(data)
@@ -215,11 +313,12 @@ def digest_file(fd: int, size: int, *, chunk_bytes: int, block_bytes: int, path:
     return Hasher(fd, size, chunk_bytes=chunk_bytes, block_bytes=block_bytes, path=path).digest()
 
 
-def small_digest(size: int, sha256: bytes, crc64: int) -> ObjectDigest:
-    """Of a file without holes that is one block, and too short for pieces (`native.hash_small`)."""
+def small_digest(size: int, sha256: bytes, crc64: int, piece_crcs: bytes = b"") -> ObjectDigest:
+    """Of a file without holes that is one block (`native.hash_small`)."""
     if not size:
         return ObjectDigest(0, sha256, ())
-    return ObjectDigest(size, sha256, (ChunkDigest(size, sha256, crc64, crc64.to_bytes(CRC_LEN, "little")),))
+    pieces = piece_crcs if size > PIECES_WORTH_BYTES else b""
+    return ObjectDigest(size, sha256, (ChunkDigest(size, sha256, crc64, crc64.to_bytes(CRC_LEN, "little"), pieces),))
 
 
 def digest_chunk(data: memoryview, *, block_bytes: int) -> ChunkDigest:

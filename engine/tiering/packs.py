@@ -41,6 +41,7 @@ from aof2.engine.errors import CorruptError, TransientError
 from aof2.engine.local.hot import read_exactly
 from aof2.engine.objects import ToPublish, Uploaded
 from aof2.engine.remote import keys
+from aof2.engine.remote.source import Buffer, ChunksSource
 from aof2.engine.tiering.hashing import add_zeros, block_crc
 from aof2.engine.tiering.publish import Along, Publisher
 from aof2.engine.tiering.tally import Tally
@@ -141,7 +142,7 @@ class _Put(NamedTuple):
 class _Staged(NamedTuple):
     """Blobs one behind the other, their entries in the directory, and what is not what was sealed."""
 
-    blobs: list[bytearray | memoryview]
+    blobs: list[bytearray]
     entries: bytearray
     changed: dict[int, CorruptError]
 
@@ -255,7 +256,11 @@ class Packer:
                 return _Put({}, staged.changed)
             length = sum(map(len, staged.blobs))
             directory = pack.directory_of(staged.entries, length, pack.name_hash(tenant, chunks))
-            data = b"".join((*staged.blobs, directory))
+            parts: list[Buffer] = [*staged.blobs, directory]  # of which no copy is made
+            length += len(directory)
+            crc = 0
+            for part in parts:
+                crc = native.crc64(part, crc)
             members = list(pack.entries_of(staged.entries))
             del staged
         chunk_ids = [one.chunk_id for one in members]
@@ -263,10 +268,10 @@ class Packer:
         tally.staged_all(chunk_ids, 0, staged_s - began_s)
         env.failpoint("packs.packed")
         with tally.at("upload"):
-            etag = self._publisher.remote.put_blob(key, data, len(data), crc64=native.crc64(data))
-        tally.uploaded_all(chunk_ids, len(data), env.monotonic_s() - staged_s)
+            etag = self._publisher.remote.put_blob(key, ChunksSource(lambda: parts), length, crc64=crc)
+        tally.uploaded_all(chunk_ids, length, env.monotonic_s() - staged_s)
         env.failpoint("packs.put")
-        return _Put({one.sha256: _uploaded(one, key, etag, len(data)) for one in members}, {})
+        return _Put({one.sha256: _uploaded(one, key, etag, length) for one in members}, {})
 
     def _stage(self, tenant: str, chunks: Sequence[ChunkRow], compression: str) -> _Staged:
         """Reads the chunks, in order, compares them with their seals and makes blobs of them: neighbours that are one

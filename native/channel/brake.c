@@ -192,7 +192,7 @@ static void look_at_quiet(void) {
   static uint32_t next;
   for (uint32_t n = brake.watches_fresh < QUIET_LOOKS ? brake.watches_fresh : QUIET_LOOKS; n; n--) {
     watch *w = &brake.watches[next = (next + 1) % brake.watches_fresh];
-    if (w->pool && !w->active && fan_disk_bytes(w->fd) > w->seen) activate(w);
+    if (w->pool && !w->active && !w->ahead && fan_disk_bytes(w->fd) > w->seen) activate(w);
   }
 }
 

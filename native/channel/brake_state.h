@@ -46,6 +46,7 @@ typedef struct {
   int fd;
   pool *pool;
   bool append, ignored, active, stopped;
+  bool ahead; /* made ahead, and never opened: it cannot grow */
   bool spoke; /* a write of it was reported since it was last ignored: it does not splice, as far as is known */
   uint64_t seen, size; /* bytes on the disk, and its length, when it was last looked at */
   uint64_t pending; /* taken from the room for the write that is on its way */

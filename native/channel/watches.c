@@ -117,6 +117,7 @@ void brake_watch(uint64_t nodeid, int fd, uint32_t flags) {
   watch *old = watch_of(nodeid);
   if (old && old->fd == fd) {
     old->append |= flags & WATCH_APPEND;
+    old->ahead &= (flags & WATCH_AHEAD) != 0;
     old->moved_ms = now;
     set_ignored(old, p->free && !old->claimed, now);
     activate(old);
@@ -124,7 +125,8 @@ void brake_watch(uint64_t nodeid, int fd, uint32_t flags) {
     uint32_t slot = brake.watches_free != INDEX_NONE ? brake.watches_free : brake.watches_fresh++;
     if (slot == brake.watches_free) brake.watches_free = brake.watches[slot].next_free;
     watch *w = &brake.watches[slot];
-    *w = (watch){.id = nodeid, .fd = fd, .pool = p, .append = flags & WATCH_APPEND, .moved_ms = now, .reported_ms = now};
+    *w = (watch){.id = nodeid, .fd = fd, .pool = p, .append = flags & WATCH_APPEND, .ahead = flags & WATCH_AHEAD,
+                 .moved_ms = now, .reported_ms = now};
     w->seen = w->told = fan_disk_bytes(fd);
     w->size = fan_size(fd);
     if (!fan_mark(fd)) note("node %llu is not watched: %s", (unsigned long long)nodeid, strerror(errno));

@@ -40,7 +40,28 @@ static void check_alignment(size_t alignment) {
   }
 }
 
+/* Messages that end where their memory does, all lengths of them, by lanes and one after the other. */
+static void check_hashes(size_t n, size_t len_step) {
+  uint64_t offset[64], len[64], total = 0;
+  uint8_t side_by_side[64][32], alone[64][32];
+  for (size_t i = 0; i < n; i++) {
+    offset[i] = total;
+    total += len[i] = i * len_step % 331;
+  }
+  uint8_t *data = malloc(total + 1);
+  CHECK(data);
+  data = total ? realloc(data, total) : data;
+  CHECK(data);
+  for (uint64_t i = 0; i < total; i++) data[i] = (uint8_t)(i * 31 + (i >> 5));
+  aof2_sha256_many_by(aof2_sha256_lanes(), n, data, offset, len, side_by_side[0]);
+  aof2_sha256_many_by(1, n, data, offset, len, alone[0]);
+  CHECK(!memcmp(side_by_side, alone, 32 * n));
+  free(data);
+}
+
 void selfcheck(void) {
+  for (size_t n = 0; n <= 64; n++)
+    for (size_t len_step = 0; len_step < 140; len_step += 1 + n / 8) check_hashes(n, len_step);
   check_length((const uint8_t *)"123456789", 9, UINT64_C(0xAE8B14860A799888), 0xCBF43926);
   for (size_t alignment = 0; alignment < 64; alignment += alignment < 17 ? 1 : 5) check_alignment(alignment);
 }

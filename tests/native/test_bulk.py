@@ -47,6 +47,35 @@ def test_hashes_and_stamps(tmp_path: Path) -> None:
         assert (one.crc64, one.sha256) == (native.crc64(piece), hashlib.sha256(piece).digest())
 
 
+@pytest.mark.parametrize("size_max", [100_001, 1 << 20])
+def test_checksums_of_pieces(tmp_path: Path, size_max: int) -> None:
+    """Also where scratch is for fewer files than there are."""
+    data = [content(i, SIZES[i % len(SIZES)]) for i in range(90)]
+    paths = [written(tmp_path, f"f{i}", piece) for i, piece in enumerate(data)]
+    found = small.hash_small(paths, size_max=size_max, loose_max=64 << 10, piece_bytes=1000)
+    small.close_all([one.fd for one in found])
+    for one, piece in zip(found, data, strict=True):
+        assert (one.crc64, one.sha256) == (native.crc64(piece), hashlib.sha256(piece).digest())
+        crcs = [native.crc64(piece[at : at + 1000]).to_bytes(8, "little") for at in range(0, len(piece), 1000)]
+        assert one.piece_crcs == b"".join(crcs)
+
+
+def test_hundreds_are_read_and_compared(tmp_path: Path) -> None:
+    data = [content(i, 1 + i % 700) for i in range(600)]
+    paths = [written(tmp_path, f"f{i}", piece) for i, piece in enumerate(data)]
+    crcs, shas = [native.crc64(piece) for piece in data], [hashlib.sha256(piece).digest() for piece in data]
+    wrong = {3, 255, 256, 599}
+    for i in wrong:
+        shas[i] = shas[i - 1]
+    out, statuses = small.read_small(paths, list(map(len, data)), crcs, b"".join(shas))
+    assert bytes(out) == b"".join(data)
+    assert {i for i, status in enumerate(statuses) if status} == wrong
+    assert {statuses[i] for i in wrong} == {SmallStatus.CHANGED}
+    landed = land(tmp_path, data[:300])
+    assert [one.status for one in landed] == [SmallStatus.READ] * 300
+    assert [one.sha256 for one in landed] == [hashlib.sha256(piece).digest() for piece in data[:300]]
+
+
 def test_no_descriptor_is_left(tmp_path: Path) -> None:
     paths = [written(tmp_path, f"f{i}", b"x") for i in range(20)] + [str(tmp_path / "none")]
     before = len(os.listdir("/proc/self/fd"))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from aof2.engine.errors import Aof2Error, CorruptError
-from aof2.engine.remote import s3_put
+from aof2.engine.remote import s3_put, s3_sign, s3_wire
 from aof2.engine.remote.source import ChunksSource, FileSource
 from aof2.native import crc64
 from tests.support.seaweed import Fault, FaultProxy, of
@@ -67,8 +69,11 @@ def test_what_changed_is_no_object(open_s3: OpenStore) -> None:
     assert keys_of(store) == ["small"]
 
 
-def test_what_ends_early_is_no_object(open_s3: OpenStore) -> None:
-    """The second time it is read: it was right when its hash was taken."""
+@pytest.mark.parametrize("signed", [False, True])
+def test_what_ends_early_is_no_object(open_s3: OpenStore, monkeypatch: pytest.MonkeyPatch, *, signed: bool) -> None:
+    """On its way: where a hash is signed it was right when that was taken."""
+    if signed:
+        monkeypatch.setattr(s3_put, "_is_private", lambda _: False)
     store = open_s3()
     put(store, "small", b"small")
     passes = 0
@@ -77,7 +82,7 @@ def test_what_ends_early_is_no_object(open_s3: OpenStore) -> None:
         nonlocal passes
         passes += 1
         for at in range(0, len(DATA), MIB):
-            if passes > 1 and at > 9 * MIB:
+            if passes > signed and at > 9 * MIB:
                 raise CorruptError("not wanted any more")
             yield DATA[at : at + MIB]
 
@@ -125,3 +130,105 @@ def test_over_tls(open_s3: OpenStore, tls: TlsProxy, monkeypatch: pytest.MonkeyP
     store.put_blob("k", ChunksSource(made), len(DATA), crc64=crc64(DATA))
     assert passes == 1  # what is encrypted need not be hashed for its signature
     assert get(store, "k") == DATA
+
+
+# -- packs, and what is signed -----------------------------------------------------------------------------------------
+
+PACK = data_of(3 * MIB + 7)
+
+
+def payloads_of(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is signed of each payload from here on, of those that are not small."""
+    seen: list[str] = []
+
+    def signed(*args: Any) -> dict[str, str]:
+        headers = s3_sign.signed_headers(*args)
+        if isinstance(args[5], str):
+            seen.append(headers["x-amz-content-sha256"])
+        return headers
+
+    monkeypatch.setattr(s3_put, "signed_headers", signed)
+    return seen
+
+
+def test_a_pack_goes_in_one_request(open_s3: OpenStore, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(s3_put, "NEAR_S", 0.0)  # however far away: the SDK has no more connections for it
+    store = open_s3(endpoint_url=proxy.endpoint_url)
+    put(store, "small", b"small")
+    before = store.stats().bytes_sent
+    proxy.seen.clear()
+    store.put_blob("pack", PACK, len(PACK), crc64=crc64(PACK))
+    assert (proxy.count("PUT"), proxy.count("POST"), proxy.count("HEAD")) == (1, 0, 0)
+    assert store.stats().bytes_sent == before + len(PACK)
+    assert get(store, "pack") == PACK
+    with pytest.raises(CorruptError, match="changed"):
+        store.put_blob("other", PACK, len(PACK), crc64=crc64(PACK) ^ 1)
+    assert keys_of(store) == ["pack", "small"]
+
+
+def test_a_server_that_reckons_is_told_the_crc64_alone(open_s3: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_s3()
+    payloads = payloads_of(monkeypatch)
+    store.put_blob("first", PACK, len(PACK), crc64=crc64(PACK))
+    store.put_blob("second", PACK, len(PACK), crc64=crc64(PACK))
+    assert payloads == [hashlib.sha256(PACK).hexdigest(), s3_sign.UNSIGNED]
+    assert get(store, "second") == PACK
+
+
+def test_a_conditional_put_is_always_signed(open_s3: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_s3()
+    put(store, "small", b"small")
+    sizes = [3 * MIB, 14 * MIB + 1]  # too small to be copied on the server
+    put(store, "a", DATA[: sizes[0]])
+    put(store, "b", DATA[sizes[0] : sum(sizes)])
+    payloads = payloads_of(monkeypatch)
+    store.compose("joined", ["a", "b"])
+    assert payloads == [hashlib.sha256(DATA[: sum(sizes)]).hexdigest()]
+    assert get(store, "joined") == DATA[: sum(sizes)]
+
+
+def test_an_answer_without_a_crc64_is_not_trusted(
+    open_s3: OpenStore, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was not signed and not reckoned is sent again, signed; and so is what comes later."""
+    store = open_s3(endpoint_url=proxy.endpoint_url)
+    store.put_blob("first", PACK, len(PACK), crc64=crc64(PACK))
+    payloads = payloads_of(monkeypatch)
+    parse = s3_wire.parse_head
+    monkeypatch.setattr(s3_wire, "parse_head", lambda data: parse(data)._replace(crc64=""))
+    proxy.seen.clear()
+    store.put_blob("second", PACK, len(PACK), crc64=crc64(PACK))
+    assert proxy.count("PUT") == 2
+    store.put_blob("third", PACK, len(PACK), crc64=crc64(PACK))
+    assert payloads == [s3_sign.UNSIGNED, hashlib.sha256(PACK).hexdigest()]
+    assert get(store, "second") == get(store, "third") == PACK
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("http://127.0.0.1:8333", True),
+        ("http://localhost/b", True),
+        ("http://[::1]:9000", True),
+        ("http://10.1.2.3", True),
+        ("http://192.168.1.2:9000", True),
+        ("http://8.8.8.8", False),
+        ("http://minio.example:9000", False),
+        ("http://localhost.example", False),
+    ],
+)
+def test_what_is_a_network_of_ours(url: str, *, expected: bool) -> None:
+    assert s3_put._is_private(url) is expected
+
+
+def test_a_pack_that_is_damaged_on_its_way(open_s3: OpenStore, proxy: FaultProxy) -> None:
+    store = open_s3(endpoint_url=proxy.endpoint_url)
+    store.put_blob("first", PACK, len(PACK), crc64=crc64(PACK))  # from here on without a hash
+    fault = proxy.add(Fault(of("PUT"), flip_request_at=2 * MIB))
+    try:
+        store.put_blob("k", PACK, len(PACK), crc64=crc64(PACK))
+    except Aof2Error:
+        assert keys_of(store) == ["first"]
+    else:
+        assert get(store, "k") == PACK  # sent again
+    assert fault.used == 1
