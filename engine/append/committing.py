@@ -56,6 +56,8 @@ class Commits:
             if segment.at_channel:
                 state = await self._streams.kernel.append_state(stream.append_ino)
                 if state is not None and segment.at_channel:
+                    if state.end > segment.end:
+                        stream.appended_s = trio.current_time()
                     segment.adopt(state)
             await self._sync(segment)
         if stream.committed_logical != before:

@@ -392,7 +392,7 @@ class AppendKind(StreamTree):
         of = names.made_up(state.nodeid)
         stream = self.streams.known(of.of) if of is not None else None
         if stream is not None:
-            self.streams.to_commit(stream)
+            self.streams.channel_appended(stream, state)
 
     def partial(self, nodeid: int, fh: int, data: bytes) -> None:
         handle = self._opens.find(fh)

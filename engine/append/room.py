@@ -1,7 +1,8 @@
 """Room for a segment: taken of the quota and of the disk before it grows, given back when it is sealed or dropped.
 
 Of each byte that the file may grow by, two are reserved: the second is for the payload file and the index, which are
-made of the segment before its file goes. Steps double, so that a stream of a few lines costs little.
+made of the segment before its file goes. Room doubles, so that a stream of a few lines costs little; where that lasts
+less than a moment it grows faster: each time it ends, a write has to come to the daemon.
 
 Invariants
 - `charged_bytes` are used, in the quota and in the ledger of what cannot make way; the other half stays reserved.
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
     from aof2.engine.volume import Volume
 
 STEP_BYTES_MIN: Final = 64 << 10
-STEP_BYTES_MAX: Final = 16 << 20
+TIMES: Final = 2
+TIMES_FAST: Final = 16
 INDEX_EXTRA_BYTES: Final = 8 << 10  # two files take two tails of a disk block
 
 
@@ -47,18 +49,18 @@ class SegmentRoom:
         self._volume.quota.note_used(self.tenant, self.charged_bytes)
         self.end = end
 
-    async def grow(self, need_end: int, most_end: int, *, wait: bool) -> Reservation | None:
-        """Room up to `need_end`, and a step further where there is some; `took` or `release` follows. None: not now.
-        With `wait` it comes or there will be none: OSError."""
-        step = min(max(STEP_BYTES_MIN, self.end), STEP_BYTES_MAX)
-        size, wanted = self._bytes_to(need_end), self._bytes_to(min(max(need_end, self.end + step), most_end))
+    async def grow(self, need_end: int, most_end: int, *, is_fast: bool, wait: bool) -> Reservation | None:
+        """Room up to `need_end`, and further where there is some; `took` or `release` follows. None: not now. With
+        `wait` it comes or there will be none: OSError."""
+        ample_end = max(STEP_BYTES_MIN, need_end * (TIMES_FAST if is_fast else TIMES))
+        size, wanted = self._bytes_to(need_end), self._bytes_to(min(ample_end, most_end))
         if wait:
             return await self._seeker.take(Writing(self.tenant, self._ino, self.end), size, wanted)
         return await self._seeker.take_now(self.tenant, size, wanted)
 
     def is_short(self, end: int) -> bool:
         """Whether so little is left of it that it had better be made larger."""
-        return self.end - end < min(self.end, STEP_BYTES_MAX) // 2
+        return self.end - end <= self.end // 2
 
     def _bytes_to(self, end: int) -> int:
         extra = INDEX_EXTRA_BYTES if self._kept is None else 0

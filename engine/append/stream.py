@@ -36,7 +36,7 @@ from aof2.engine.append.rows import Position
 from aof2.engine.append.segment import Segment
 from aof2.engine.catalog.rows import stream_of
 from aof2.engine.errors import os_error
-from aof2.engine.kinds.kernel import PARTIAL_BYTES_MAX, KernelGoneError
+from aof2.engine.kinds.kernel import PARTIAL_BYTES_MAX, AppendState, KernelGoneError
 from aof2.engine.locks import Rank, task_lock
 from aof2.engine.quota import Reservation
 from aof2.engine.segment.writer import SegmentWriter
@@ -52,6 +52,7 @@ log = logging.getLogger(__name__)
 SEALED_KEPT: Final = 1024
 SHORT_BYTES: Final = 1 << 20
 BEGUN_BYTES_MAX: Final = 256 << 20
+FAST_S: Final = 1.0
 
 
 class SealedPart(NamedTuple):
@@ -98,6 +99,7 @@ class Stream:
         self._waiting = 0  # callers of `seal`
         self.hurried = trio.Event()  # what is full is to be sealed at once
         self.appended_s = 0.0  # when records last came, by the trio clock
+        self._grown_s = float("-inf")  # when a segment last got room, by the same
 
     # -- looking -----------------------------------------------------------------------------------------------
 
@@ -252,7 +254,8 @@ class Stream:
         where there is none to be had."""
         if need_end <= segment.room.end:
             return True
-        reservation = await segment.room.grow(need_end, segment.header.max_size, wait=not segment.record_count)
+        most, waits = segment.header.max_size, not segment.record_count
+        reservation = await segment.room.grow(need_end, most, is_fast=self._is_fast, wait=waits)
         if reservation is None:
             await self.rotate(begins=True)
             return False
@@ -268,17 +271,36 @@ class Stream:
             reservation.release()
             raise
         segment.room.took(reservation, end)
+        self._grown_s = trio.current_time()
+
+    @property
+    def _is_fast(self) -> bool:
+        """Whether the room that was given last did not last long."""
+        return trio.current_time() - self._grown_s < FAST_S
+
+    def heard(self, state: AppendState) -> None:
+        """The channel is so far, without having been asked."""
+        if self.active is not None and self.active.at_channel:
+            self.active.adopt(state)
+
+    @property
+    def is_short(self) -> bool:
+        """Whether the channel has used much of the segment's room, and can be given more."""
+        segment = self.active
+        if segment is None or not segment.at_channel or segment.room.end >= segment.header.max_size:
+            return False
+        return segment.room.is_short(segment.end)
 
     async def grow_ahead(self) -> None:
-        """The channel has used much of the segment's room: it gets more before it has to ask, if that is easy."""
-        segment = self.active
-        if segment is None or not segment.at_channel or self.lock.locked() or not segment.room.is_short(segment.end):
+        """The channel gets more room before it has to ask, if that is easy."""
+        if self.lock.locked() or not self.is_short:
             return
         async with self.lock:
-            if self.active is not segment or not segment.at_channel:
+            segment = self.active
+            if segment is None or not self.is_short:
                 return
-            end, most = segment.room.end, segment.header.max_size
-            reservation = await segment.room.grow(min(end + 1, most), most, wait=False) if end < most else None
+            most = segment.header.max_size
+            reservation = await segment.room.grow(segment.room.end + 1, most, is_fast=self._is_fast, wait=False)
             if reservation is None:
                 return
             with contextlib.suppress(OSError):  # the next write tells its caller

@@ -25,7 +25,7 @@ from aof2.engine.append.stream import Stream
 from aof2.engine.catalog.rows import stream_of
 from aof2.engine.errors import Aof2Error
 from aof2.engine.files.ledger import Ledger
-from aof2.engine.kinds.kernel import Kernel, KernelGoneError
+from aof2.engine.kinds.kernel import AppendState, Kernel, KernelGoneError
 from aof2.engine.segment.state import StreamState
 from aof2.engine.segment.writer import SegmentWriter
 from aof2.engine.settings.model import AppendTenant
@@ -152,6 +152,13 @@ class Streams:
         stream.appended_s = trio.current_time()
         self._to_commit[stream.ino] = stream
         self._wake.set()
+
+    def channel_appended(self, stream: Stream, state: AppendState) -> None:
+        """By itself, so far."""
+        stream.heard(state)
+        self.to_commit(stream)
+        if stream.is_short:
+            self.tasks.begin(stream.grow_ahead)
 
     async def _commit_all(self) -> None:
         streams, self._to_commit = list(self._to_commit.values()), {}

@@ -165,7 +165,7 @@ class FollowedFiles(FilesKind):
         opened = self._at_open.pop(file.ino, None)
         if opened is not None and self.volume.catalog.get(stream_of(file.ino), t.OBJECTS, file.key[1:]) is None:
             self._without_rows(file.ino, file.key[2], 0)
-        self._kernel.invalidate_attr(file.ino)  # another generation may be shown from here on
+        self.kernel.invalidate_attr(file.ino)  # another generation may be shown from here on
 
     # -- what the writer changed -------------------------------------------------------------------------------
 
@@ -185,11 +185,11 @@ class FollowedFiles(FilesKind):
     def _tell_kernel(self, changes: Changes) -> None:
         """What it holds of these goes now; what it is not told of goes within the second for which it may keep it."""
         for parent, name in changes.names:
-            self._kernel.invalidate_entry(parent, name)
+            self.kernel.invalidate_entry(parent, name)
         for parent in {parent for parent, _ in changes.names}:
-            self._kernel.invalidate_inode(parent)
+            self.kernel.invalidate_inode(parent)
         for ino in changes.inos:
-            self._kernel.invalidate_attr(ino)
+            self.kernel.invalidate_attr(ino)
 
     def _without_rows(self, ino: int, generation: int, size: int, stream_id: int | None = None) -> None:
         """An object lost its rows: what is here of it goes, once it is closed."""

@@ -419,7 +419,7 @@ class Kind(ABC):
 
     def appended(self, state: AppendState) -> None:
         """The channel appended records to a stream: the first ones since it was given the segment, or since
-        `Kernel.append_state`. There is something to commit."""
+        `Kernel.append_state`; or half of the room that it was given last is used. There is something to commit."""
 
     def partial(self, nodeid: int, fh: int, data: bytes) -> None:
         """The part of a line that a handle of `_append` wrote last, which the channel kept: it is the kind's now. A

@@ -29,7 +29,7 @@ typedef struct {
   uint32_t opens, next_free;
   records_file file; /* fd -1: the segment is the daemon's. Else that of the thread that has write_lock */
   records_at at;
-  uint64_t room_end;
+  uint64_t room_end, low; /* from `low` on little is left of it: told once */
   const append_open *writing; /* a WRITE of this handle is in progress */
   bool broken, told;
   bool taking; /* an APPEND_TAKE of this seq waits for `writing` */
@@ -162,6 +162,20 @@ static void begun_to_daemon(append_open *h) {
   begun_end(h);
 }
 
+/* The records that come next may go so far. */
+static void give_room(append_node *n, uint64_t room_end) {
+  n->room_end = room_end;
+  n->low = n->at.end < room_end ? n->at.end + (room_end - n->at.end) / 2 : room_end;
+}
+
+/* Whether records that were just written are to be told of. */
+static bool is_news(append_node *n) {
+  bool low = n->at.end >= n->low, news = low || !n->told;
+  if (low) n->low = UINT64_MAX;
+  n->told = true;
+  return news;
+}
+
 static void hand_over(append_node *n, uint32_t seq) {
   close(n->file.fd);
   n->file.fd = -1;
@@ -192,8 +206,7 @@ static void end_write(append_node *n, append_open *h, const records_at *at, bool
   if (n->taking) {
     n->taking = false;
     hand_over(n, n->take_seq);
-  } else if (more && !n->told) {
-    n->told = true;
+  } else if (more && is_news(n)) {
     tell_appended(n->nodeid, n, 0, 0);
   }
   pthread_mutex_unlock(&append_lock);
@@ -295,7 +308,7 @@ void append_give(const control_message *m, int fd) {
                                .base_record_count = m->append.base_record_count, .ext_id = m->append.ext_id,
                                .max_size = m->append.max_size, .framing = m->append.framing, .record_max = m->append.record_max};
       n->at = (records_at){m->append.end, m->append.next_logical, m->append.record_count, m->append.crc64, m->append.last_ts_ms};
-      n->room_end = m->append.room_end;
+      give_room(n, m->append.room_end);
       n->broken = n->told = n->taking = false;
     }
     pthread_mutex_unlock(&append_lock);
@@ -308,7 +321,7 @@ void append_give(const control_message *m, int fd) {
 void append_room(const control_message *m) {
   pthread_mutex_lock(&append_lock);
   append_node *n = node_of(m->nodeid);
-  if (n && n->room_end < m->grant_bytes) n->room_end = m->grant_bytes;
+  if (n && n->room_end < m->grant_bytes) give_room(n, m->grant_bytes);
   pthread_mutex_unlock(&append_lock);
 }
 

@@ -13,6 +13,7 @@
 #include "brake.h"
 #include "keeper.h"
 #include "nests.h"
+#include "rules.h"
 #include "view.h"
 
 #ifndef CRADLES_MAX /* the tests build with a small one, which they fill */
@@ -30,6 +31,7 @@ struct stream {
   uint64_t next_ino, end_ino;
   bool granted;             /* changes are allowed: the last grant was not of 0 */
   bool bears;               /* and births */
+  uint32_t stops;           /* how often they were forbidden: what was looked at before that is out of date */
   uint32_t wanted, ordered; /* cradles there should be; and are being made */
   uint32_t first, ready;    /* of the ring */
   cradle cradles[CRADLES_MAX];
@@ -188,6 +190,7 @@ void births_inos(uint64_t stream_id, uint64_t first, uint64_t count, bool bears)
       s->next_ino = first;
       s->end_ino = first + count;
       s->granted = count > 0; /* with a count of 0 nothing is made here any more */
+      s->stops += !count;
     }
     s->bears = bears && count;
     if (!s->bears) empty_cradles(s); /* the disk may need their inodes */
@@ -214,7 +217,7 @@ typedef struct {
   stream *s;
   cradle in; /* its fd is -1 where the file is still to be made */
   uint64_t fh;
-  uint32_t gid;
+  uint32_t gid, stops;
 } claim;
 
 /* With the lock. A file made ahead, or a number to make one for now; whether more should be made ahead. */
@@ -240,28 +243,52 @@ static bool can_bear(const stream *s) {
   return s->log_fd >= 0 && s->granted && s->bears && (s->ready || s->next_ino < s->end_ino) && has_log_room(s);
 }
 
+/* Whether a name that its nest has, or that is in no nest, is free all the same: it was unlinked, or renamed. So it stays until the birth
+ * is recorded, if `stops` does: the kernel holds the directory's lock. */
+static bool is_free(uint64_t dir, span name, uint32_t *gid) {
+  view v;
+  view_result result;
+  inode_row above;
+  uint64_t ino;
+  do {
+    if (!rule_name(name) || !view_begin(&v, dir, ANSWER_CHANGES)) return false;
+    result = view_inode(&v, dir, &above);
+    if (result == VIEW_FOUND) result = S_ISDIR(above.mode) ? view_name(&v, dir, name, &ino) : VIEW_BROKEN;
+    else if (result == VIEW_ABSENT) result = VIEW_BROKEN;
+    view_end();
+  } while (result == VIEW_OLD);
+  if (result == VIEW_ABSENT && above.mode & S_ISGID) *gid = above.gid;
+  return result == VIEW_ABSENT;
+}
+
 /* An inode number and the name, taken; false: not here. */
-static bool claim_birth(const request *r, const uint8_t *name, size_t len, claim *out) {
-  bool ok = false, low = false;
-  uint32_t gid = r->header.gid;
+static bool claim_birth(const request *r, span name, claim *out) {
+  bool can = false, taken = false, low = false;
+  *out = (claim){.gid = r->header.gid};
   pthread_mutex_lock(&births_lock);
   stream *s = page ? stream_of(r->header.nodeid) : NULL;
-  if (s && can_bear(s) && nests_take_name(r->header.nodeid, name, len, &gid)) {
-    *out = (claim){.s = s, .fh = BIRTH_FH | ++next_fh, .gid = gid};
+  if (s) out->stops = s->stops;
+  can = s && can_bear(s);
+  taken = can && nests_take_name(r->header.nodeid, name.at, name.len, &out->gid);
+  pthread_mutex_unlock(&births_lock);
+  if (!can || (!taken && !is_free(r->header.nodeid, name, &out->gid))) return false;
+  pthread_mutex_lock(&births_lock);
+  can = can_bear(s); /* or another thread took the last number */
+  if (can) {
+    out->s = s;
+    out->fh = BIRTH_FH | ++next_fh;
     low = take_cradle(s, &out->in);
-    ok = true;
   }
   pthread_mutex_unlock(&births_lock);
   if (low) keeper_call();
-  return ok;
+  return can;
 }
 
-static bool record_birth(const request *r, const claim *c, const wire_create_in *in, const struct stat *st,
-                         const uint8_t *name, size_t name_len) {
+static bool record_birth(const request *r, const claim *c, const wire_create_in *in, const struct stat *st, span name) {
   uint8_t record[INTENT_LEN + NAME_MAX_LEN + 8] = {0};
-  size_t len = (INTENT_LEN + name_len + 7) & ~(size_t)7;
+  size_t len = (INTENT_LEN + name.len + 7) & ~(size_t)7;
   store_u16(record + 8, INTENT_BORN);
-  store_u16(record + 10, (uint16_t)name_len);
+  store_u16(record + 10, (uint16_t)name.len);
   store_u32(record + 12, in->mode);
   store_u64(record + 16, c->in.ino);
   store_u64(record + 24, r->header.nodeid);
@@ -270,11 +297,12 @@ static bool record_birth(const request *r, const claim *c, const wire_create_in 
   store_u64(record + 40, (uint64_t)st->st_mtim.tv_sec * 1000000000u + (uint64_t)st->st_mtim.tv_nsec);
   store_u64(record + 48, c->fh);
   store_u32(record + 56, in->flags);
-  memcpy(record + INTENT_LEN, name, name_len);
+  memcpy(record + INTENT_LEN, name.at, name.len);
   page_lock(page, 0); /* before births_lock, as a close has them */
   pthread_mutex_lock(&births_lock);
-  bool ok = append(c->s, record, len);
+  bool ok = c->s->stops == c->stops && append(c->s, record, len);
   pthread_mutex_unlock(&births_lock);
+  if (ok) nests_changed(r->header.nodeid, name.at, name.len); /* of a nest that was begun meanwhile */
   page_unlock(page);
   return ok;
 }
@@ -342,20 +370,20 @@ static void answer_birth(const request *r, const claim *c, uint32_t mode, const 
 
 bool births_create(const request *r) {
   wire_create_in in;
-  const uint8_t *name;
-  size_t len = r->body_len > sizeof in ? name_at(r, sizeof in, &name) : 0;
+  span name = {NULL, 0};
   claim c;
-  if (!len || len > NAME_MAX_LEN || r->header.total_extlen) return false;
+  if (r->body_len > sizeof in) name.len = name_at(r, sizeof in, &name.at);
+  if (!name.len || name.len > NAME_MAX_LEN || r->header.total_extlen) return false;
   memcpy(&in, r->body, sizeof in);
   /* O_SYNC promises that the name is durable, too: the daemon syncs its log. */
   if (!S_ISREG(in.mode) || (in.mode & (S_ISUID | S_ISGID)) || (in.flags & (O_SYNC | O_DSYNC))) return false;
-  if (!claim_birth(r, name, len, &c)) return false;
+  if (!claim_birth(r, name, &c)) return false;
   char path[BACKING_NAME_LEN];
   struct stat st;
   backing_name(c.in.ino, path);
   bool filled = fill_cradle(c.s, &c.in, path, &st), entered = filled && enter_tables(&c);
   if (entered) brake_watch(c.in.ino, c.in.fd, in.flags & O_APPEND ? WATCH_APPEND : 0);
-  if (!entered || !record_birth(r, &c, &in, &st, name, len)) {
+  if (!entered || !record_birth(r, &c, &in, &st, name)) {
     if (entered) leave_tables(&c);
     else finish((aftermath){.fd = c.in.fd, .backing_id = c.in.backing_id});
     unlinkat(c.s->dir_fd, path, 0);

@@ -1,12 +1,14 @@
 /* Births: files the channel creates by itself, so that making many small ones does not wait for the daemon each time.
  *
- * In a *nest* (nests.h), where a name that is not known is not there, CREATE takes a backing file under an inode number that
- * the daemon granted, made ahead (keeper.h) or now, writes a record to the tenant's intent log, and answers with a passthrough
- * handle. RELEASE of such a handle is a record, too. A *stream* is what a tenant has for that: folder, log and numbers.
+ * In a *nest* (nests.h), where a name that is not known is not there, or under a name that the view (view.h) does not find, as after
+ * an unlink, CREATE takes a backing file under an inode number that the daemon granted, made ahead (keeper.h) or now, writes a record
+ * to the tenant's intent log, and answers with a passthrough handle. RELEASE of such a handle is a record, too. A *stream* is what a tenant has for that: folder, log and numbers.
  * The daemon folds the records into the catalog soon after, always before it looks at any later request.
  *
  * Invariants
  * - A record is in the log (the page cache: it survives both processes) before its request is answered.
+ * - A name that was free is free when its birth is recorded: the kernel holds the directory's lock, and where the daemon forbade births
+ *   meanwhile, as it does before it gives names by itself, the birth is not recorded.
  * - Fixed room: with more than UNFOLDED_MAX bytes of records ahead of the daemon, or no inode numbers left, requests are
  *   forwarded as ever.
  * - Records that the daemon had not folded when either process died are in the logs: it folds them at its next start.

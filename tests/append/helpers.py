@@ -44,10 +44,22 @@ class Given:
     def __init__(self, state: AppendState, fd: int, room_end: int, framing: Framing, record_max: int) -> None:
         self.state = state
         self.fd = os.dup(fd)
-        self.room_end = room_end
         self.framing = framing
         self.record_max = record_max
         self.told = False
+        self.has_room(room_end)
+
+    def has_room(self, end: int) -> None:
+        self.room_end = end
+        self.low: int | None = self.state.end + (end - self.state.end) // 2
+
+    def is_news(self) -> bool:
+        """Whether records that were just written are told of."""
+        low = self.low is not None and self.state.end >= self.low
+        news, self.told = low or not self.told, True
+        if low:
+            self.low = None
+        return news
 
 
 class StreamKernel(FakeKernel):
@@ -74,7 +86,7 @@ class StreamKernel(FakeKernel):
 
     def append_room(self, nodeid: int, room_end: int) -> None:
         assert room_end > self.given[nodeid].room_end
-        self.given[nodeid].room_end = room_end
+        self.given[nodeid].has_room(room_end)
 
     async def append_take(self, nodeid: int) -> AppendState | None:
         await trio.lowlevel.checkpoint()
@@ -134,8 +146,7 @@ class StreamKernel(FakeKernel):
             crc64=crc64(encoded, state.crc64),
         )
         self.partials[fh] = framed.rest
-        if not given.told and self.kind is not None:
-            given.told = True
+        if self.kind is not None and given.is_news():
             self.kind.appended(given.state)
         return True
 

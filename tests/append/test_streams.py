@@ -56,6 +56,19 @@ def test_segments_rotate_by_size_without_a_gap(tmp_path: Path) -> None:
     run_streams(stream_settings(tmp_path), body)
 
 
+def test_a_fast_writer_gets_room_before_it_has_to_ask(tmp_path: Path) -> None:
+    async def body(w: World) -> None:
+        await w.mkdir()
+        fh = await w.open_append()
+        for n in range(0, 40_000, 1000):
+            await w.write(fh, b"".join(lines(n, 1000)))
+            await until(lambda: not w.stream().is_short)
+        assert w.stream().active is not None and w.kernel.by_itself == 39  # the first opens it
+        await w.close(fh)
+
+    run_streams(stream_settings(tmp_path, segment_bytes=4 << 20), body)
+
+
 def test_a_segment_seals_by_age(tmp_path: Path) -> None:
     async def body(w: World) -> None:
         await w.mkdir()

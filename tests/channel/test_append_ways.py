@@ -115,6 +115,20 @@ def test_it_is_told_once(append: Callable[..., Appending]) -> None:
     assert AppendState(*told) == scanned(segments(a.folder)[0], a.ino)
 
 
+def test_it_is_told_when_half_of_the_room_is_used(append: Callable[..., Appending]) -> None:
+    a = append(room_bytes=HEADER + 8 * (RECORD + 64))
+    fd = a.open()
+    line = b"x" * 63 + b"\n"
+
+    def told() -> list[int]:
+        a.write(fd, line)
+        return [AppendState(*state).record_count for state in a.call("appended")]
+
+    assert [told() for _ in range(6)] == [[1], [], [], [4], [], []]
+    a.call("append_room", room_end=HEADER + 20 * (RECORD + 64))
+    assert [told() for _ in range(12)] == [*[[]] * 6, [13], *[[]] * 5]
+
+
 def test_taken_and_given_under_its_writers(append: Callable[..., Appending]) -> None:
     a = append(segment_bytes=200_000)
     processes = writers(a.path, 4, 1500, cut=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from aof2.engine.files.births import INOS_GRANTED
 from tests.posix.helpers import names
 from tests.support.mount import MountedVolume, mounted_volume, until
 
@@ -51,6 +52,26 @@ def test_what_was_made_ahead_goes_after_a_crash(busy: MountedVolume) -> None:
     busy.remount()
     until(lambda: backing_files(busy) == FILES)
     check_all(busy)
+
+
+def test_a_name_that_was_taken_away_is_given_again_by_the_channel(busy: MountedVolume) -> None:
+    d = busy.path / "d"
+    first_ino = d.stat().st_ino
+    (busy.path / "elsewhere").mkdir()
+    for i in range(FILES // 2):
+        (d / str(i)).unlink()
+    for i in range(FILES // 2, FILES):
+        (d / str(i)).rename(busy.path / "elsewhere" / str(i))
+    busy.json("status")  # folded
+    for i in range(FILES):
+        fd = os.open(d / str(i), os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+        with pytest.raises(FileExistsError):
+            os.open(d / str(i), os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+        assert os.fstat(fd).st_ino - first_ino < INOS_GRANTED // 2  # the daemon's own numbers come behind those
+        os.write(fd, b"%d" % i)
+        os.close(fd)
+    check_all(busy)
+    assert len(names(busy.path / "elsewhere")) == FILES // 2
 
 
 def test_a_file_made_ahead_is_as_old_as_its_birth(busy: MountedVolume) -> None:
