@@ -9,7 +9,8 @@
 Invariants
 - Decoding is strict: an unknown field, a number that is out of range or a name that no file has is CorruptError; a
   newer format is UnsupportedError. Nothing is asked of the remote before a commit adds up by itself.
-- A commit names objects of its own job alone.
+- A commit names objects of its own job alone, or of the query whose micro-batch it is: tasks stage before they are told
+  the batch's number, under the query's name, and the batch is job `<query>-<number>`.
 
 Owner: values and pure functions. A crash leaves nothing.
 """
@@ -211,11 +212,15 @@ def _files_problem(commit: Commit) -> str:
     return ""
 
 
+def _is_ours(commit: Commit, named: InboxBlobKey | InboxPackKey) -> bool:
+    query = commit.job_id.rpartition("-")[0]
+    return named.tenant == commit.tenant and named.job_id in (commit.job_id, query)
+
+
 def _blob_problem(commit: Commit, blobs: list[StagedBlob]) -> str:
     for staged in commit.objects:
         named = parse_key(staged.key)
-        mine = isinstance(named, InboxBlobKey | InboxPackKey) and named[:2] == (commit.tenant, commit.job_id)
-        if not mine:
+        if not isinstance(named, InboxBlobKey | InboxPackKey) or not _is_ours(commit, named):
             return f"{staged.key[:300]!r} is no blob of this job"
     if len({one.key for one in commit.objects}) != len(commit.objects):
         return "an object is listed twice"
