@@ -362,8 +362,12 @@ class Volume:
         return False
 
     def log_ends(self, tenant_ids: Collection[int]) -> dict[int, int]:
-        """Where the logs of these tenants, and the volume's own, end now: what is durable when the remote has that."""
+        """Where the logs of these tenants, and the volume's own, end now."""
         return self.replication.ends({opening.VOLUME_STREAM, *tenant_ids})
+
+    def needed_log_ends(self, tenant_ids: Collection[int]) -> dict[int, int]:
+        """Up to where the remote must have them for all that is published to be durable."""
+        return self.replication.needed_ends({opening.VOLUME_STREAM, *tenant_ids})
 
     def is_durable(self, view: View, inode: InodeRow) -> bool:
         """Whether the remote alone, copied now, restores the file: bytes, attributes, names and parents."""
@@ -379,7 +383,7 @@ class Volume:
         tenant_id = self.tenants.named(tenant).tenant_id
         done = await self.jobs.checkpoint(tenant_id, wait=wait)
         if wait:
-            await self.replicated(self.log_ends([tenant_id]))
+            await self.replicated(self.needed_log_ends([tenant_id]))
         return done
 
     async def replicated(self, ends: Mapping[int, int]) -> None:

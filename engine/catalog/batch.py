@@ -35,6 +35,12 @@ decode_event: Final = msgspec.msgpack.Decoder(list[Mutation]).decode
 
 def mutations_in(records: Iterable[tuple[int, bytes]], *, skip_damaged: bool = False) -> Iterator[Mutation]:
     """What the commits among these records, (type, payload) in the order of the log, change in the rows."""
+    for changes in batches_in(records, skip_damaged=skip_damaged):
+        yield from changes
+
+
+def batches_in(records: Iterable[tuple[int, bytes]], *, skip_damaged: bool = False) -> Iterator[list[Mutation]]:
+    """The same, of each batch."""
     events = EventAssembler()
     for kind, payload in records:
         if kind != RecordType.CUSTOM_EVENT:
@@ -49,7 +55,8 @@ def mutations_in(records: Iterable[tuple[int, bytes]], *, skip_damaged: bool = F
             if not skip_damaged:
                 raise
             continue
-        yield from changes
+        if changes:
+            yield changes
 
 
 class Batch:
@@ -64,6 +71,8 @@ class Batch:
         self.records = RecordBatch()
         self.ops: list[o.ManifestOp] = []
         self.after_commit: list[Callable[[], None]] = []
+        self.foretold = False  # a log that ends before it, and the remote's objects, tell what it says
+        self.awaited = False  # a caller waits for the remote to have the log up to here
         self._prefix = t.STREAM.pack(stream_id)
         # Rows are values: they are packed once, at the end, and one that was read is not unpacked again.
         self._changed: dict[tuple[int, bytes], Any] = {}

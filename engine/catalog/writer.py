@@ -39,6 +39,7 @@ from aof2.engine.errors import Aof2Error, CorruptError, FatalIOError, LimitError
 from aof2.engine.group import GroupThread
 from aof2.engine.local.reserve import is_no_room
 from aof2.engine.manifest.batch import RecordBatch
+from aof2.engine.manifest.chunk import count_substantive
 from aof2.engine.manifest.format import LogPosition
 from aof2.engine.manifest.writer import ManifestLogWriter, SealedChunk
 from aof2.engine.observe.transitions import log_transitions
@@ -74,8 +75,19 @@ class CommitObserver(Protocol):
     """Sees each commit that says more than the log's bookkeeping, after it is in the log and before its rows can be
     seen. Called on the writer thread."""
 
-    def committed(self, stream_id: int, ordinal: int, size_bytes: int, mutations: Iterable[Mutation]) -> bool:
-        """Whether the log up to there is to be sealed as soon as the commit is done."""
+    def committed(
+        self,
+        stream_id: int,
+        ordinal: int,
+        size_bytes: int,
+        mutations: Iterable[Mutation],
+        *,
+        foretold: Iterable[Mutation] = (),
+        needed: bool = True,
+        awaited: bool = False,
+    ) -> bool:
+        """`foretold`: row changes of batches that say so of themselves; `needed`: there are others. `awaited`: a caller
+        waits for the log up to there. Whether it is to be sealed as soon as the commit is done."""
 
     def sealed(self, stream_id: int, chunk: SealedChunk) -> None:
         """The chunk, and the log before it, are sealed, and about to be uploaded."""
@@ -95,6 +107,22 @@ class _Submission(NamedTuple):
 
 
 @dataclass(eq=False)
+class StagedRows:
+    """What a group changes in the rows of a stream, for its observer."""
+
+    others: list[Mutation] = field(default_factory=list)
+    foretold: list[Mutation] = field(default_factory=list)
+    needed: bool = False  # a batch that is neither foretold nor the log's bookkeeping is among them
+    awaited: bool = False
+
+    def take(self, batch: Batch, mutations: list[Mutation]) -> None:
+        rows = self.foretold if batch.foretold else self.others
+        rows += mutations
+        self.needed |= not batch.foretold and bool(mutations or count_substantive(batch.records))
+        self.awaited |= batch.awaited
+
+
+@dataclass(eq=False)
 class StreamState:
     """A stream as the writer holds it: its log, its fold, what the group has staged for it."""
 
@@ -102,7 +130,7 @@ class StreamState:
     log: ManifestLogWriter
     fold: StreamFold
     staged: RecordBatch = field(default_factory=RecordBatch)
-    staged_rows: list[Mutation] = field(default_factory=list)
+    rows: StagedRows = field(default_factory=lambda: StagedRows())
     subscribed: bool | None = None
     logged_bytes: int = 0  # since the last snapshot was asked for
     observe: Callable[[int, int, bytes], object] | None = None  # (type, segment, payload) of what is committed
@@ -123,7 +151,9 @@ class CatalogTarget:
         self.observer: CommitObserver | None = None
         self.unfolded: dict[int, Unfolded] = {}  # replaced whole: other threads set it
         self._seal_below: dict[int, int] = {}  # by stream: records before this one are to be sealed now
-        self._seal_now: dict[int, int] = {}  # the same, as the observer wants it; the writer thread's own
+        # The same, as the observer wants it, before callers are answered and after; the writer thread's own.
+        self._seal_now: dict[int, int] = {}
+        self._seal_next: dict[int, int] = {}
         # Seconds to wait every BRAKE_EVERY_BYTES, for the log not to grow faster than what is done with it. Bounded by
         # the giver. By bytes, not by groups: a caller that does one small thing after the other makes a group of each.
         self.brake_s: Callable[[], float] = lambda: 0.0
@@ -208,7 +238,7 @@ class CatalogTarget:
             self._poison = FatalIOError(str(ours)) if isinstance(ours, CorruptError) else ours
             raise self._poison from e
         stream.staged.extend(batch.records)
-        stream.staged_rows += mutations
+        stream.rows.take(batch, mutations)
         if mutations:
             batch_id = stream.log.position.ordinal + len(stream.staged)
             stream.staged.add_event(batch_id, EVENT_SCHEMA_ID, t.encode(mutations))
@@ -266,9 +296,7 @@ class CatalogTarget:
                 for kind, segment_id, _, _, payload in stream.staged.rows():
                     stream.observe(kind, segment_id, payload)
             if self.observer is not None and stream.log.substantive != before:
-                size_bytes = stream.staged.encoded_len
-                if self.observer.committed(stream.stream_id, position.ordinal, size_bytes, stream.staged_rows):
-                    self._seal_now[stream.stream_id] = position.ordinal
+                self._observed(self.observer, stream, position.ordinal)
         self.env.failpoint("catalog.commit.logged")
         try:
             put_positions(self._txn, self.catalog, {s.stream_id: s.log.position for s in touched})
@@ -283,6 +311,23 @@ class CatalogTarget:
         for stream, at in zip(touched, began, strict=True):
             log_transitions(stream.stream_id, stream.staged, at)
         self._reset()
+
+    def _observed(self, observer: CommitObserver, stream: StreamState, ordinal: int) -> None:
+        rows = stream.rows
+        if not observer.committed(
+            stream.stream_id,
+            ordinal,
+            stream.staged.encoded_len,
+            rows.others,
+            foretold=rows.foretold,
+            needed=rows.needed,
+            awaited=rows.awaited,
+        ):
+            return
+        if rows.awaited:
+            self._seal_next[stream.stream_id] = ordinal  # its submitter has another upload to begin meanwhile
+        else:
+            self._seal_now[stream.stream_id] = ordinal
 
     def _caught_up(self, touched: Iterable[StreamState], error: lmdb.Error) -> bool:
         """The disk had no room for rows whose records are in the log: with room from the reserve they come from there,
@@ -319,7 +364,7 @@ class CatalogTarget:
     def _reset(self) -> None:
         for stream in self._touched.values():
             stream.staged = RecordBatch()
-            stream.staged_rows = []
+            stream.rows = StagedRows()
         self._txn, self._poison, self._touched = None, None, {}
 
     def _refuse(self) -> None:
@@ -344,14 +389,17 @@ class CatalogTarget:
         return min((w for s in self.streams.values() if (w := s.log.rotation_wait_s()) is not None), default=None)
 
     def _seal_asked(self, stream: StreamState) -> bool:
-        asked = self._seal_below.get(stream.stream_id, 0), self._seal_now.get(stream.stream_id, 0)
+        asked = (seals.get(stream.stream_id, 0) for seals in (self._seal_below, self._seal_now, self._seal_next))
         return stream.log.holds_below(max(asked))
 
     def _seal_asked_for(self) -> None:
         for stream in self.streams.values():
             if stream.log.needs_rotation() or self._seal_asked(stream):
                 stream.log.rotate(partial(self._tell_sealed, stream.stream_id))
+                if stream.stream_id in self._seal_next:
+                    stream.log.make_ready()  # a caller waits for another commit, in a moment
         self._seal_now.clear()
+        self._seal_next.clear()
 
     def housekeep(self) -> None:
         self._seal_asked_for()

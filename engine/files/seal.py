@@ -384,7 +384,8 @@ class Sealer:
     async def _record(self, stream_id: int, group: Sequence[Hashed], *, begin: bool) -> None:
         seals = [one.seal for one in group]
         volume, block_bytes = self._files.volume, self._files.block_bytes
-        with volume.jobs.beginning(stream_id, wanted=begin) as begin_job:
+        lone = volume.replication.is_lone(stream_id)
+        with volume.jobs.beginning(stream_id, wanted=begin, lone=lone) as begin_job:
 
             def work(b: Batch) -> tuple[list[ObjectRow | None], Begun | None]:
                 rows = marks.seal_all(b, seals, block_bytes=block_bytes)

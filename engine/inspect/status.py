@@ -296,9 +296,9 @@ def object_status(view: View, settings: Settings, place: Place, replication: Rep
 
 
 def tree_status(view: View, settings: Settings, place: Place, replication: Replication | None = None) -> TreeStatus:
-    """`durable` only when the remote has the tenant's whole log: names that are gone count, too."""
+    """`durable` only when the remote has all that is needed of the tenant's log: names that are gone count, too."""
     replication = replication or _from_logs(view, settings)
-    ends = replication.ends((VOLUME_STREAM, place.tenant_id))
+    ends = replication.needed_ends((VOLUME_STREAM, place.tenant_id))
     found = (object_status(view, settings, file, replication) for file in files_below(view, place) if file.is_file)
     sums: Counter[str] = Counter()
     for one in found:

@@ -103,22 +103,27 @@ class Chosen(NamedTuple):
 
 class Begun(NamedTuple):
     """A job that is RUNNING as soon as it is in the log, the keys of the uploads that its commit announced, and what
-    that commit found to be done."""
+    that commit found to be done. `foretold`: that commit is the one of the seal, and the log goes up with it."""
 
     row: JobRow
     announced: frozenset[str]
     chosen: Chosen
+    foretold: bool = False
 
 
 def begin(
-    b: Batch, sealed: Sequence[ObjectRow], tenant: str, *, lease_ms: int, unfinished: queue.Unfinished
+    b: Batch, sealed: Sequence[ObjectRow], tenant: str, *, lease_ms: int, unfinished: queue.Unfinished, lone: bool
 ) -> Begun | None:
-    """Plans what this batch seals and claims the plan, in the same commit; None where the planner has to look."""
+    """Plans what this batch seals and claims the plan, in the same commit; None where the planner has to look. Where
+    a caller waits alone for one file or a few, all of them foretold, the log goes up beside them."""
     taken, live = _taken(b.view, b.stream_id, unfinished)
     plan = [row for row in sealed if (row.ino, row.generation) not in taken]
     if not plan or live >= PLANS_LIVE_MAX or len(plan) > PLAN_OBJECTS_MAX or _size(plan) > PLAN_BYTES_MAX:
         return None
-    return begin_new(b, _enqueue(b, plan), tenant, lease_ms=lease_ms)
+    begun = begin_new(b, _enqueue(b, plan), tenant, lease_ms=lease_ms)
+    blobs = sum(len(row.data_chunks) for row in plan)
+    b.awaited = lone and not begun.chosen.bulks and blobs == len(begun.announced)
+    return begun._replace(foretold=b.awaited)
 
 
 def begin_new(b: Batch, job_id: int, tenant: str, *, lease_ms: int) -> Begun:
@@ -378,6 +383,7 @@ class CreateCheckpoint:
             self._compression_of(job.tenant),
             is_wanted=is_wanted,
             announced=job.announced,
+            foretold=job.foretold,
         )
         if not is_wanted():
             await trio.lowlevel.checkpoint()

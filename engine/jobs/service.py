@@ -109,14 +109,15 @@ class Jobs:
             self._plan_now.set()
 
     @contextlib.contextmanager
-    def beginning(self, tenant_id: int, *, wanted: bool) -> Iterator[Begin]:
+    def beginning(self, tenant_id: int, *, wanted: bool, lone: bool = False) -> Iterator[Begin]:
         """What a commit that seals does besides, where it is `wanted` that what it seals is on its way with it: it is
-        planned, the job is claimed, its first uploads are announced. The answer goes to `begun`."""
+        planned, the job is claimed, its first uploads are announced. `lone`: no other caller waits, so that the log may
+        go up beside them. The answer goes to `begun`."""
         tenant = self._tenants().get(tenant_id, "") if wanted else ""
         with self.runner.place() as lease_ms:
             if lease_ms and tenant:
                 unfinished = self.runner.unfinished
-                yield partial(checkpoint.begin, tenant=tenant, lease_ms=lease_ms, unfinished=unfinished)
+                yield partial(checkpoint.begin, tenant=tenant, lease_ms=lease_ms, unfinished=unfinished, lone=lone)
             else:
                 yield lambda _b, _sealed: None
 
@@ -131,7 +132,7 @@ class Jobs:
     def _start(self, job: checkpoint.Begun | None) -> None:
         if job is not None:
             self.env.failpoint("job.claimed")
-            self.runner.start(job.row, job.announced, job.chosen)
+            self.runner.start(job.row, job.announced, job.chosen, foretold=job.foretold)
 
     def pending_bytes(self) -> int:
         """What is sealed and not in the remote yet."""
@@ -166,6 +167,13 @@ class Jobs:
                 return
             self._raise_failed(left)
             await change.wait()
+
+    def is_under_way(self, keys: Collection[Key]) -> bool:
+        """Whether jobs that run have all of these objects: there is nothing to plan."""
+        left = set(keys)
+        for row in self.runner.running_rows(JobType.CREATE_CHECKPOINT):
+            left.difference_update((row.tenant_id, *key) for key in checkpoint.plan_of(row).objects)
+        return not left
 
     def _is_over(self, key: Key) -> bool:
         row = self.catalog.get(key[0], t.OBJECTS, (key[1], key[2]))

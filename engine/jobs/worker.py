@@ -75,12 +75,15 @@ class JobContext:
         tenant: str,
         announced: frozenset[str] = frozenset(),
         begun_with: object = None,
+        *,
+        foretold: bool = False,
     ) -> None:
         """`announced`: keys of uploads that are in the log as started, by the commit that enqueued and claimed the job;
-        `begun_with`: what that commit knew of it besides."""
+        `begun_with`: what that commit knew of it besides; `foretold`: that commit sealed the objects, and went up."""
         self.row = row
         self.announced = announced
         self.begun_with = begun_with
+        self.foretold = foretold
         self.tenant = tenant
         self.tenant_id = row.tenant_id
         self.name = queue.job_name(row.tenant_id, row.job_id)
@@ -117,6 +120,7 @@ class JobContext:
             if along is not None:
                 along(b)
             queue.progress(b, self.row.job_id, done, total, body=body, report=packed)
+            b.foretold = along is None  # who goes on with the job finds out how far it is
 
         await self.commit(work, sync=sync)
         self._runner.env.failpoint("job.progressed")
@@ -128,6 +132,7 @@ class JobContext:
 
         def finished() -> None:
             self.finished = True
+            self._runner.tell_soon()
             self._runner.env.failpoint("job.progressed")
             on_finished()
             self._runner.env.failpoint("job.finished")
@@ -225,6 +230,10 @@ class JobRunner:
         """Whether any job of that type has an executor."""
         return any(job.row.type == job_type for job in self._running.values())
 
+    def running_rows(self, job_type: JobType) -> list[JobRow]:
+        """Those of the type that have one, as they were when it began."""
+        return [job.row for job in self._running.values() if job.row.type == job_type]
+
     def live(self, tenant_id: int) -> list[JobRow]:
         """Those that are not over; failed ones, too."""
         with self.catalog.view() as view:
@@ -237,6 +246,11 @@ class JobRunner:
         """Jobs may be due. From any thread."""
         if self._token is not None:
             soon(self._token, self._wake)
+
+    def tell_soon(self) -> None:
+        """Something changed: who waits for that looks. From any thread."""
+        if self._token is not None:
+            soon(self._token, self.changes.fire)
 
     def _wake(self) -> None:
         self._woken.set()
@@ -281,10 +295,18 @@ class JobRunner:
         finally:
             self._kept -= free
 
-    def start(self, row: JobRow, announced: frozenset[str] = frozenset(), begun_with: object = None) -> None:
+    def start(
+        self,
+        row: JobRow,
+        announced: frozenset[str] = frozenset(),
+        begun_with: object = None,
+        *,
+        foretold: bool = False,
+    ) -> None:
         """Runs a job that was claimed. Without a nursery its lease runs out, and it is claimed again."""
         if self._nursery is not None:
-            job = JobContext(self, row, self.tenants()[row.tenant_id], announced, begun_with)
+            tenant = self.tenants()[row.tenant_id]
+            job = JobContext(self, row, tenant, announced, begun_with, foretold=foretold)
             self._running[row.tenant_id, row.job_id] = job
             self._nursery.start_soon(self._run_one, job)
 

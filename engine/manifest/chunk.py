@@ -65,6 +65,15 @@ def is_bookkeeping(kind: int, segment_id: int, payload: bytes) -> bool:
     return kind == RecordType.CUSTOM_EVENT and int.from_bytes(payload[:4], "little") == COMMIT_SCHEMA_ID
 
 
+def count_substantive(batch: RecordBatch) -> int:
+    """How many of the records are more than bookkeeping."""
+    # Two C-speed look-ups decide for nearly every batch; commit markers never come in one.
+    if RecordType.SNAPSHOT_MARKER not in batch.types and LOG_SEGMENT_ID not in batch.segment_ids:
+        return len(batch)
+    rows = zip(batch.types, batch.segment_ids, strict=True)
+    return sum(not is_bookkeeping(kind, segment_id, b"") for kind, segment_id in rows)
+
+
 class ActiveChunk:
     """The chunk at the end of the log. Made by `create` or `resume`, ended by `seal` and `cut`, or `abandon`."""
 
@@ -166,7 +175,7 @@ class ActiveChunk:
         )
         self.tail += written
         self.count += len(batch)
-        self._note_substantive(self._count_substantive(batch))
+        self._note_substantive(count_substantive(batch))
         self.env.failpoint("manifest.append.copied")
 
     def append_one(self, kind: int, segment_id: int, logical_offset: int, timestamp_ms: int, payload: bytes) -> None:
@@ -291,14 +300,6 @@ class ActiveChunk:
         self.env.essential(partial(self.env.files.preallocate, self._fd, self._size, size - self._size))
         self._map.resize(size)
         self._size = size
-
-    @staticmethod
-    def _count_substantive(batch: RecordBatch) -> int:
-        # Two C-speed look-ups decide for nearly every batch; commit markers never come in one.
-        if RecordType.SNAPSHOT_MARKER not in batch.types and LOG_SEGMENT_ID not in batch.segment_ids:
-            return len(batch)
-        rows = zip(batch.types, batch.segment_ids, strict=True)
-        return sum(not is_bookkeeping(kind, segment_id, b"") for kind, segment_id in rows)
 
 
 def mark_uploaded(env: Env, path: Path, *, sync: bool = True) -> None:

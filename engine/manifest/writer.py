@@ -237,6 +237,13 @@ class ManifestLogWriter:
         self.env.failpoint("manifest.rotate.sealed")
         return sealed
 
+    def make_ready(self) -> None:
+        """The next chunk has its file, so that who commits next does not wait for that; where there is no room now, it
+        is asked for again then. A crash leaves a `.tmp`."""
+        if self._chunk is None and not self._failed:
+            with contextlib.suppress(OSError):
+                self._writable(0)
+
     def close(self) -> None:
         """Commits and syncs what was appended, and lets go. The active chunk stays open for the next writer."""
         if self._lock_fd < 0:

@@ -65,8 +65,8 @@ def find(remote: RemoteStore, key: str, size: int, sha256: bytes) -> BlobFooter:
     return footer
 
 
-def prove(remote: RemoteStore, blob: BlobRow, sha256: bytes, sealed: ChunkRow | None = None) -> None:
-    """`sealed`: a chunk of this content, whose checksums the blocks must have too."""
+def prove(remote: RemoteStore, blob: BlobRow, sha256: bytes, sealed: ChunkRow | None = None) -> BlobFooter:
+    """`sealed`: a chunk of this content, whose checksums the blocks must have too. The footer of what is proven."""
     name = parse_key(blob.key)
     chunk_id, generation = (name.chunk_id, name.generation) if isinstance(name, ChunkBlobKey) else (None, None)
     read = LocatedBlob(remote, blob.location).read
@@ -77,3 +77,4 @@ def prove(remote: RemoteStore, blob: BlobRow, sha256: bytes, sealed: ChunkRow | 
     for index, _ in enumerate(reader.blocks()):
         if sealed is not None and reader.footer.frames[index].raw_crc64 != block_crc(sealed.block_crcs, index):
             raise CorruptError(f"block {index} is not what was sealed as chunk {sealed.chunk_id}", path=blob.key)
+    return reader.footer

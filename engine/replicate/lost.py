@@ -3,13 +3,16 @@
 Bytes that were only on the lost machine are nowhere now. No file may look as if it had them: an object that is not on
 the remote is dropped, with its chunks; its inode goes back to the newest published generation, or, when there is none,
 goes too, with its names. Everything dropped is listed with its path. Before that, bytes are looked for: an upload that
-was complete but not recorded any more, or equal content of another file, makes the object whole.
+was complete but not recorded any more, or equal content of another file, makes the object whole. A caller may have been
+told that a file is durable whose log ends before the commit that publishes it: it is found by the key that the log of
+its seal announced, and it counts only if its bytes prove to be those of the seal.
 
 A published object whose blob is missing stays: its rows say what the bytes were, reads fail with NeedsRepair, and the
 report lists it.
 
 Invariants
 - Only rows of objects that are not PUBLISHED or TOMBSTONED are dropped; nothing on the remote is touched.
+- A blob that no row names is read before it is believed: a small one whole, of a large one what it says of itself.
 - Each batch leaves the rows consistent: object, chunks, inode and names change together.
 
 Owner: `restore`, on the thread that calls it. A crash leaves a folder that the next restore throws away.
@@ -26,11 +29,10 @@ import msgspec
 
 from aof2.engine import namespace, objects, segments
 from aof2.engine.blob.pack import Member, read_directory
-from aof2.engine.blob.reader import check_identity, read_footer
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.batch import Batch
 from aof2.engine.catalog.fold import load_index, uploads_begun
-from aof2.engine.catalog.rows import ChunkRow, InodeRow, ObjectRow, ObjectState
+from aof2.engine.catalog.rows import BlobRow, ChunkRow, InodeRow, ObjectRow, ObjectState
 from aof2.engine.catalog.store import Catalog, View
 from aof2.engine.catalog.tables import Table
 from aof2.engine.catalog.writer import CatalogWriter
@@ -42,8 +44,7 @@ from aof2.engine.namespace.read import name_of
 from aof2.engine.objects import Uploaded
 from aof2.engine.remote.errors import RemoteMissingError
 from aof2.engine.remote.keys import is_pack
-from aof2.engine.remote.location import LocatedBlob, Location
-from aof2.engine.remote.prover import find
+from aof2.engine.remote.prover import HELD_BYTES, find, prove
 from aof2.engine.remote.store import RemoteStore
 from aof2.engine.replicate.audit import AUDIT_CHUNK, AUDIT_LOGSEQ
 
@@ -164,19 +165,22 @@ class TenantSalvage:
         return found
 
     def _verified(self, chunk: ChunkRow, key: str, size: int) -> Uploaded | None:
-        """A blob that was put and not recorded, if its footer says that it is this chunk's content."""
+        """A blob that was put and not recorded, if it is this chunk's content."""
         if is_pack(key):
             return self._verified_member(chunk, key, size)
         try:
-            footer = find(self._store, key, size, chunk.sha256)
             head = self._store.head_blob(key)
+            if size > HELD_BYTES:
+                footer = find(self._store, key, size, chunk.sha256)
+            else:
+                footer = prove(self._store, BlobRow(key, size, chunk.length, 1), chunk.sha256, chunk)
         except (CorruptError, UnsupportedError, RemoteMissingError):
             return None
         compressed = any(frame.codec for frame in footer.frames)
         return Uploaded(chunk.chunk_id, key, head.etag if head else "", size, "zstd" if compressed else "", True)
 
     def _verified_member(self, chunk: ChunkRow, key: str, size: int) -> Uploaded | None:
-        """The same of a pack, by its directory and the member's own footer."""
+        """The same of a member of a pack, which its directory gives the place of."""
         try:
             if key not in self._packs:
                 members = read_directory(partial(self._store.get_range, key), size, tenant=self._tenant, path=key)
@@ -186,8 +190,8 @@ class TenantSalvage:
             one = found.get(chunk.sha256)
             if one is None:
                 return None
-            located = LocatedBlob(self._store, Location(key, one.offset, one.stored_len))
-            check_identity(read_footer(located.read, one.stored_len, path=key), sha256=chunk.sha256, path=key)
+            blob = BlobRow(key, one.stored_len, chunk.length, 1, offset=one.offset)
+            prove(self._store, blob, chunk.sha256, chunk)
         except (CorruptError, UnsupportedError, RemoteMissingError):
             return None
         compression = "zstd" if one.compressed else ""

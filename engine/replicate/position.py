@@ -8,11 +8,17 @@ For single files the commits between the two are kept by what they touch: the in
 names given out (of ancestors, too), the objects published. The catalog thread notes a commit before its rows can be
 seen and before it is answered; an upload takes away what it covers.
 
+A publication may be foretold: the commit of the object's seal said under which key its blob is put. With that commit
+there, and the blob, the remote restores the object without the commit that publishes it (`lost.py` looks at the key),
+so a caller does not wait for that one: `needed` is the end of the last commit that says anything else. Only a caller
+that waits alone has that: a seal's own upload of the log is not shared by those whose seals come a moment later.
+
 Invariants
 - `there` never passes what the remote does not have, and no file is called durable before its commits are there. Past
   TOUCHED_MAX inodes the stream forgets which they are: until `there` has passed that place, every file counts as one.
 - A waiter asks for a seal and an upload; while one is under way the next waiters gather for the one after it. Where
-  it awaits a publication (`awaiting`), the commit of that asks for it.
+  it awaits a publication (`awaiting`), the commit of that asks for it, or, where it is foretold, that of the seal.
+- What is foretold is noted when it is committed: its blob is there by then. Local bytes go once the commit itself is.
 
 Owner: any thread, under one lock that is held for a few look-ups; waiting is the trio thread's. A crash leaves nothing:
 `tail.py` reads it from the log again.
@@ -21,7 +27,7 @@ Owner: any thread, under one lock that is held for a few look-ups; waiting is th
 from __future__ import annotations
 
 import contextlib
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
@@ -65,9 +71,13 @@ class Touches(NamedTuple):
     """What some row changes are about."""
 
     inos: set[int]
+    """Those of `published` only where they are touched otherwise, too."""
     named: set[int]
     """Inodes that got a name."""
     published: set[ObjectKey]
+
+    def all_inos(self) -> set[int]:
+        return self.inos | {ino for ino, _ in self.published}
 
 
 def touches_of(mutations: Iterable[Mutation]) -> Touches:
@@ -82,9 +92,10 @@ def touches_of(mutations: Iterable[Mutation]) -> Touches:
             if value is not None:
                 found.named.add(_dentry(value).ino)
         elif tag == _OBJECT_TAG:
-            found.inos.add(int.from_bytes(key[1:9], "big"))
             if value is not None and (row := _object_head(value)).state == _PUBLISHED:
                 found.published.add((row.ino, row.generation))
+            else:
+                found.inos.add(int.from_bytes(key[1:9], "big"))
     return found
 
 
@@ -132,11 +143,26 @@ class _Recent(OrderedDict[t.K, int]):
             self.popitem(last=False)
 
 
+class _Awaited:
+    """Objects whose publication a caller waits for."""
+
+    def __init__(self, keys: Iterable[ObjectKey]) -> None:
+        self.left = set(keys)
+        self.log_due = False  # a publication that was not foretold is among those that are done
+
+    def done(self, key: ObjectKey, *, foretold: bool) -> bool:
+        """Whether the log is due: with the last of them, where there is a commit to wait for."""
+        self.left.discard(key)
+        self.log_due |= not foretold
+        return self.log_due and not self.left
+
+
 class StreamPosition:
     """One stream. Under the lock of its `Replication`."""
 
     def __init__(self) -> None:
         self.here = self.there = self.wanted = 0
+        self.needed = 0  # the end of the last commit that is not foretold
         self.sealed = 0  # up to here the log is sealed: past `there`, an upload is under way
         self.sealing = 0  # up to here a commit had it sealed, which is told when it is done
         self.bytes_here = self.bytes_there = 0
@@ -147,8 +173,9 @@ class StreamPosition:
         self.marks: deque[Mark] = deque()
         self.standing: Standing | None = None
 
-    def note(self, ordinal: int, now_ms: int, size_bytes: int, touches: Touches) -> None:
+    def note(self, ordinal: int, now_ms: int, size_bytes: int, touches: Touches, *, needed: bool = True) -> None:
         self.here = max(self.here, ordinal)
+        self.needed = max(self.needed, ordinal) if needed else self.needed
         self.bytes_here += size_bytes
         self.touched.note(touches.inos, ordinal)
         self.named.note(touches.named, ordinal)
@@ -197,7 +224,8 @@ class Replication:
         self._streams: dict[int, StreamPosition] = {}
         self._token: trio.lowlevel.TrioToken | None = None
         self._changed: trio.Event | None = None
-        self._awaited: dict[tuple[int, ObjectKey], list[set[ObjectKey]]] = {}
+        self._awaited: dict[tuple[int, ObjectKey], list[_Awaited]] = {}
+        self._callers: Counter[int] = Counter()  # that wait for something of a stream; the trio thread's
         self.on_wanted: Callable[[int], None] = lambda _: None
         self.on_expected: Callable[[int], None] = lambda _: None
         self.on_sealed: Callable[[int, SealedChunk], None] = lambda _stream_id, _chunk: None  # on the writer thread
@@ -209,29 +237,45 @@ class Replication:
         with self._lock:
             self._streams[stream_id] = position
 
-    def committed(self, stream_id: int, ordinal: int, size_bytes: int, mutations: Iterable[Mutation]) -> bool:
-        """A commit that says more than bookkeeping ends there. Before its rows can be seen. True where it publishes
-        the last of what a caller awaits, and no upload is under way that others gather behind: the log up to there is
-        wanted now."""
-        touches = touches_of(mutations)
-        if touches.published:
-            touches.published.difference_update(self._were_published(stream_id, list(touches.published)))
+    def committed(
+        self,
+        stream_id: int,
+        ordinal: int,
+        size_bytes: int,
+        mutations: Iterable[Mutation],
+        *,
+        foretold: Iterable[Mutation] = (),
+        needed: bool = True,
+        awaited: bool = False,
+    ) -> bool:
+        """A commit that says more than bookkeeping ends there. Before its rows can be seen. True where a caller awaits
+        it, or nothing more than what it publishes, and no upload is under way that others gather behind: the log up to
+        there is wanted now."""
+        others, told = touches_of(mutations), touches_of(foretold)
+        published = others.published | told.published
+        inos = others.all_inos() | told.inos
+        if published:
+            published.difference_update(self._were_published(stream_id, list(published)))
+        touches = Touches(inos, others.named | told.named, published)
         now_ms = self._env.now_ms()
         with self._lock:
             position = self._of(stream_id)
-            position.note(ordinal, now_ms, size_bytes, touches)
-            if not self._is_last_awaited(stream_id, touches.published) or position.sealed > position.there:
+            position.note(ordinal, now_ms, size_bytes, touches, needed=needed)
+            is_last = self._is_last_awaited(stream_id, published, told.published)
+            under_way = position.sealed > position.there
+            if awaited or (is_last and not under_way):
+                position.wanted = max(position.wanted, ordinal)
+            if under_way or not (is_last or awaited):
                 return False
-            position.wanted = position.sealing = max(position.wanted, ordinal)
+            position.sealing = position.wanted
             return True
 
-    def _is_last_awaited(self, stream_id: int, published: Iterable[ObjectKey]) -> bool:
+    def _is_last_awaited(self, stream_id: int, published: Iterable[ObjectKey], foretold: Collection[ObjectKey]) -> bool:
         """Whether a caller awaits nothing more than these. Under the lock."""
         found = False
         for key in published if self._awaited else ():
-            for group in self._awaited.pop((stream_id, key), ()):
-                group.discard(key)
-                found |= not group
+            for one in self._awaited.pop((stream_id, key), ()):
+                found |= one.done(key, foretold=key in foretold)
         return found
 
     def sealed(self, stream_id: int, chunk: SealedChunk) -> None:
@@ -276,6 +320,11 @@ class Replication:
 
     def ends(self, stream_ids: Iterable[int]) -> dict[int, int]:
         return {stream_id: self.end(stream_id) for stream_id in stream_ids}
+
+    def needed_ends(self, stream_ids: Iterable[int]) -> dict[int, int]:
+        """Up to where the remote must have each log for everything that was committed so far to be durable."""
+        with self._lock:
+            return {stream_id: self._of(stream_id).needed for stream_id in stream_ids}
 
     def there(self, stream_id: int) -> int:
         with self._lock:
@@ -329,24 +378,40 @@ class Replication:
     # -- waiting, on the trio thread -----------------------------------------------------------------------------
 
     @contextlib.contextmanager
+    def waited_for(self, stream_ids: Collection[int]) -> Iterator[None]:
+        """While a caller waits for what is written there to be durable: from before it is sealed on."""
+        self._callers.update(stream_ids)
+        try:
+            yield
+        finally:
+            self._callers.subtract(stream_ids)
+
+    def is_lone(self, stream_id: int) -> bool:
+        """Whether one caller waits there, and no other would share an upload of the log with it."""
+        return self._callers[stream_id] == 1
+
+    @contextlib.contextmanager
     def awaiting(self, stream_id: int, keys: Collection[ObjectKey], *, soon: bool) -> Iterator[None]:
         """While a caller waits for these objects to be published, and then for the log: with the last of them the log
         is sealed, in the same turn of its writer. `soon`: that is a matter of milliseconds."""
-        group = set(keys)
+        group = _Awaited(keys)
         with self._lock:
             for key in keys:
                 self._awaited.setdefault((stream_id, key), []).append(group)
-        if soon and group:
+            position = self._of(stream_id)
+            # Else the log is on its way since the seal, or there: of what is foretold there is no more to come.
+            is_coming = position.wanted <= position.there < position.needed
+        if soon and group.left and is_coming:
             self.on_expected(stream_id)
         try:
             yield
         finally:
             with self._lock:
-                for slot in [(stream_id, key) for key in group]:
+                for slot in [(stream_id, key) for key in group.left]:
                     others = [other for other in self._awaited.pop(slot, ()) if other is not group]
                     if others:
                         self._awaited[slot] = others
-            if group:
+            if group.left:
                 self.on_wanted(stream_id)  # what was put off for this caller is done now
 
     def expect(self, stream_id: int) -> None:

@@ -237,10 +237,13 @@ class LogReplicator:
                 stream.resting = False
                 self._wake(stream)
             while not self.ended:
+                moved = self._moved
                 self.replication.want(self.replication.ends(self._streams))
                 due_s = self._writer.target.due_s()
-                if due_s is not None:
-                    await trio.sleep(max(due_s, DRAIN_STEP_S))
+                if due_s is not None:  # what is asked for does not wait for its timer
+                    await trio.sleep(DRAIN_STEP_S)
+                    with trio.move_on_after(due_s):
+                        await moved.wait()
                 elif self.idle:
                     # A chunk may be sealed and its event still on its way from the writer's thread. What that thread
                     # did before it answers this is told before this returns.
@@ -250,7 +253,7 @@ class LogReplicator:
                     if self.idle and self._writer.target.due_s() is None:
                         return
                 else:
-                    await self._moved.wait()
+                    await moved.wait()
         finally:
             self._draining -= 1
 

@@ -78,6 +78,7 @@ class Target(NamedTuple):
     data: memoryview | None = None
     is_wanted: Callable[[], bool] = lambda: True
     announced: frozenset[str] = frozenset()  # keys whose UploadStarted is in the log already, and nothing under them
+    foretold: bool = False  # by the commit of the seal
 
     def check_wanted(self) -> None:
         if not self.is_wanted():
@@ -207,6 +208,7 @@ class Publisher:
 
         def work(b: Batch) -> None:
             objects.published(b, ino, generation, checkpoint_id, done, purge_after_ms=self.purge_after_ms)
+            b.foretold = target.foretold and all(_is_as_announced(b, target, up) for up in done)
             if along is not None:
                 along(b)
 
@@ -547,6 +549,13 @@ def _open_reader(path: Path, offset: int, data: memoryview | None) -> Iterator[C
         yield lambda at, length: read_exactly(fd, offset + at, length, path=str(path))
     finally:
         os.close(fd)
+
+
+def _is_as_announced(b: Batch, target: Target, up: Uploaded) -> bool:
+    """Whether the chunk's blob is under the key that was announced for this very chunk: restore looks nowhere else."""
+    chunk = b.get(t.CHUNKS, up.chunk_id)
+    is_own = up.key in target.announced and objects.blob_segment(up.key) == up.chunk_id
+    return is_own and chunk is not None and chunk.key == up.key
 
 
 def _stored_as(target: Target) -> str:

@@ -38,8 +38,8 @@ ASK_EVERY_S: Final = 1.0
 # So little is uploaded within the moment for which the fence may be asked ahead.
 SOON_BYTES: Final = 1 << 20
 SOON_FILES: Final = 8
-# Uploads that began with the seal are sent by threads, which wait for the interpreter while this one looks.
-HEAD_START_S: Final = 0.001
+# Uploads that began with the seal are sent by threads, which wait for the interpreter while this one looks around.
+HEAD_START_S: Final = 0.05
 Tell = Callable[[Progress], Awaitable[None]]
 
 
@@ -89,12 +89,11 @@ async def upload(
             for tenant_id in {key[0] for key in wanted}:
                 keys = [key[1:] for key in wanted if key[0] == tenant_id]
                 stack.enter_context(volume.replication.awaiting(tenant_id, keys, soon=soon))
-            if soon:
-                await trio.sleep(HEAD_START_S)
-            await plan(volume, tenant_ids)
-            await _until_uploaded(volume, wanted, tell, hint)
+            if not (soon and volume.jobs.is_under_way(wanted) and await _uploaded_soon(volume, wanted)):
+                await plan(volume, tenant_ids)
+                await _until_uploaded(volume, wanted, tell, hint)
     if log:
-        await replicated(volume, volume.log_ends(tenant_ids), tell, hint=hint)
+        await replicated(volume, volume.needed_log_ends(tenant_ids), tell, hint=hint)
     return Uploaded(len(wanted), total)
 
 
@@ -107,6 +106,19 @@ def later(tell: Tell) -> Tell:
             await tell(progress)
 
     return tell_later
+
+
+async def _uploaded_soon(volume: Volume, wanted: Mapping[Key, int]) -> bool:
+    """Whether these are in the remote, gone, or written to again within a moment. No more is looked at meanwhile."""
+    left = deque(wanted.items())
+    with trio.move_on_after(HEAD_START_S):
+        while True:
+            change = volume.jobs.runner.changes.next()
+            _drop_done(volume, left)
+            if not left:
+                return True
+            await change.wait()
+    return False
 
 
 async def _until_uploaded(volume: Volume, wanted: dict[Key, int], tell: Tell, hint: str) -> None:

@@ -78,16 +78,19 @@ async def flush(mounted: Mounted, args: Flush, tell: Tell) -> Uploaded:
     target = mounted.volume.target
     if target.read_only_reason or not target.enabled:
         return Uploaded(0, 0)
-    with trio.move_on_after(math.inf if args.wait else SEAL_NO_WAIT_MAX_S):  # it goes on until the mount is gone
-        await durable.sealed(mounted, tell)
-    return await _upload(mounted, set(mounted.volume.tenant_names()), tell, wait=args.wait, hint=", or use --no-wait")
+    tenants = set(mounted.volume.tenant_names())
+    with mounted.volume.replication.waited_for(tenants if args.wait else ()):
+        with trio.move_on_after(math.inf if args.wait else SEAL_NO_WAIT_MAX_S):  # it goes on until the mount is gone
+            await durable.sealed(mounted, tell)
+        return await _upload(mounted, tenants, tell, wait=args.wait, hint=", or use --no-wait")
 
 
 async def checkpoint(mounted: Mounted, args: Checkpoint, tell: Tell) -> Uploaded:
     """Everything sealed is sent on its way; with `wait`, until it has arrived."""
     tenants = set(work.tenants_named(mounted.volume, args.tenant))
-    await durable.sealed(mounted, tell)
-    return await _upload(mounted, tenants, tell, wait=args.wait)
+    with mounted.volume.replication.waited_for(tenants if args.wait else ()):
+        await durable.sealed(mounted, tell)
+        return await _upload(mounted, tenants, tell, wait=args.wait)
 
 
 async def _upload(mounted: Mounted, tenants: set[int], tell: Tell, *, wait: bool, hint: str = "") -> Uploaded:
@@ -102,9 +105,14 @@ async def _upload(mounted: Mounted, tenants: set[int], tell: Tell, *, wait: bool
 async def wait(mounted: Mounted, args: Paths, tell: Tell) -> Uploaded:
     """Until the remote alone restores all of it: bytes, and the log with every commit so far. What is open for writing
     is not sealed, so it never would be: that is said."""
-    volume = mounted.volume
     places = walk.find(mounted, args.paths)
     tenants = {place.tenant_id for place in places}
+    with mounted.volume.replication.waited_for(tenants):
+        return await _until_durable(mounted, places, tenants, tell)
+
+
+async def _until_durable(mounted: Mounted, places: list[Place], tenants: set[int], tell: Tell) -> Uploaded:
+    volume = mounted.volume
     done = Uploaded(0, 0)
     await walk.seal_below(mounted, places, begin=True)
     inos = await walk.not_uploaded(mounted, places)
@@ -122,7 +130,7 @@ async def wait(mounted: Mounted, args: Paths, tell: Tell) -> Uploaded:
         if left and (len(left) == len(inos) or all(map(mounted.kinds.is_open, left))):
             await _raise_open(mounted, places)
         inos = left
-    await durable.replicated(volume, volume.log_ends(tenants), tell)
+    await durable.replicated(volume, volume.needed_log_ends(tenants), tell)
     return done
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import trio
 
@@ -21,6 +22,7 @@ from aof2.engine.kinds.registry import MountWish, Surroundings
 from aof2.engine.namespace import root_ino
 from aof2.engine.settings import Settings
 from aof2.engine.volume import Volume, open_volume
+from aof2.fs.control import verbs
 
 
 class Written(NamedTuple):
@@ -201,6 +203,17 @@ async def read(files: Files, kernel: FakeKernel, fh: int, offset: int, length: i
 async def publish(files: Files) -> None:
     await files.sealer.seal_now()
     await files.volume.checkpoint("default")
+
+
+async def waited_for(files: Files, *names: str) -> None:
+    """What `aof2 wait` does for these."""
+
+    async def tell(_: object) -> None: ...
+
+    mounted: Any = SimpleNamespace(
+        volume=files.volume, kinds=kinds_of(files), mountpoint=Path("/nowhere"), channel=files.kernel
+    )
+    await verbs.dispatch(mounted, {"verb": "wait", "paths": [f"default/{name}" for name in names]}, tell)
 
 
 def on_disk(volume: Volume) -> int:

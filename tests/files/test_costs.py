@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,10 +15,9 @@ from aof2.engine.files import Files
 from aof2.engine.manifest.format import LOG_SEGMENT_ID
 from aof2.engine.remote import fence
 from aof2.engine.volume import Volume
-from aof2.fs.control import verbs
 from tests.engine.helpers import small_settings
 
-from .helpers import FakeKernel, kinds_of, make, run_files
+from .helpers import FakeKernel, make, run_files, waited_for
 
 REQUESTS = ("put_blob", "put_if_absent", "replace_if_match", "get_blob", "get_range", "head_blob", "list")
 CONTENT = b"small" * 800
@@ -64,15 +62,6 @@ class Costs:
             return call(*args, **kwargs)
 
         return counted
-
-
-async def waited_for(files: Files, name: str) -> None:
-    async def tell(_: object) -> None: ...
-
-    mounted: Any = SimpleNamespace(
-        volume=files.volume, kinds=kinds_of(files), mountpoint=Path("/nowhere"), channel=files.kernel
-    )
-    await verbs.dispatch(mounted, {"verb": "wait", "paths": [f"default/{name}"]}, tell)
 
 
 async def quiet(volume: Volume) -> None:

@@ -159,6 +159,10 @@ class DurableRounds:
         before = portrait(top)
         # The directory, or each name of it: both ways must do.
         wait(w, *([f"r{n}"] if self._rng.random() < 0.5 else [f"r{n}/{name}" for name in names]))
+        if self._rng.random() < 0.5:  # and a file by itself, whose blob and log go up side by side
+            (top / "alone").write_bytes(content(n, 4096))
+            before = portrait(top)
+            wait(w, f"r{n}/alone")
         if killing:
             self.kills += 1
             for pid in (w.daemon_pid(), w.channel_pid()) if self._rng.random() < 0.5 else (w.daemon_pid(),):

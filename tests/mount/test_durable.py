@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,8 @@ from tests.mount.durable import (
 )
 from tests.mount.load import content
 from tests.mount.outage import s3_world
-from tests.mount.world import World, kill, world
+from tests.mount.portrait import differences, portrait
+from tests.mount.world import HANG_S, World, kill, world
 from tests.support.seaweed import Seaweed, running_seaweed
 
 DURABLE = "user.aof2.durable"
@@ -50,6 +52,14 @@ def log_objects(w: World, stream_id: int = 1) -> set[str]:
     return set(os.listdir(w.root / "remote" / "manifest" / str(stream_id)))
 
 
+def until_replicated(w: World) -> None:
+    """Until the log is there to its end, also what a caller does not wait for."""
+    deadline_s = time.monotonic() + HANG_S
+    while any(stream["lag_records"] for stream in ask(w, "status")["volume"]["replication"]):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+
+
 def test_rounds_on_a_directory(w: World, copier: DirectoryCopier) -> None:
     DurableRounds(w, copier, seed=1).run(3)
 
@@ -58,6 +68,34 @@ def test_rounds_on_seaweedfs(tmp_path: Path, server: Seaweed) -> None:
     with s3_world(tmp_path / "w", server, prefix="rounds", timeout="30s") as w:
         w.mount()
         DurableRounds(w, S3Copier(server, "rounds"), seed=2).run(2)
+
+
+@pytest.mark.parametrize("killing", [False, True])
+def test_a_file_alone_is_restored_before_its_publication_is_there(tmp_path: Path, killing: bool) -> None:
+    """Its blob went up beside the log of its seal, and no timer sends the rest of the log after them."""
+    conf = '[manifest]\nrotation_period = "1h"\n[tenants.default]\nkind = "files"\n'
+    with world(tmp_path / "w", conf=conf) as w:
+        w.mount()
+        copier = DirectoryCopier(w.root / "remote", w.root)
+        for n in range(3):
+            (w.files / f"f{n}").write_bytes(content(n, 4096))
+            before = portrait(w.files)
+            wait(w, f"f{n}")
+            if killing:
+                kill(w.daemon_pid())
+            else:
+                assert os.getxattr(w.files / f"f{n}", DURABLE) == b"1"
+                assert ask(w, "status", path="default")["tree"]["durable"] is True
+            with restored(w, copier, copier.copy(f"copy{n}"), f"back{n}") as (back, report):
+                assert report["rescued"] == [f"default/f{n}"]
+                assert report["lost"] == []
+                assert differences(before, portrait(back.files)) == []
+            if killing:
+                w.mount()
+            else:
+                w.verify("--remote")
+        w.umount()
+        w.verify("--remote")
 
 
 def test_what_is_closed_in_every_order_is_there_after_umount(w: World, copier: DirectoryCopier) -> None:
@@ -132,14 +170,23 @@ def test_a_renamed_directory_makes_what_is_in_it_not_durable(w: World) -> None:
     assert os.getxattr(w.files / "link", DURABLE) == b"1"
 
 
-def test_waits_share_uploads(w: World) -> None:
+def change_mode(file: Path) -> None:
+    file.chmod(0o600)
+
+
+def write_anew(file: Path) -> None:
+    file.write_bytes(os.urandom(200))
+
+
+@pytest.mark.parametrize("change", [change_mode, write_anew])
+def test_waits_share_uploads(w: World, change: Callable[[Path], None]) -> None:
     files = 100
     for n in range(files):
         (w.files / f"f{n}").write_bytes(content(n, 100))
     wait(w, "")
     before = log_objects(w)
     for n in range(files):
-        (w.files / f"f{n}").chmod(0o600)
+        change(w.files / f"f{n}")
     go = threading.Barrier(files)
     failed: list[object] = []
 
@@ -165,6 +212,7 @@ def test_an_idle_log_is_left_alone_by_waits(w: World) -> None:
     w.ok("checkpoint", "--wait")
     wait(w, "")
     ask(w, "flush", wait=True)
+    until_replicated(w)
     before = log_objects(w)
     for _ in range(20):
         wait(w, "f")
