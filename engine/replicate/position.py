@@ -27,7 +27,7 @@ Owner: any thread, under one lock that is held for a few look-ups; waiting is th
 from __future__ import annotations
 
 import contextlib
-from collections import Counter, OrderedDict, deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
@@ -41,6 +41,7 @@ from aof2.engine.catalog.store import View
 from aof2.engine.env import Env
 from aof2.engine.locks import thread_lock
 from aof2.engine.manifest.writer import SealedChunk
+from aof2.engine.replicate.company import Caller, Company
 
 TOUCHED_MAX: Final = 500_000
 MARKS_MAX: Final = 4096
@@ -146,8 +147,9 @@ class _Recent(OrderedDict[t.K, int]):
 class _Awaited:
     """Objects whose publication a caller waits for."""
 
-    def __init__(self, keys: Iterable[ObjectKey]) -> None:
+    def __init__(self, keys: Iterable[ObjectKey], caller: Caller | None) -> None:
         self.left = set(keys)
+        self.caller = caller
         self.log_due = False  # a publication that was not foretold is among those that are done
 
     def done(self, key: ObjectKey, *, foretold: bool) -> bool:
@@ -162,6 +164,7 @@ class StreamPosition:
 
     def __init__(self) -> None:
         self.here = self.there = self.wanted = 0
+        self.company: Company | None = None
         self.needed = 0  # the end of the last commit that is not foretold
         self.sealed = 0  # up to here the log is sealed: past `there`, an upload is under way
         self.sealing = 0  # up to here a commit had it sealed, which is told when it is done
@@ -225,7 +228,6 @@ class Replication:
         self._token: trio.lowlevel.TrioToken | None = None
         self._changed: trio.Event | None = None
         self._awaited: dict[tuple[int, ObjectKey], list[_Awaited]] = {}
-        self._callers: Counter[int] = Counter()  # that wait for something of a stream; the trio thread's
         self.on_wanted: Callable[[int], None] = lambda _: None
         self.on_expected: Callable[[int], None] = lambda _: None
         self.on_sealed: Callable[[int, SealedChunk], None] = lambda _stream_id, _chunk: None  # on the writer thread
@@ -261,22 +263,35 @@ class Replication:
         with self._lock:
             position = self._of(stream_id)
             position.note(ordinal, now_ms, size_bytes, touches, needed=needed)
-            is_last = self._is_last_awaited(stream_id, published, told.published)
-            under_way = position.sealed > position.there
-            if awaited or (is_last and not under_way):
+            is_due = awaited or self._is_due_with(stream_id, ordinal, published, told.published)
+            if is_due:
                 position.wanted = max(position.wanted, ordinal)
-            if under_way or not (is_last or awaited):
+            if not is_due or position.sealed > position.there:
                 return False
             position.sealing = position.wanted
             return True
 
-    def _is_last_awaited(self, stream_id: int, published: Iterable[ObjectKey], foretold: Collection[ObjectKey]) -> bool:
-        """Whether a caller awaits nothing more than these. Under the lock."""
-        found = False
+    def _is_due_with(
+        self, stream_id: int, ordinal: int, published: Iterable[ObjectKey], foretold: Collection[ObjectKey]
+    ) -> bool:
+        """Whether callers that await nothing more than these are enough for an upload of the log. Under the lock."""
+        found = shared = False
         for key in published if self._awaited else ():
             for one in self._awaited.pop((stream_id, key), ()):
-                found |= one.done(key, foretold=key in foretold)
-        return found
+                if not one.done(key, foretold=key in foretold):
+                    continue
+                if one.caller is not None:
+                    one.caller.becomes_ready(stream_id, ordinal)
+                    shared = True
+                else:
+                    found = True
+        return found or (shared and self._due_end(stream_id) > 0)
+
+    def _due_end(self, stream_id: int) -> int:
+        """Up to where callers want the log now, and none has asked for before. Under the lock."""
+        position = self._of(stream_id)
+        asked = max(position.sealed, position.wanted)
+        return position.company.due(asked, self._env.monotonic_s()) if position.company is not None else 0
 
     def sealed(self, stream_id: int, chunk: SealedChunk) -> None:
         """The log up to the end of the chunk is sealed, and goes up next."""
@@ -378,24 +393,37 @@ class Replication:
     # -- waiting, on the trio thread -----------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def waited_for(self, stream_ids: Collection[int]) -> Iterator[None]:
+    def waited_for(self, stream_ids: Collection[int]) -> Iterator[Caller]:
         """While a caller waits for what is written there to be durable: from before it is sealed on."""
-        self._callers.update(stream_ids)
+        caller = Caller(self._env.monotonic_s())
+        with self._lock:
+            for stream_id in stream_ids:
+                self._company_of(stream_id).joins(caller)
         try:
-            yield
+            yield caller
         finally:
-            self._callers.subtract(stream_ids)
+            with self._lock:
+                for stream_id in stream_ids:
+                    self._company_of(stream_id).leaves(caller)
+                ends = {stream_id: end for stream_id in stream_ids if (end := self._due_end(stream_id))}
+            self.want(ends)  # those that are left may be enough without it
 
     def is_lone(self, stream_id: int) -> bool:
         """Whether one caller waits there, and no other would share an upload of the log with it."""
-        return self._callers[stream_id] == 1
+        with self._lock:
+            return len(self._company_of(stream_id)) == 1
 
     @contextlib.contextmanager
-    def awaiting(self, stream_id: int, keys: Collection[ObjectKey], *, soon: bool) -> Iterator[None]:
+    def awaiting(
+        self, stream_id: int, keys: Collection[ObjectKey], *, soon: bool, caller: Caller | None = None
+    ) -> Iterator[None]:
         """While a caller waits for these objects to be published, and then for the log: with the last of them the log
-        is sealed, in the same turn of its writer. `soon`: that is a matter of milliseconds."""
-        group = _Awaited(keys)
+        is sealed, in the same turn of its writer. `soon`: that is a matter of milliseconds. `caller`: who shares its
+        uploads of the log."""
+        group = _Awaited(keys, caller)
         with self._lock:
+            if caller is not None and keys:
+                caller.begins(stream_id, soon=soon)
             for key in keys:
                 self._awaited.setdefault((stream_id, key), []).append(group)
             position = self._of(stream_id)
@@ -423,11 +451,15 @@ class Replication:
         with self._lock:
             return any(stream == stream_id for stream, _ in self._awaited)
 
-    def want(self, ends: Mapping[int, int]) -> None:
-        """Asks for the log up to there to be sealed and uploaded now."""
+    def want(self, ends: Mapping[int, int], caller: Caller | None = None) -> None:
+        """Asks for the log up to there to be sealed and uploaded: now, or, for a caller that shares its uploads, when
+        enough others are ready."""
         for stream_id, end in ends.items():
             with self._lock:
                 position = self._of(stream_id)
+                if caller is not None and position.company is not None and caller in position.company:
+                    caller.becomes_ready(stream_id, end)
+                    end = self._due_end(stream_id)
                 position.wanted = max(position.wanted, end)
                 needed = position.there < end and position.sealing < end
             if needed:
@@ -450,6 +482,13 @@ class Replication:
         changed, self._changed = self._changed, None
         if changed is not None:
             changed.set()
+
+    def _company_of(self, stream_id: int) -> Company:
+        """Under the lock."""
+        position = self._of(stream_id)
+        if position.company is None:
+            position.company = Company(stream_id)
+        return position.company
 
     def _of(self, stream_id: int) -> StreamPosition:
         """Under the lock."""

@@ -151,7 +151,7 @@ class Publisher:
     async def publish(
         self, target: Target, checkpoint_id: int, job: str, tally: Tally | None = None, along: Along | None = None
     ) -> list[Uploaded]:
-        """All of the object's chunks into the remote, then one durable commit that says so. `along` is asked, when the
+        """All of the object's chunks into the remote, then one commit that says so, durable but for what was foretold. `along` is asked, when the
         commit is about to be made, for what else it is to hold."""
         tally = tally or Tally()
         mine: list[tuple[int, bytes]] = []
@@ -213,7 +213,8 @@ class Publisher:
                 along(b)
 
         with trio.CancelScope(shield=True):  # what the commit says is told, also where the runner is being stopped
-            await result_of(self.writer.submit(target.stream_id, work, sync=True))
+            # What is foretold is found again, by its key, should a power loss take the commit away.
+            await result_of(self.writer.submit(target.stream_id, work, sync=not target.foretold))
         self.hot.env.failpoint("publish.recorded")
 
     async def put_part(

@@ -24,6 +24,7 @@ from aof2.engine.catalog.rows import JobRow, JobState, JobType, ObjectState
 from aof2.engine.jobs import checkpoint as plans
 from aof2.engine.local.handles import Key
 from aof2.engine.remote.resilience import COOL_DOWN_S_MAX, BreakerState
+from aof2.engine.replicate.company import Caller
 from aof2.engine.replicate.position import Standing
 from aof2.engine.volume import Volume
 from aof2.fs.control.mounted import Mounted
@@ -78,9 +79,10 @@ async def upload(
     inos: Collection[int] | None = None,
     log: bool = True,
     hint: str = "",
+    caller: Caller | None = None,
 ) -> Uploaded:
     """What is sealed, of these files or all, is in the remote; with `log`, so is the log that says so. `hint` ends the
-    line if the remote is away."""
+    line if the remote is away. `caller`: who shares uploads of the log with others that wait."""
     wanted = {k: n for k, n in pending(volume, tenant_ids).items() if inos is None or k[1] in inos}
     total = sum(wanted.values())
     if wanted:
@@ -88,12 +90,12 @@ async def upload(
             soon = total <= SOON_BYTES and len(wanted) <= SOON_FILES
             for tenant_id in {key[0] for key in wanted}:
                 keys = [key[1:] for key in wanted if key[0] == tenant_id]
-                stack.enter_context(volume.replication.awaiting(tenant_id, keys, soon=soon))
+                stack.enter_context(volume.replication.awaiting(tenant_id, keys, soon=soon, caller=caller))
             if not (soon and volume.jobs.is_under_way(wanted) and await _uploaded_soon(volume, wanted)):
                 await plan(volume, tenant_ids)
                 await _until_uploaded(volume, wanted, tell, hint)
     if log:
-        await replicated(volume, volume.needed_log_ends(tenant_ids), tell, hint=hint)
+        await replicated(volume, volume.needed_log_ends(tenant_ids), tell, hint=hint, caller=caller)
     return Uploaded(len(wanted), total)
 
 
@@ -157,16 +159,19 @@ async def sealed(mounted: Mounted, tell: Tell) -> None:
         nursery.cancel_scope.cancel()
 
 
-async def replicated(volume: Volume, ends: Mapping[int, int], tell: Tell, *, hint: str = "") -> None:
+async def replicated(
+    volume: Volume, ends: Mapping[int, int], tell: Tell, *, hint: str = "", caller: Caller | None = None
+) -> None:
     """Until the remote has these logs up to there. RemoteAwayError when they stand; ControlError when they end."""
     replication = volume.replication
     watch = _LogWatch(volume, ends, hint)
+    shares_until_s = trio.current_time() + LOOK_EVERY_S
     while True:
         change = replication.next()
         if replication.has(ends):
             return
         watch.look()
-        replication.want(ends)
+        replication.want(ends, caller if trio.current_time() < shares_until_s else None)
         with trio.move_on_after(LOOK_EVERY_S) as waiting:
             await change.wait()
         if waiting.cancelled_caught:

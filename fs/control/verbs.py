@@ -18,6 +18,7 @@ import trio
 from aof2.engine import namespace
 from aof2.engine.aio import result_of
 from aof2.engine.inspect.paths import Place, resolve
+from aof2.engine.replicate.company import Caller
 from aof2.engine.units import format_time
 from aof2.fs.control import durable, ending, feed, move, past, snapshot, stream, toggle, views, walk, work
 from aof2.fs.control.closing import Closing
@@ -79,23 +80,26 @@ async def flush(mounted: Mounted, args: Flush, tell: Tell) -> Uploaded:
     if target.read_only_reason or not target.enabled:
         return Uploaded(0, 0)
     tenants = set(mounted.volume.tenant_names())
-    with mounted.volume.replication.waited_for(tenants if args.wait else ()):
+    with mounted.volume.replication.waited_for(tenants if args.wait else ()) as caller:
         with trio.move_on_after(math.inf if args.wait else SEAL_NO_WAIT_MAX_S):  # it goes on until the mount is gone
             await durable.sealed(mounted, tell)
-        return await _upload(mounted, tenants, tell, wait=args.wait, hint=", or use --no-wait")
+        return await _upload(mounted, tenants, tell, caller if args.wait else None, hint=", or use --no-wait")
 
 
 async def checkpoint(mounted: Mounted, args: Checkpoint, tell: Tell) -> Uploaded:
     """Everything sealed is sent on its way; with `wait`, until it has arrived."""
     tenants = set(work.tenants_named(mounted.volume, args.tenant))
-    with mounted.volume.replication.waited_for(tenants if args.wait else ()):
+    with mounted.volume.replication.waited_for(tenants if args.wait else ()) as caller:
         await durable.sealed(mounted, tell)
-        return await _upload(mounted, tenants, tell, wait=args.wait)
+        return await _upload(mounted, tenants, tell, caller if args.wait else None)
 
 
-async def _upload(mounted: Mounted, tenants: set[int], tell: Tell, *, wait: bool, hint: str = "") -> Uploaded:
-    if wait:
-        return await durable.upload(mounted.volume, tenants, tell, hint=hint)
+async def _upload(
+    mounted: Mounted, tenants: set[int], tell: Tell, caller: Caller | None, *, hint: str = ""
+) -> Uploaded:
+    """Without a `caller` that waits for it, it is sent on its way."""
+    if caller is not None:
+        return await durable.upload(mounted.volume, tenants, tell, hint=hint, caller=caller)
     wanted = durable.pending(mounted.volume, tenants)
     if wanted:
         await durable.plan(mounted.volume, tenants)
@@ -107,11 +111,13 @@ async def wait(mounted: Mounted, args: Paths, tell: Tell) -> Uploaded:
     is not sealed, so it never would be: that is said."""
     places = walk.find(mounted, args.paths)
     tenants = {place.tenant_id for place in places}
-    with mounted.volume.replication.waited_for(tenants):
-        return await _until_durable(mounted, places, tenants, tell)
+    with mounted.volume.replication.waited_for(tenants) as caller:
+        return await _until_durable(mounted, places, tenants, tell, caller)
 
 
-async def _until_durable(mounted: Mounted, places: list[Place], tenants: set[int], tell: Tell) -> Uploaded:
+async def _until_durable(
+    mounted: Mounted, places: list[Place], tenants: set[int], tell: Tell, caller: Caller
+) -> Uploaded:
     volume = mounted.volume
     done = Uploaded(0, 0)
     await walk.seal_below(mounted, places, begin=True)
@@ -123,14 +129,14 @@ async def _until_durable(mounted: Mounted, places: list[Place], tenants: set[int
         await Closing(mounted).closed(inos)
         await mounted.kinds.seal(inos, begin=True)
         await trio.lowlevel.checkpoint()  # the uploads that began with it are sent off first
-        some = await durable.upload(mounted.volume, tenants, durable.later(tell), inos=inos, log=False)
+        some = await durable.upload(mounted.volume, tenants, durable.later(tell), inos=inos, log=False, caller=caller)
         done = Uploaded(done.files + some.files, done.bytes + some.bytes)
         left = await walk.not_uploaded(mounted, places) & inos
         # Thousands of files that were just closed take longer than a moment: as long as there are fewer, that goes on.
         if left and (len(left) == len(inos) or all(map(mounted.kinds.is_open, left))):
             await _raise_open(mounted, places)
         inos = left
-    await durable.replicated(volume, volume.needed_log_ends(tenants), tell)
+    await durable.replicated(volume, volume.needed_log_ends(tenants), tell, caller=caller)
     return done
 
 
