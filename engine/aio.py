@@ -6,6 +6,7 @@ Owner: the trio thread.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import Future
 from typing import TypeVar
@@ -39,6 +40,20 @@ async def open_nursery() -> AsyncIterator[trio.Nursery]:
             yield nursery
     except BaseExceptionGroup as group:
         raise _first(group) from None
+
+
+def beside(work: Callable[[], T]) -> Callable[[], T]:
+    """Not on the trio thread: begins it on a thread of its own; the answer waits for what came of it."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as e:  # noqa: BLE001 (raised where it is waited for)
+            future.set_exception(e)
+
+    threading.Thread(target=run, name="aof2-beside", daemon=True).start()
+    return future.result
 
 
 class Tasks:

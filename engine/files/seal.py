@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import trio
 
 from aof2.engine import objects
-from aof2.engine.aio import Tasks, open_nursery, result_of
+from aof2.engine.aio import Tasks, beside, open_nursery, result_of
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.batch import Batch
 from aof2.engine.catalog.rows import ObjectRow, ObjectState
@@ -279,13 +279,20 @@ class Sealer:
                     hashed.append(one)
                     files.start_writeback(fd, 0, one.seal.digest.size)
             self._files.volume.env.failpoint("seal.hashed")
-            files.fsync_all(fds)
-            for folder in {os.path.dirname(file.path_text) for file in batch}:  # noqa: PTH120
-                files.fsync_dir(Path(folder))
+            # While others write, each sync waits for a commit of the filesystem's journal: both for the same one.
+            named = beside(partial(self._sync_names, {os.path.dirname(file.path_text) for file in batch}))  # noqa: PTH120
+            try:
+                files.fsync_all(fds)
+            finally:
+                named()
             self._files.volume.env.failpoint("seal.synced")
         finally:
             small.close_all(fds)
         return hashed, later
+
+    def _sync_names(self, folders: Collection[str]) -> None:
+        for folder in folders:
+            self._files.volume.env.files.fsync_dir(Path(folder))
 
     def _hash_small(
         self,

@@ -50,9 +50,6 @@ class Company:
         self._stream_id = stream_id
         self._callers: list[Caller] = []
 
-    def __len__(self) -> int:
-        return len(self._callers)
-
     def __contains__(self, caller: Caller) -> bool:
         return caller in self._callers
 
@@ -61,6 +58,11 @@ class Company:
 
     def leaves(self, caller: Caller) -> None:
         self._callers.remove(caller)
+
+    def is_lone(self, sealed: int, now_s: float) -> bool:
+        """Whether one at most is busy, and no other waits for what is not `sealed`."""
+        busy = sum(one.is_busy(self._stream_id, now_s) for one in self._callers)
+        return busy <= 1 and all(one.end(self._stream_id) <= sealed for one in self._callers)
 
     def due(self, sealed: int, now_s: float) -> int:
         """Up to where the log is to be sealed now for those who are ready; 0 where they wait for others. What is

@@ -409,9 +409,11 @@ class Replication:
             self.want(ends)  # those that are left may be enough without it
 
     def is_lone(self, stream_id: int) -> bool:
-        """Whether one caller waits there, and no other would share an upload of the log with it."""
+        """Whether a caller waits there, and no other would share an upload of the log with it."""
         with self._lock:
-            return len(self._company_of(stream_id)) == 1
+            position = self._of(stream_id)
+            sealed = max(position.sealed, position.wanted)
+            return position.company is not None and position.company.is_lone(sealed, self._env.monotonic_s())
 
     @contextlib.contextmanager
     def awaiting(

@@ -151,8 +151,8 @@ class Publisher:
     async def publish(
         self, target: Target, checkpoint_id: int, job: str, tally: Tally | None = None, along: Along | None = None
     ) -> list[Uploaded]:
-        """All of the object's chunks into the remote, then one commit that says so, durable but for what was foretold. `along` is asked, when the
-        commit is about to be made, for what else it is to hold."""
+        """All of the object's chunks into the remote, then one commit that says so: durable, but for what was
+        foretold. `along` is asked, when the commit is about to be made, for what else it is to hold."""
         tally = tally or Tally()
         mine: list[tuple[int, bytes]] = []
         try:

@@ -80,8 +80,8 @@ def test_a_file_that_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         costs = Costs(files.volume, monkeypatch)
         await waited_for(files, "second")
         counts, requests = costs.counts.copy(), costs.requests.copy()
-        # The seal with the claim of its upload, synced as the log's chunk is sealed; its publication with the end of that,
-        # which the seal foretold.
+        # The seal with the claim of its upload, synced where the log's chunk is sealed; its publication with the end of
+        # that, which the seal foretold.
         assert (counts["commits"], counts["synced"]) == (2, 0)
         # The blob; the log's chunk, after a look whether the volume is still ours.
         assert requests == {"put_blob": 1, "get_range": 1, "put_if_absent": 1}
