@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -25,7 +26,7 @@ from aof2.engine.settings import Settings
 from aof2.engine.verify.findings import Severity
 from aof2.engine.verify.run import verify
 from tests.engine.helpers import small_settings
-from tests.support.crash import Acks, CrashEnv, is_killed
+from tests.support.crash import Acks, CrashEnv, PowerLoss, is_killed, run_until_crash
 
 from .helpers import Body, FakeKernel, content, make, row_of, run_files, scribble, waited_for
 
@@ -119,6 +120,25 @@ def test_the_remote_has_seal_and_blob_and_that_restores_it(tmp_path: Path) -> No
         assert report.rescued == [f"default/f{n}"]  # of those before it, the log has the publication
         names = [f"f{i}" for i in range(n + 1)]
         assert contents_at(copy, names) == {name: CONTENT + name[1:].encode() for name in names}
+
+
+@pytest.mark.parametrize("soon", [True, False])
+def test_the_log_of_one_that_has_company_is_shared(tmp_path: Path, soon: bool) -> None:
+    """A caller whose large file is on its way would not share it."""
+
+    async def body(files: Files, _: FakeKernel) -> None:
+        replication = files.volume.replication
+        await make(files, b"f", CONTENT)
+        with replication.waited_for([TENANT]) as other:
+            other.begins(TENANT, soon=soon)
+            await waited_for(files, "f")
+        is_foretold = files.volume.log_ends([TENANT]) != files.volume.needed_log_ends([TENANT])
+        assert is_foretold is not soon
+        copied(tmp_path, "copy")
+
+    run(tmp_path, body)
+    assert restored(tmp_path / "copy").lost == []
+    assert contents_at(tmp_path / "copy", ["f"]) == {"f": CONTENT}
 
 
 def test_what_was_restored_like_that_stays(tmp_path: Path) -> None:
@@ -332,8 +352,8 @@ def write_some(env: Env, root: Path, acks: Acks) -> None:
     run(root, body, env=env)
 
 
-@pytest.mark.parametrize("nth", [1, 2])
-@pytest.mark.parametrize("point", POINTS)
+# The second commit after the first file is the one that publishes the next.
+@pytest.mark.parametrize(("point", "nth"), [*((p, 1) for p in POINTS), *((p, 2) for p in POINTS if ".commit." in p)])
 def test_killed_at_any_point_what_was_said_to_be_durable_is(tmp_path: Path, point: str, nth: int) -> None:
     acks = Acks(tmp_path / "acks")
     assert is_killed(lambda: write_some(ArmedEnv(Env().files, point, nth), tmp_path, acks), point)
@@ -346,3 +366,72 @@ def test_killed_at_any_point_what_was_said_to_be_durable_is(tmp_path: Path, poin
     again = copied(tmp_path, "again")
     assert restored(again).lost == []
     assert contents_at(again, NAMES) == {name: CONTENT + name.encode() for name in NAMES}
+
+
+# -- power lost --------------------------------------------------------------------------------------------------
+
+POWER_POINTS = (
+    "seal.synced",
+    "publish.uploaded",
+    "publish.recorded",
+    "job.finished",
+    "catalog.commit.logged",
+    "manifest.seal.flagged",
+    "manifest.seal.synced",
+    "manifest.upload.put",
+)
+
+
+def powered(root: Path, remote: Path) -> Settings:
+    """The remote is elsewhere: it loses nothing."""
+    remote.mkdir(parents=True, exist_ok=True)
+    settings = settings_at(root)
+    return msgspec.structs.replace(settings, remote=msgspec.structs.replace(settings.remote, url=f"file://{remote}"))
+
+
+def write_powered(env: Env, acks: Acks) -> None:
+    root: Path = env.files.root  # type: ignore[attr-defined]
+
+    async def body(files: Files, _: FakeKernel) -> None:
+        await files.volume.replicator.drain()
+        for name in NAMES:
+            await make(files, name.encode(), CONTENT + name.encode())
+            await waited_for(files, name)
+            acks.tell(name)
+
+    run_files(powered(root, root.parent / "remote"), body, env=env)
+
+
+@pytest.mark.expects_warnings
+@pytest.mark.parametrize("point", POWER_POINTS)
+def test_power_lost_at_any_point_what_was_said_to_be_durable_is(tmp_path: Path, point: str) -> None:
+    """The commit that publishes a file was not synced before its caller was answered: the machine that comes back has
+    the file all the same, and finds its blob again."""
+    crash = run_until_crash(write_powered, tmp_path, point, nth=2)
+    assert crash.killed
+    said = [str(name) for name in crash.acks]
+    expected = {name: CONTENT + name.encode() for name in said}
+    (tmp_path / "copy").mkdir()
+    shutil.copytree(tmp_path / "remote", tmp_path / "copy" / "remote")
+    assert not {f"default/{name}" for name in said} & {x.path for x in restored(tmp_path / "copy").lost}
+    assert contents_at(tmp_path / "copy", said) == expected
+    for seed in range(2):
+        disk = PowerLoss(crash).disk(tmp_path / f"disk{seed}", random.Random(seed))
+        shutil.rmtree(disk / "state" / "catalog", ignore_errors=True)
+        remote = shutil.copytree(tmp_path / "remote", tmp_path / f"remote{seed}")
+        blobs = {path.name for path in remote.rglob("*.blob")}
+        found: dict[str, bytes] = {}
+
+        async def body(files: Files, _: FakeKernel, found: dict[str, bytes] = found) -> None:
+            for name in said:
+                ino = ino_of(files, name)
+                assert ino is not None
+                await waited_for(files, name)
+                assert is_durable(files, ino)
+                found[name] = await content(files, ino)
+
+        run_files(powered(disk, remote), body)
+        assert found == expected
+        assert blobs <= {path.name for path in remote.rglob("*.blob")}, "none was put anew instead"
+        state = verify(powered(disk, remote), deep_remote=True)
+        assert [x for x in state.findings if x.severity is not Severity.NOTE] == []
