@@ -18,14 +18,20 @@ bool change_make(const request *r, change_from *from) {
   c.now_ns = (uint64_t)now.tv_sec * NS + (uint64_t)now.tv_nsec;
   do {
     result = VIEW_BROKEN;
+    c.error = 0;
     if (!view_begin(&c.v, r->header.nodeid, ANSWER_CHANGES)) break;
     result = from(&c);
     view_end();
   } while (result == VIEW_OLD);
   births_end_change(result == VIEW_FOUND);
-  if (result != VIEW_FOUND) return false;
-  device_reply(r->header.unique, 0, c.out, c.out_len);
+  if (result != VIEW_FOUND && !c.error) return false;
+  device_reply(r->header.unique, c.error, c.out, c.error ? 0 : c.out_len);
   return true;
+}
+
+view_result refuse(change *c, int error) {
+  c->error = error;
+  return VIEW_BROKEN;
 }
 
 /* -- records ---------------------------------------------------------------------------------------------------- */
@@ -90,5 +96,5 @@ view_result is_empty(const change *c, uint64_t dir) {
   named first;
   view_result result = view_walk(&c->v, &w, dir, (span){(const uint8_t *)"", 0}, &first);
   if (result == VIEW_ABSENT) return over.cut ? VIEW_BROKEN : VIEW_FOUND;
-  return result == VIEW_OLD ? VIEW_OLD : VIEW_BROKEN;
+  return result == VIEW_FOUND ? VIEW_ABSENT : result;
 }

@@ -23,9 +23,11 @@ typedef struct {
   uint8_t record[RECORD_ROOM];
   uint8_t out[WIRE_ENTRY_OUT_LEN]; /* what is answered */
   size_t out_len;
+  int error; /* or this */
 } change;
 
-/* Checks, and records; VIEW_FOUND: it is in the log, and is answered. VIEW_OLD: again, with a new picture. Else it is the daemon's. */
+/* Checks, and records; VIEW_FOUND: it is in the log, and is answered. VIEW_OLD: again, with a new picture. Else it is the daemon's, but
+ * for what was refused. */
 typedef view_result change_from(change *c);
 bool change_make(const request *r, change_from *from);
 
@@ -47,6 +49,8 @@ span name_from(const request *r, size_t at);
 view_result needed(view_result result);
 /* A directory that is there, and what has a name in it; ABSENT: the name is free. */
 view_result find(change *c, uint64_t dir, span name, inode_row *above, inode_row *found);
-/* FOUND: there is no name in it. */
+/* Nothing is changed, and that is the answer. */
+view_result refuse(change *c, int error);
+/* FOUND: there is no name in it; ABSENT: there is one. */
 view_result is_empty(const change *c, uint64_t dir);
 #endif

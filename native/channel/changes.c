@@ -1,6 +1,7 @@
 /* See changes.h. */
 #include "changes.h"
 
+#include <errno.h>
 #include <string.h>
 #include <sys/stat.h>
 
@@ -48,7 +49,8 @@ static view_result rmdir_from(change *c) {
   view_result result = find(c, c->r->header.nodeid, name, &above, &row);
   if (result != VIEW_FOUND) return result;
   if (!rule_rmdir(&above, &row)) return VIEW_BROKEN;
-  if ((result = is_empty(c, row.ino)) != VIEW_FOUND) return result;
+  if ((result = is_empty(c, row.ino)) == VIEW_ABSENT) return refuse(c, ENOTEMPTY); /* git asks so of each directory it takes a file from */
+  if (result != VIEW_FOUND) return result;
   begin_record(c, INTENT_RMDIR, row.ino, row.mode & S_IFMT, above.ino);
   set_owner(c, above.nlink - 1, 0);
   return named_in(record(c, name), above.ino, name);

@@ -10,8 +10,8 @@
  *   changes here, too, and after it folded what was recorded before.
  *
  * Invariants
- * - Only what is plainly allowed is made here, and succeeds. Whatever else (an error to give, a file whose
- *   times are its backing file's, special bits and xattrs, no room) is the daemon's.
+ * - Only what is plainly allowed is made here, and succeeds; of errors, an rmdir's ENOTEMPTY is given here. Whatever else (another
+ *   error, a file whose times are its backing file's, special bits and xattrs, no room) is the daemon's.
  * - A record is in the log before its change is answered; the log is bounded (births.h).
  *
  * Owner: the worker that read the request.

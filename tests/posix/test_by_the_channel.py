@@ -381,3 +381,29 @@ def test_errors_are_those_of_the_daemon(here: Path) -> None:
     assert code(renameat2, here / "file", here / "none", RENAME_EXCHANGE) == "ENOENT"
     assert code(renameat2, here / "full", here / "full" / "below", RENAME_EXCHANGE) == "EINVAL"
     assert code(os.link, here / "full", here / "other") == "EPERM"
+
+
+def test_files_are_replaced_as_git_does(each_volume: MountedVolume, each_here: Path) -> None:
+    """Taken away and made again under the same names, in a directory that cannot go."""
+    d = each_here / "d"
+    d.mkdir()
+    if each_volume.json("status")["mount"]["passthrough"] is False:
+        pytest.skip("no passthrough here: the daemon creates every file")
+    for i in range(20):
+        (d / str(i)).write_bytes(b"old")
+    each_volume.json("status")  # folded
+    with stopped(each_volume, d):
+        for i in range(20):
+            (d / str(i)).unlink()
+            assert code(d.rmdir) == ("ENOTEMPTY" if i < 19 else "")
+            if i == 19:
+                d.mkdir()
+        for i in range(10):
+            fd = os.open(d / str(i), os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+            os.write(fd, b"%d" % i)
+            os.close(fd)
+            (d / str(i)).unlink()
+            fd = os.open(d / str(i), os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+            os.write(fd, b"%d" % i)
+            os.close(fd)
+    assert {path.name: path.read_bytes() for path in d.iterdir()} == {str(i): b"%d" % i for i in range(10)}
