@@ -35,6 +35,7 @@ from aof2.engine.errors import Aof2Error, FatalIOError, ReadOnlyError
 from aof2.engine.follow.following import Following
 from aof2.engine.follow.heartbeat import Followers, watch_forever
 from aof2.engine.follow.opening import Followed, open_followed
+from aof2.engine.follow.ownlog import save_own
 from aof2.engine.follow.takeover import become_writer, log_own
 from aof2.engine.follow.target import WHY as WHY_FOLLOWS
 from aof2.engine.follow.target import FollowerTarget
@@ -137,6 +138,8 @@ class Volume:
         self.target = make_target(env, opened.catalog, opened.streams, _Events(self) if followed is None else None)
         self.target.enabled = settings.manifest.enabled
         self.replication = Replication(env, self._were_published)
+        if isinstance(self.target, FollowerTarget):
+            self.target.save = partial(save_own, env, opened.catalog, state_dir)
         if followed is None:
             self.target.replay = lambda stream_id: replay_stream(
                 env, opened.catalog, self.manifest_dir / str(stream_id), stream_id
@@ -548,6 +551,11 @@ async def _wind_down(volume: Volume, *, drain: bool) -> None:
                 log.warning("the log's end is not in the remote", extra=msgspec.structs.asdict(lag))
 
 
+def _save_own(volume: Volume) -> None:
+    for stream_id in volume.target.streams:
+        save_own(volume.env, volume.catalog, volume.state_dir, stream_id)
+
+
 async def _send_log(volume: Volume) -> None:
     """Until the remote has the log's end, and says so. A job under way may publish meanwhile: then once more."""
     while True:
@@ -570,6 +578,9 @@ async def _close(volume: Volume) -> None:
     if volume.following:
         await volume.following.leave()
     await trio.to_thread.run_sync(volume.writer.close)
+    if volume.following:
+        with contextlib.suppress(OSError):  # its log says the same
+            await trio.to_thread.run_sync(_save_own, volume)
     volume.bare_remote.close()
     await trio.to_thread.run_sync(volume.catalog.close)
 

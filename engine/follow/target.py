@@ -9,7 +9,7 @@ Owner: the group thread. A crash leaves own logs that are ahead of the rows by a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import msgspec
@@ -24,11 +24,22 @@ from aof2.engine.manifest.batch import RecordBatch
 from aof2.engine.manifest.format import LogPosition
 
 WHY: Final = "this mount follows the volume; its writer is another machine"
+SAVE_EVERY_BYTES: Final = 8 << 20
 _OBJECTS: Final = (t.OBJECTS.number, t.OBJECTS.tag)
 
 
 class FollowerTarget(CatalogTarget):
-    """Takes changes of what is this machine's own alone."""
+    """Takes changes of what is this machine's own alone. `save` writes down what is, so that its log stays small."""
+
+    save: Callable[[int], object] | None = None
+
+    def housekeep(self) -> None:
+        for stream in self.streams.values():
+            if stream.logged_bytes >= SAVE_EVERY_BYTES and self.save is not None:
+                stream.logged_bytes = 0
+                stream.log.sync()
+                self.save(stream.stream_id)
+        super().housekeep()
 
     def _stage(self, stream: StreamState, batch: Batch, mutations: list[Mutation]) -> None:
         for number, key, value in mutations:

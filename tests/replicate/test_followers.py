@@ -21,6 +21,7 @@ from aof2.engine.errors import ReadOnlyError
 from aof2.engine.follow import takeover
 from aof2.engine.follow.heartbeat import FORMAT_VERSION, Followers, Heartbeat, StreamBeat, put_heartbeat
 from aof2.engine.follow.mark import load_mark
+from aof2.engine.follow.ownlog import CRASH_POINTS as OWN_POINTS
 from aof2.engine.follow.ownrows import is_own
 from aof2.engine.jobs import prune
 from aof2.engine.namespace import root_ino, set_attributes
@@ -386,6 +387,53 @@ class StopsAt(Env):
         if name == self.point:
             self.point = ""
             raise StoppedError(name)
+
+
+CRASHES = (
+    "replicate.follow.chunk",
+    "replicate.follow.replayed",
+    "hydrate.recorded",
+    "hydrate.synced",
+    *OWN_POINTS,
+)
+
+
+@pytest.mark.expects_warnings  # where the catalog was left open by what stopped, it is rebuilt
+@pytest.mark.parametrize("catalog_lost", [False, True])
+@pytest.mark.parametrize("point", CRASHES)
+def test_a_follower_goes_on_after_a_crash(tmp_path: Path, point: str, catalog_lost: bool) -> None:
+    env = StopsAt("")
+
+    async def crash(w: Volume) -> None:
+        async with follower(tmp_path, env) as f:
+            env.point = point
+            for number in range(4):
+                key = await put_object(w, "default", b"file%d" % number, b"x" * 300 * KIB)
+                await caught_up(w, f)
+                assert await read_object(f, key, 0, 300 * KIB) == b"x" * 300 * KIB
+                await settled(f)
+
+    async def body() -> None:
+        async with writer(tmp_path) as w:
+            await put_object(w, "default", b"first", b"x")
+            await durable(w)
+            with pytest.RaisesGroup(StoppedError, allow_unwrapped=True, flatten_subgroups=True):
+                await crash(w)
+            if catalog_lost:
+                shutil.rmtree(tmp_path / "follower" / "catalog")
+            async with follower(tmp_path) as f:
+                await follows(w, f)
+                for key in [k for k, row in rows_of_objects(f)]:
+                    assert await read_object(f, (TENANT, *key), 0, 1) == b"x"
+                await settled(f)
+                assert counters(f) == f.quota.usage.used_bytes
+
+    run(body)
+
+
+def rows_of_objects(volume: Volume) -> list[tuple[tuple[int, int], object]]:
+    with volume.catalog.view() as view:
+        return list(view.scan(TENANT, t.OBJECTS))
 
 
 @pytest.mark.parametrize("point", ["", *takeover.CRASH_POINTS])
