@@ -64,6 +64,7 @@ from aof2.engine.settings import Settings
 from aof2.engine.shadows import Shadows
 from aof2.engine.telemetry import connect
 from aof2.engine.tenants import Tenants
+from aof2.engine.tiering import noting
 from aof2.engine.tiering.coldscan import ColdScanner
 from aof2.engine.tiering.evict import Evictor
 from aof2.engine.tiering.fetch import BlobFetcher
@@ -158,6 +159,7 @@ class Volume:
             hot_bytes=cache.hot_bytes,
             warm_bytes=cache.warm_bytes,
             block_bytes=engine.block_bytes,
+            low_water=cache.low_water,
             writes=settings.manifest.enabled,
         )
         warm, lock = self.recent.warm, self.recent.warm_lock
@@ -199,6 +201,7 @@ class Volume:
             warm=self.warm,
             metrics=self.metrics,
             recently_evicted=self.evictor.recently_evicted,
+            on_miss=self.recent.hot.missed,
         )
         self.limiters = ReadLimiters(env, bytes_per_s=cache.cold_scan_bytes_per_s, parallel=cache.cold_scan_parallel)
         self.cold = ColdScanner(
@@ -421,6 +424,7 @@ class Volume:
         self.replicating = "replicator" in parts
         if parts:
             nursery.start_soon(self.janitor.run)
+            nursery.start_soon(noting.keep_noting, self)
 
 
 @contextlib.asynccontextmanager
@@ -495,6 +499,7 @@ async def _wind_down(volume: Volume, *, drain: bool) -> None:
     with contextlib.suppress(ReadOnlyError, FatalIOError, OSError):
         await volume.hydrator.settle()
         if drain:
+            await noting.note_uses(volume)
             log.info("taking snapshots of the log")
             await volume.log_snapshots.take_all(volume.target.streams)
     if drain:
