@@ -60,7 +60,7 @@ setup(
     options={"egg_info": {"egg_base": "."}},
     package_data={
         "aof2.engine": ["*.md"],
-        "aof2.fs": ["helpers/*"],
+        "aof2.fs": ["helpers/*", "report/*.css"],
         "aof2.native": ["*.h", "*.c", "channel/*.h", "channel/*.c", "channel/*.md"],
     },
     cffi_modules=["native/build.py:ffibuilder"],

@@ -71,6 +71,7 @@ from aof2.engine.settings import Settings
 from aof2.engine.shadows import Shadows
 from aof2.engine.telemetry import connect
 from aof2.engine.tenants import Tenants
+from aof2.engine.tiering import noting
 from aof2.engine.tiering.coldscan import ColdScanner
 from aof2.engine.tiering.evict import Evictor
 from aof2.engine.tiering.fetch import BlobFetcher
@@ -170,6 +171,7 @@ class Volume:
             hot_bytes=cache.hot_bytes,
             warm_bytes=cache.warm_bytes,
             block_bytes=engine.block_bytes,
+            low_water=cache.low_water,
             writes=settings.manifest.enabled,
         )
         warm, lock = self.recent.warm, self.recent.warm_lock
@@ -211,6 +213,7 @@ class Volume:
             warm=self.warm,
             metrics=self.metrics,
             recently_evicted=self.evictor.recently_evicted,
+            on_miss=self.recent.hot.missed,
         )
         self.limiters = ReadLimiters(env, bytes_per_s=cache.cold_scan_bytes_per_s, parallel=cache.cold_scan_parallel)
         self.cold = ColdScanner(
@@ -442,6 +445,7 @@ class Volume:
         self.replicating = "replicator" in parts
         if parts:
             nursery.start_soon(self.janitor.run)
+            nursery.start_soon(noting.keep_noting, self)
         if self.replicating:
             nursery.start_soon(watch_forever, self.followers)
         if self.following:
@@ -540,6 +544,7 @@ async def _wind_down(volume: Volume, *, drain: bool) -> None:
     with contextlib.suppress(ReadOnlyError, FatalIOError, OSError):
         await volume.hydrator.settle()
         if drain:
+            await noting.note_uses(volume)
             log.info("taking snapshots of the log")
             await volume.log_snapshots.take_all(volume.target.streams)
     if drain:

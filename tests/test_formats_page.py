@@ -31,6 +31,7 @@ from aof2.engine.manifest.index import Progress, Residency
 from aof2.engine.manifest.reader import parse_chunk
 from aof2.engine.manifest.snapshot import decode_snapshot, encode_snapshot
 from aof2.engine.recency import saved
+from aof2.engine.recency import uses as recency_uses
 from aof2.engine.recency.segmented import USED_BIT
 from aof2.engine.remote.keys import InboxPackKey, parse_key
 from aof2.engine.segment import format as segment_format
@@ -78,6 +79,8 @@ def test_every_struct_is_on_the_page_with_its_real_length() -> None:
     lengths = {title: length for title, length, _ in tables()}
     assert lengths == {
         "RecencyHeader": saved.HEADER.size,
+        "UsesSample": recency_uses.HEADER.size,
+        "UsesEntry": recency_uses.ENTRY.size,
         "SegmentHeader v2": segment_format.HEADER_BYTES[segment_format.Version.V2],
         "Record v2": segment_format.RECORD_BYTES[segment_format.Version.V2],
         "SegmentFooter v2": segment_format.FOOTER_BYTES[segment_format.Version.V2],
@@ -311,6 +314,20 @@ def test_inbox_commit() -> None:
         (blob,) = one.blobs
         assert (blob.offset, blob.length, blob.sha256) == (member.offset, member.stored_len, member.sha256.hex())
         assert one.sha256 == blob.sha256
+
+
+def test_uses_example() -> None:
+    data = example("uses")
+    sample = recency_uses.decode(data)
+    assert (sample.uses, sample.missed, sample.shift, sample.low_water) == (5, 1, 1, 0.9)
+    assert (sample.to_ms - sample.from_ms, sample.limit_units * 4096) == (60_000, 1 << 30)
+    assert [(one.ino & 0xFF, one.did.name, one.units) for one in sample.entries] == [
+        (3, "HIT", 16),
+        (5, "MISS", 256),
+        (8, "CAME", 4),
+    ]
+    assert all(recency_uses.is_sampled(one.ino, sample.shift) for one in sample.entries)
+    assert recency_uses.encode(sample) == data
 
 
 def inode_example() -> InodeRow:

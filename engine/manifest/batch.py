@@ -29,7 +29,8 @@ EVENT_SCHEMA_MIN: Final = 16
 # Written to disk. Never renumber. Any other schema is skipped and counted: a newer AOF2 wrote it.
 COMMIT_OF_ROWS: Final = 16  # a commit of the catalog (catalog/batch.py)
 LOG_MENDED: Final = 17  # files of the log that were damaged, and what became of them (replicate/mend.py)
-KNOWN_SCHEMAS: Final = frozenset((COMMIT_OF_ROWS, LOG_MENDED))
+USES_SAMPLED: Final = 18  # which files were used (recency/uses.py)
+KNOWN_SCHEMAS: Final = frozenset((COMMIT_OF_ROWS, LOG_MENDED, USES_SAMPLED))
 PART_HEADER: Final = Struct("<QII")  # batch_id, index, count
 PART_BODY_MAX: Final = BLOB_LEN_MAX - PART_HEADER.size
 EVENT_LEN_MAX: Final = 64 << 20

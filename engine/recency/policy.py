@@ -27,8 +27,9 @@ class EvictionPolicy(Protocol):
 
     Made with the room that all of it together has, in units, and a clock (`clock_s`)."""
 
-    changes: int
-    """Goes up with every change of the order: it is saved when there were some."""
+    @property
+    def changes(self) -> int:
+        """Goes up with every change of the order: it is saved when there were some."""
 
     def used(self, key: int) -> None:
         """A use begins: what is here is opened, a warm copy is read."""

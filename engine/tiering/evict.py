@@ -318,7 +318,7 @@ class Evictor:
         with self.catalog.view() as view:
             rows = [row for _, row in view.scan(stream_id, t.OBJECTS, prefix=ino.to_bytes(8, "big"))]
         if not any(map(self._is_here, rows)):
-            self._recent.hot.forget(ino)
+            self._recent.hot.policy.forget(ino)
             return
         for row in rows:
             key = (stream_id, ino, row.generation)
@@ -537,7 +537,7 @@ class Evictor:
             for ino in {v.key[1] for v in gone}:
                 left = self._recent.local_bytes(view, ino)
                 if left:
-                    self._recent.hot.sized(ino, units_of(left))
+                    self._recent.hot.policy.sized(ino, units_of(left))
                     continue
                 self._went(ino)
                 if remember:

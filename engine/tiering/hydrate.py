@@ -97,7 +97,10 @@ class Hydrator:
         warm: WarmStore | None = None,
         metrics: StorageMetrics | None = None,
         recently_evicted: Callable[[tuple[int, int]], bool] = lambda _: False,
+        on_miss: Callable[[int], None] = lambda _: None,
     ) -> None:
+        """`on_miss` hears of inodes of which bytes are read that are not in hot_cache."""
+        self._on_miss = on_miss
         self.catalog = catalog
         self.writer = writer
         self.hot = hot
@@ -204,6 +207,7 @@ class Hydrator:
                 if data is not None or not local:
                     return tier, data
                 continue
+            self._on_miss(handle.key[1])
             pages, from_remote = await self.obtain(handle, absent)
             if from_remote:
                 tier = FetchTier.REMOTE

@@ -33,6 +33,7 @@ from aof2.engine.env import Env
 from aof2.engine.errors import FatalIOError
 from aof2.engine.locks import Rank, ThreadLock, task_lock, thread_lock
 from aof2.engine.recency import EvictionPolicy, InUse, saved
+from aof2.engine.recency.noted import Noted
 from aof2.engine.recency.policy import Image
 
 log = logging.getLogger(__name__)
@@ -71,6 +72,7 @@ class Recent:
         hot_bytes: int,
         warm_bytes: int,
         block_bytes: int,
+        low_water: float = 0.9,
         writes: bool = True,
     ) -> None:
         self._env = env
@@ -78,7 +80,12 @@ class Recent:
         self._tenants = tenants
         self._block_bytes = block_bytes
         self._writes = writes
-        self.hot: EvictionPolicy = InUse(units_of(hot_bytes), clock_s=env.monotonic_s)
+        self.hot = Noted(
+            InUse(units_of(hot_bytes), clock_s=env.monotonic_s),
+            env.now_ms,
+            limit_units=units_of(hot_bytes),
+            low_water=low_water,
+        )
         self.warm: EvictionPolicy = InUse(warm_bytes, clock_s=env.monotonic_s)
         folder = state_dir / "recency"
         self.warm_lock = thread_lock()
@@ -187,7 +194,7 @@ class Recent:
                 last = t.RESIDENCY.pack_key(chunk_id)
                 chunk = view.get(stream_id, t.CHUNKS, chunk_id) if row.mask else None
                 if chunk is not None and chunk.ino not in self.hot:
-                    self.hot.admit_old(chunk.ino, units_of(self.local_bytes(view, chunk.ino)))
+                    self.hot.policy.admit_old(chunk.ino, units_of(self.local_bytes(view, chunk.ino)))
                     new += 1
                 if n >= PAGE_ROWS:
                     break

@@ -9,7 +9,10 @@ An object that no row names is reported only when it is older than `purge_after`
 Invariants
 - Reads only. A few blocks of each blob under way are in memory. No quota is asked for: nothing lands.
 
-Owner: `check_blob` and `check_chunk_blob` run on worker threads, the rest on the calling one.
+What is read is cut into pieces (`pieces.py`), which are checked wherever there is a hand free; `tell` says what was
+found.
+
+Owner: `check_chunk_blob` and `tell` run on worker threads, the rest on the calling one.
 """
 
 from __future__ import annotations
@@ -20,17 +23,13 @@ from typing import Final
 
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.fold import load_pending
-from aof2.engine.catalog.rows import BlobRow
 from aof2.engine.errors import CorruptError, UnsupportedError
-from aof2.engine.manifest.format import CHUNK_HEADER_LEN, ChunkFlag, chunk_name, unpack_chunk_header
-from aof2.engine.manifest.reader import parse_chunk, read_file
-from aof2.engine.manifest.snapshot import decode_snapshot
+from aof2.engine.manifest.format import chunk_name
 from aof2.engine.objects import full_mask
 from aof2.engine.remote.errors import RemoteMissingError
 from aof2.engine.remote.keys import (
     AnyPackKey,
     ManifestChunkKey,
-    ManifestSnapshotKey,
     WholeBlobKey,
     is_pack,
     parse_key,
@@ -41,6 +40,7 @@ from aof2.engine.verify.context import Context, OneStream
 from aof2.engine.verify.findings import Finding, Kind, Severity, Upload, finding
 from aof2.engine.verify.index import Expected, Index
 from aof2.engine.verify.logcopies import log_fix
+from aof2.engine.verify.pieces import BlobPiece, Checked, LogPiece, Piece
 
 BLOB_PREFIX: Final = "checkpoints/"
 LOG_PREFIX: Final = "manifest/"
@@ -149,60 +149,32 @@ def blob_finding(s: OneStream, kind: Kind, message: str, key: str, resident: int
 # -- reading -----------------------------------------------------------------------------------------------------
 
 
-def check_blob(ctx: Context, remote: RemoteStore, stream_id: int, blob: BlobRow, sha256: bytes, index: Index) -> None:
-    """Reads one blob whole. On a worker thread. A missing one is told by the listing."""
-    resident = index.refs(stream_id, sha256).resident_chunk
-    with ctx.stream(stream_id) as s:
-        chunk = s.get(t.CHUNKS, resident) if resident else None
-    try:
-        prove(remote, blob, sha256, chunk)
-    except RemoteMissingError:
-        return
-    except (CorruptError, UnsupportedError) as e:
-        ctx.add(blob_finding(s, Kind.REMOTE_DAMAGED, f"{e}", blob.key, resident))
-        return
-    ctx.count(blobs=1, remote_bytes=blob.stored_bytes)
+def blob_pieces(s: OneStream, index: Index) -> Iterator[BlobPiece]:
+    """Every blob of the tenant, with what it must be."""
+    for sha256, blob in s.scan(t.BLOBS):
+        resident = index.refs(s.stream_id, sha256).resident_chunk
+        yield BlobPiece(s.stream_id, blob, sha256, s.get(t.CHUNKS, resident) if resident else None, resident)
 
 
-# -- the log's copies --------------------------------------------------------------------------------------------
-
-
-def check_log_copies(s: OneStream, remote: RemoteStore) -> Iterator[Finding]:
-    """Reads the stream's chunks and snapshots in the remote; chunks that are here too must be the same bytes."""
+def log_pieces(s: OneStream) -> Iterator[LogPiece]:
+    """The stream's chunks, bundles and snapshots; chunks that are here too must be the same bytes."""
     for key in sorted(load_pending(s.view, s.stream_id).log_objects):
-        try:
-            wrong = _log_copy(s, remote, key)
-        except RemoteMissingError:
-            continue  # told by the listing, or bundled since
-        except (CorruptError, UnsupportedError) as e:
-            wrong = str(e)
-        if wrong:
-            yield s.say(Kind.REMOTE_LOG, Severity.ERROR, wrong, key=key, fix=log_fix(s, key))
+        name = parse_key(key)
+        here = str(s.log_dir / chunk_name(name.chunk_index)) if isinstance(name, ManifestChunkKey) else ""
+        yield LogPiece(s.stream_id, key, here)
 
 
-def _log_copy(s: OneStream, remote: RemoteStore, key: str) -> str:
-    _, data = remote.get_blob(key)
-    match parse_key(key):
-        case ManifestChunkKey(_, index):
-            parse_chunk(data, path=key, last=False, expect_index=index)
-            path = s.log_dir / chunk_name(index)
-            try:
-                here = read_file(path)
-            except FileNotFoundError:
-                return ""
-            return "" if _same_chunk(here, data) else f"{key}: diverges from {path}"
-        case ManifestSnapshotKey():
-            decode_snapshot(data, path=key)
-    return ""
-
-
-def _same_chunk(here: bytes, there: bytes) -> bool:
-    """The same but for the `uploaded` flag, which is set on this disk once the copy is there."""
-    a, b = (unpack_chunk_header(data[:CHUNK_HEADER_LEN]) for data in (here, there))
-    flags = ~int(ChunkFlag.UPLOADED)
-    same_header = a._replace(flags=a.flags & flags) == b._replace(flags=b.flags & flags)
-    end = a.committed_len
-    return same_header and here[CHUNK_HEADER_LEN:end] == there[CHUNK_HEADER_LEN:end]
+def tell(ctx: Context, piece: Piece | None, checked: Checked) -> None:
+    """What the check of a piece found; without one, of many that were right. A missing object is told by the listing,
+    or was bundled since."""
+    ctx.count(blobs=checked.blobs, remote_bytes=checked.bytes)
+    if piece is None or not checked.wrong:
+        return
+    with ctx.stream(piece.stream_id) as s:
+        if isinstance(piece, BlobPiece):
+            ctx.add(blob_finding(s, Kind.REMOTE_DAMAGED, checked.wrong, piece.key, piece.resident))
+        else:
+            ctx.add(s.say(Kind.REMOTE_LOG, Severity.ERROR, checked.wrong, key=piece.key, fix=log_fix(s, piece.key)))
 
 
 # -- by name -----------------------------------------------------------------------------------------------------

@@ -3,6 +3,8 @@
     rows from the logs ← compared with the catalog
     logs · evictions · audit · rows · tiers · local bytes · strays · remote
 
+Without the volume's disk, from the remote alone: `fromremote.py`.
+
 Invariants
 - Read-only, and without the writer's lock, unless it repairs; then the lock is held from before the first look.
 - Memory is bounded: rows and sets lie in a temporary folder, work is handed out as it is done.
@@ -42,11 +44,15 @@ from aof2.engine.verify.findings import Finding, Kind, Report, Severity, finding
 from aof2.engine.verify.index import Index
 from aof2.engine.verify.logcopies import check_audit_copies
 from aof2.engine.verify.mendlogs import mend_logs
+from aof2.engine.verify.pieces import Checked, Piece, check_piece
 from aof2.engine.verify.repair import repair_findings
 from aof2.engine.verify.truth import open_truth
 
 Progress = Callable[[int, int], None]
 """Called with (pieces of work done, pieces known so far)."""
+Told = Callable[[Piece | None, Checked], None]
+Spread = Callable[[RemoteStore, Iterator[Piece], Told], None]
+"""Checks every piece, somewhere, and tells of each; on any thread."""
 QUEUED_PER_JOB = 4
 MOUNTED = "the volume is mounted; stop the daemon or run it through the daemon"
 
@@ -187,18 +193,21 @@ class _Look:
             for s in tenants if not ctx.follows else ():
                 self._add(check_audit_copies(s, store, deep=self.deep))
             if self.deep:
-                self._spread(self._remote_work(store, index, tenants))
-                for s in streams:
-                    self._add(remote.check_log_copies(s, store))
+                self._on_threads(store, self._pieces(index, streams, tenants), partial(remote.tell, ctx))
         except TransientError as e:
             self._remote_failed(str(e))
 
-    def _remote_work(
-        self, store: RemoteStore, index: Index, tenants: Iterable[OneStream]
-    ) -> Iterator[Callable[[], None]]:
-        for s in tenants:
-            for sha256, blob in s.scan(t.BLOBS):
-                yield partial(remote.check_blob, self.ctx, store, s.stream_id, blob, sha256, index)
+    def _pieces(self, index: Index, streams: list[OneStream], tenants: list[OneStream]) -> Iterator[Piece]:
+        for tenant in tenants:
+            yield from remote.blob_pieces(tenant, index)
+        for stream in streams:
+            yield from remote.log_pieces(stream)
+
+    def _on_threads(self, store: RemoteStore, pieces: Iterator[Piece], told: Told) -> None:
+        def check(piece: Piece) -> None:
+            told(piece, check_piece(store, piece))
+
+        self._spread(partial(check, piece) for piece in pieces)
 
     def _scoped_work(self, store: RemoteStore, tenants: Iterable[OneStream]) -> Iterator[Callable[[], None]]:
         """The blobs of the files that were named, one by one."""

@@ -24,19 +24,19 @@ def backing_path(volume: Volume, key: Key) -> Path:
     return volume.hot.path(volume.tenant_names()[key[0]], key[1], key[2])
 
 
-async def create_object(volume: Volume, tenant: str, name: bytes) -> Key:
-    """A new, empty file in the tenant's root, dirty, with a backing file to write to."""
+async def create_object(volume: Volume, tenant: str, name: bytes, parent: int = 0) -> Key:
+    """A new, empty file in a directory (0: the tenant's root), dirty, with a backing file to write to."""
     tenant_id = volume.tenants.named(tenant).tenant_id
-    parent, chunk_bytes = namespace.root_ino(tenant_id), volume.settings.engine.chunk_bytes
-    work = partial(namespace.create, parent=parent, name=name, chunk_bytes=chunk_bytes)
+    chunk_bytes = volume.settings.engine.chunk_bytes
+    work = partial(namespace.create, parent=parent or namespace.root_ino(tenant_id), name=name, chunk_bytes=chunk_bytes)
     ino = (await result_of(volume.writer.submit(tenant_id, work))).ino
     os.close(volume.hot.create(volume.hot.path(tenant, ino, 1)))
     return (tenant_id, ino, 1)
 
 
-async def put_object(volume: Volume, tenant: str, name: bytes, data: bytes) -> Key:
+async def put_object(volume: Volume, tenant: str, name: bytes, data: bytes, parent: int = 0) -> Key:
     """A whole object at once: created, written, sealed."""
-    key = await create_object(volume, tenant, name)
+    key = await create_object(volume, tenant, name, parent)
     await trio.to_thread.run_sync(_write, backing_path(volume, key), data)
     await seal_object(volume, key)
     return key

@@ -12,13 +12,15 @@ from typing import Final
 
 import msgspec
 
-from aof2.fs.bench import compactrows, spark
+from aof2.fs.bench import compactrows, manifestrows, spark, verifyrows
 from aof2.fs.bench.measure import Measurement
 from aof2.fs.bench.sparkrows import SparkPlan
 from aof2.fs.bench.venue import Progress, Say
 
 ROWS: Final[Mapping[str, spark.Rows]] = {
     "compact": compactrows.compact,
+    "manifest": manifestrows.manifest,
+    "verify": verifyrows.verify,
 }
 FULL: Final = msgspec.structs.replace(spark.FULL, only=tuple(ROWS), peers=())
 QUICK: Final = msgspec.structs.replace(spark.QUICK, only=tuple(ROWS), peers=())

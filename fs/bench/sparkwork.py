@@ -24,6 +24,10 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 CORES: Final = 2
 LINE_SCHEMA: Final = "n bigint, kind int, text string"
 SUMS: Final = ("count(*)", "sum(n)", "sum(kind)", "sum(length(text))")
+RECORD_SUMS: Final = (
+    *("count(*)", "sum(ordinal)", "sum(value)", "sum(segment_id % 1000)"),
+    *("count(distinct type)", "max(timestamp_ms)", "sum(chunk_offset)"),
+)
 SOURCE_SCHEMA: Final = "offset bigint, timestamp timestamp, ext_id bigint, flags int, segment_id bigint, payload binary"
 
 
@@ -91,6 +95,31 @@ class Tasks:
         text = f"concat(md5(cast(id + {seed} as string)), sha2(cast(id * {seed} as string), 256))"
         columns = ("id as n", "cast(id % 100 as int) as kind", f"{text} as text")
         return self._spark.range(rows, numPartitions=2 * CORES).selectExpr(*columns)
+
+    def verify_remote(self, conf: str) -> list[Any]:
+        """`aof2 spark verify`, in this session: bytes proven, findings."""
+        from aof2.engine.settings import load_settings
+        from aof2.engine.spark.pipelines import verify
+        from aof2.engine.spark.pipelines.seam import silent
+
+        report = verify.run(self._spark, verify.Arguments(load_settings(Path(conf))), silent).report
+        return [report["remote_bytes"], report["errors"] + report["warnings"]]
+
+    def manifest_to_parquet(self, folder: str, target: str) -> int:
+        frame = self._records(folder)
+        frame.write.parquet(target)
+        return 0
+
+    def manifest_log(self, folder: str) -> list[Any]:
+        return self._first(self._records(folder).selectExpr(*RECORD_SUMS))
+
+    def manifest_parquet(self, folder: str) -> list[Any]:
+        return self._first(self._spark.read.parquet(folder).selectExpr(*RECORD_SUMS))
+
+    def _records(self, folder: str) -> Any:
+        from aof2.engine.spark.pipelines import manifest
+
+        return manifest.LogFrames(self._spark, manifest.Arguments(None, folder)).records()
 
     def compact_stream(self, stream: str, target: str, conf: str) -> list[Any]:
         """`aof2 spark compact`, in this session; rows and checksum."""

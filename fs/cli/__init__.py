@@ -26,6 +26,7 @@ VERBS = {
     "manifest": ("aof2.fs.cli.manifest", "Look at a manifest log, and check it."),
     "mount": ("aof2.fs.cli.mount", "Mount the volume."),
     "pin": ("aof2.fs.cli.move", "Keep files on this disk."),
+    "report": ("aof2.fs.cli.report", "The volume's history as a page: tiers, hits, thrash, cost."),
     "restore": ("aof2.fs.cli.restore", "Build state_dir from the remote, on an empty machine."),
     "revert": ("aof2.fs.cli.past", "Bring back what a file was."),
     "seal": ("aof2.fs.cli.stream", "Make files of what is not sealed yet of a stream."),

@@ -232,15 +232,17 @@ def spark(
 @bench.command(epilog="Example: aof2 bench pipelines --size 64MiB --only compact")
 @click.option("--size", metavar="SIZE", help="Of records. Default: 256MiB, with --quick 16MiB.")
 @click.option("--rounds", metavar="N", type=click.IntRange(1), help="Turns of each. Default: 3, with --quick 1.")
-@click.option("--only", metavar="ROWS", help="Of compact. Default: all.")
+@click.option("--only", metavar="ROWS", help="Of compact, manifest, verify. Default: all.")
 @click.option("--quick", is_flag=True, help="Smaller sizes and fewer rounds, and less to rely on.")
 @_report_options
 def pipelines(size: str | None, rounds: int | None, only: str | None, quick: bool, check: bool, as_json: bool) -> None:
     """The pipelines of `aof2 spark` against what Spark does without them.
 
     A stream on the mount compacted into partitioned Parquet there, against the same from files of JSON to Parquet on
-    the local disk, with and without counts and checksums. One session runs all of it, in turns. Needs the `spark` extra
-    and Java 17. Files go to a folder under $TMPDIR (some 5 GiB at full size) and are removed, whatever happens.
+    the local disk, with and without counts and checksums. All that is in the remote verified by tasks, against two
+    threads. The records of a log added up, against the same rows in Parquet. One session runs all of it, in turns.
+    Needs the `spark` extra and Java 17. Files go to a folder under $TMPDIR (some 5 GiB at full size) and are removed,
+    whatever happens.
     """
     from aof2.fs.bench.pipelines import FULL, QUICK, ROWS, run
 

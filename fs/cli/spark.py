@@ -14,6 +14,8 @@ import click
 PIPELINES = {
     "compact": ("aof2.fs.cli.pipelines.compact", "Many segments or small files into few large ones."),
     "ingest": ("aof2.fs.cli.pipelines.ingest", "What Spark can read, into a stream or into Parquet."),
+    "manifest": ("aof2.fs.cli.pipelines.manifest", "The log as tables: heat, misses, thrash, bytes per tier, cost."),
+    "verify": ("aof2.fs.cli.pipelines.verify", "Check all that is in the remote, by content."),
 }
 SUBMIT_OPTIONS = "aof2.spark.submit_options"  # their key in a context's meta
 

@@ -15,6 +15,7 @@ from aof2.engine.env import Env
 from aof2.engine.errors import Aof2Error
 from aof2.engine.follow.ownlog import directory_of
 from aof2.engine.inspect.paths import NoSuchPathError, resolve
+from aof2.engine.inspect.receipt import Receipt, find_receipt
 from aof2.engine.inspect.rows import MANIFEST_DIR, OpenRows, is_live, open_rows
 from aof2.engine.inspect.status import (
     ChunkStatus,
@@ -56,7 +57,8 @@ def status(path: str | None, as_json: bool, conf: str | None) -> None:
 
     PATH is in the mount, or TENANT/…. The volume: tenants with bytes per tier, cache use and limit, dirty bytes, jobs.
     A file: size, generation, state, bytes per tier, chunks with ids, hashes and remote keys, and whether the remote
-    alone restores it, blobs and log (durable). `replication`: how far the remote has the log, and why it stands.
+    alone restores it, blobs and log (durable), with the receipt: the position of the log at which it became so.
+    `replication`: how far the remote has the log, and why it stands.
     """
     settings = load_conf(conf)
     try:
@@ -65,8 +67,10 @@ def status(path: str | None, as_json: bool, conf: str | None) -> None:
         with open_rows(settings.volume.state_dir) as rows:
             _warn(rows)
             facts, daemon = _facts(settings, rows, path), {}
+    receipt = _receipt(settings, path) if isinstance(facts, ObjectStatus) and facts.durable else None
     if as_json:
-        output.print_json({**msgspec.structs.asdict(facts), **daemon})
+        more = {"receipt": receipt} if isinstance(facts, ObjectStatus) else {}
+        output.print_json({**msgspec.structs.asdict(facts), **more, **daemon})
         return
     for name, value in daemon.items():
         if name != "mount":
@@ -76,7 +80,22 @@ def status(path: str | None, as_json: bool, conf: str | None) -> None:
     elif isinstance(facts, TreeStatus):
         _print_tree(facts)
     else:
-        _print_object(facts)
+        _print_object(facts, receipt)
+
+
+def _receipt(settings: Settings, path: str | None) -> Receipt | None:
+    """Where in the log the file became durable. Of a file that moved meanwhile, or a log that is away: none."""
+    settings = placed(settings)
+    manifest_dir = settings.volume.state_dir / MANIFEST_DIR
+    with contextlib.suppress(NoSuchPathError), open_rows(settings.volume.state_dir) as rows, rows.view() as view:
+        file = resolve(view, settings.volume.mountpoint, in_mount(settings, [path])[0]) if path else None
+        if file is not None and file.is_file:
+            return find_receipt(view, manifest_dir, file, partial(_earlier_chunks, settings, file.tenant_id, _untold))
+    return None
+
+
+def _untold(_done: int, _total: int) -> None:
+    """For whom progress is of no interest."""
 
 
 def _ask(settings: Settings, path: str | None) -> tuple[Facts, dict[str, Any]]:
@@ -155,7 +174,7 @@ def _print_tree(one: TreeStatus) -> None:
     )
 
 
-def _print_object(one: ObjectStatus) -> None:
+def _print_object(one: ObjectStatus, receipt: Receipt | None) -> None:
     output.print_facts(
         [
             ("path", one.path),
@@ -165,6 +184,7 @@ def _print_object(one: ObjectStatus) -> None:
             ("sealed", _yes(one.sealed)),
             ("dirty", _yes(one.dirty)),
             ("durable", _yes(one.durable)),
+            *([("receipt", _place(receipt))] if receipt is not None else ()),
             ("sha256", one.sha256 or "-"),
             ("hot", format_size(one.hot_bytes)),
             ("warm", format_size(one.warm_bytes)),
@@ -173,6 +193,11 @@ def _print_object(one: ObjectStatus) -> None:
     )
     if one.chunks:
         output.print_found(one.chunks, CHUNK_COLUMNS, _chunk_cells, folding={"sha256": 16, "key": 24})
+
+
+def _place(r: Receipt) -> str:
+    since = "" if r.exact else ", at the latest"
+    return f"stream {r.stream_id}, record {r.ordinal} (chunk {r.chunk_index}, byte {r.chunk_offset}){since}"
 
 
 def _chunk_cells(c: ChunkStatus) -> tuple[str, ...]:

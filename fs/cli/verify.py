@@ -7,10 +7,10 @@ from typing import Any
 import click
 
 from aof2.engine.errors import Aof2Error
-from aof2.engine.units import format_size
-from aof2.engine.verify.findings import Exit, Finding, Report, Severity
+from aof2.engine.verify.findings import Exit
 from aof2.engine.verify.run import default_jobs
 from aof2.engine.verify.run import verify as run_verify
+from aof2.engine.verify.told import facts_of, lines_of
 from aof2.fs.cli import output
 from aof2.fs.cli.client import in_mount, placed
 from aof2.fs.cli.conf import load_conf, volume_options
@@ -63,36 +63,7 @@ def verify(
     if as_json:
         output.print_json(report)
     else:
-        output.print_facts(_facts(report))
-        for found in report.findings:
-            complain(_line(found))
+        output.print_facts(facts_of(report))
+        for line in lines_of(report):
+            complain(line)
     raise click.exceptions.Exit(report.exit_code)
-
-
-def _line(found: Finding) -> str:
-    if found.severity is Severity.NOTE:
-        return f"note: {found.message}"
-    if found.repaired:
-        return f"repaired: {found.message}"
-    hint = "; --repair mends it" if found.repairable else ""
-    return f"{found.severity}: {found.kind}: {found.message}{hint}"
-
-
-def _facts(report: Report) -> list[tuple[str, str]]:
-    left = report.errors + report.warnings - report.repaired
-    verdict = "clean" if report.clean else f"{left} finding(s) left, {report.repaired} repaired"
-    local = f"{report.blocks} block(s) of {report.objects} object(s), {format_size(report.local_bytes)} read"
-    read = f", {report.blobs} blob(s), {format_size(report.remote_bytes)} read" if report.remote == "read" else ""
-    facts = [
-        ("volume", report.state_dir + (" (mounted)" if report.live else "")),
-        ("verdict", verdict),
-        ("log", f"{report.streams} stream(s), {report.records} record(s), {report.evictions} eviction(s) proven"),
-        ("local", local),
-        ("remote", report.remote + read),
-        ("errors", str(report.errors)),
-        ("warnings", str(report.warnings)),
-        ("notes", str(report.notes)),
-    ]
-    if report.left_off:
-        facts.append(("left off", f"{report.left_off} more finding(s); run it again after repairs"))
-    return facts

@@ -34,6 +34,7 @@ from tests.mount.world import World, rss_bytes, wait_for, world
 from tests.mount.world import kill as kill_process
 from tests.support.mount import mounted_volume
 from tests.support.seaweed import running_seaweed
+from tests.verify import faults as injected
 
 CACHE_BYTES = 64 << 20  # the smallest there is
 NAMES_MAX_S = 300.0
@@ -392,6 +393,37 @@ def damage(every: int) -> None:
     if wrong:
         raise click.ClickException(f"{len(wrong)} of {count} cases went wrong; see {root}")
     click.echo(f"{count} cases: all mounted, mended and clean")
+    shutil.rmtree(root)
+
+
+@main.command()
+@click.option("--times", default=100, show_default=True)
+@click.option("--seed", default=1, show_default=True)
+@click.option("--first", default=0, show_default=True, help="Begin with this one.")
+@click.option("--spark", "with_spark", is_flag=True, help="Also by tasks of Spark, in one session of local[2].")
+def faults(times: int, seed: int, first: int, with_spark: bool) -> None:
+    """Inject faults of ten kinds into a volume's remote, one at a time; each verifier finds each, and says the same."""
+    root = Path(tempfile.mkdtemp(prefix="aof2-torture-"))
+    click.echo(f"seed {seed}, in {root}")
+    template = injected.make_volume(root / "template")
+    found = 0
+    with injected.verifiers(with_spark) as verifiers:
+        for number in range(first, times):
+            kind = list(injected.FAULTS)[number % len(injected.FAULTS)]
+            settings = injected.copied(template, root / "hurt")
+            fault = injected.FAULTS[kind](settings, random.Random(seed * 1000 + number))
+            said = {name: verifier(settings) for name, verifier in verifiers.items()}
+            missed = [name for name, one in said.items() if not injected.finds(one, fault)]
+            unlike = [
+                name for name, one in said.items() if injected.told(one, fault) != injected.told(said["local"], fault)
+            ]
+            if missed or unlike:
+                wrong = f"missed by {missed}, told otherwise by {unlike}"
+                raise click.ClickException(f"fault {number}, {fault.what}: {wrong}; see {root}")
+            found += 1
+            click.echo(f"{number}: {kind}: {fault.what}: found")
+            shutil.rmtree(root / "hurt")
+    click.echo(f"{found} faults, each found by {' and '.join(said)}, nothing else")
     shutil.rmtree(root)
 
 
