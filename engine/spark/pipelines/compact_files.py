@@ -91,7 +91,7 @@ class _Steps:
                 frame = frame.selectExpr(*self.work.asked.select)
             if not layout.partition_by:
                 layout = replace(layout, partition_by=tuple(_partitions(self.source, names)))
-            return tables.write(session, tables.laid_out(frame, layout), self.workspace.data, layout, self.work.tell)
+            return tables.write(session, tables.laid_out(frame, layout), self.workspace.new, layout, self.work.tell)
 
     def done(self, marker: dict[str, Any], *, removed: int = 0, notes: Sequence[str] = ()) -> Done:
         files = tables.files_of(self.target)

@@ -152,7 +152,7 @@ def _written(work: Work, workspace: Workspace, span: Span) -> Tally:
     layout = work.asked.layout
     plain = replace(layout, partition_by=tuple(tables.partition_names(layout)))
     frame = tables.laid_out(_rows(work, span), plain)
-    tally = tables.write(work.session, frame, workspace.data, plain, work.tell)
+    tally = tables.write(work.session, frame, workspace.new, plain, work.tell)
     if tally.rows != span.records and not work.asked.select:  # an expression may make many rows of one
         raise PipelineError(
             f"{work.asked.source}: its segments have {span.records} records, {tally.rows} were read;"

@@ -193,7 +193,7 @@ class _Work:
         if marker is None or marker["job"] != job:
             workspace.begin({"job": job})
             rows = tables.laid_out(frame, self.asked.layout)
-            tally = tables.write(self.session, rows, workspace.data, self.asked.layout, self.tell)
+            tally = tables.write(self.session, rows, workspace.new, self.asked.layout, self.tell)
             marker = {"job": job, "pipeline": NAME, "rows": tally.rows, "checksum": f"{tally.checksum:016x}"}
             workspace.check(marker)
         workspace.publish(target)

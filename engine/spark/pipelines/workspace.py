@@ -1,8 +1,10 @@
 """A directory that appears by one step: made and checked in a hidden workspace, then renamed into place.
 
     <workspace>/plan.json            what is being made, and of what: written before anything else
-    <workspace>/data/…               what Spark writes
-    <workspace>/data/_aof2.json      the marker: written when all of it was checked; it goes into place with the data
+    <workspace>/new-…/               what Spark writes, each run into one of its own: tasks of a run that was killed may
+                                     go on for a moment
+    <workspace>/data/…               the same when it was checked; in it
+    <workspace>/data/_aof2.json      the marker, which goes into place with the data
 
 Names that begin with `_` are hidden from Spark. One run at a time has a workspace: it holds a lock on the directory,
 which the kernel takes away from a process that ends.
@@ -25,6 +27,7 @@ import json
 import os
 import shutil
 import stat
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -63,6 +66,7 @@ class Workspace:
     def __init__(self, folder: Path, env: Env) -> None:
         self.folder = folder
         self.data = folder / DATA
+        self.new = folder / f"new-{uuid.uuid4().hex}"
         self._env = env
 
     @classmethod
@@ -82,8 +86,10 @@ class Workspace:
         return _json(self.folder / PLAN)
 
     def begin(self, plan: dict[str, Any]) -> None:
-        """Nothing of another plan is left."""
-        _remove(self.data)
+        """Nothing of another plan is left; `new` is free."""
+        for path in self.folder.iterdir():
+            if path.is_dir():
+                _remove(path)
         self._env.replace_file(self.folder / PLAN, _text(plan))
         self._env.failpoint("pipeline.planned")
 
@@ -95,7 +101,9 @@ class Workspace:
         """All of it is what it should be: synced, then noted."""
         self._env.failpoint("pipeline.written")
         self._sync()
-        self._env.replace_file(self.data / MARKER, _text(marker), mode=0o644)
+        self._env.replace_file(self.new / MARKER, _text(marker), mode=0o644)
+        self._env.files.rename(self.new, self.data)
+        self._env.files.fsync_dir(self.folder)
         self._env.failpoint("pipeline.checked")
 
     def publish(self, target: Path) -> None:
@@ -124,7 +132,7 @@ class Workspace:
         _remove(self.folder)
 
     def _sync(self) -> None:
-        for folder, _, names in os.walk(self.data, topdown=False):
+        for folder, _, names in os.walk(self.new, topdown=False):
             for name in names:
                 with self._env.files.closing(self._env.files.open_ro(Path(folder, name))) as fd:
                     self._env.files.fsync(fd)
