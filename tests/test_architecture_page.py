@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 TOP = Path(__file__).parent.parent
-PLACES = ("", "engine", "fs", "engine/files", "engine/tiering", "engine/replicate", "native/channel")
+PLACES = ("", "engine", "fs", "engine/files", "engine/tiering", "engine/replicate", "engine/inbox", "native/channel")
 
 
 def test_every_module_of_the_walks_is_there() -> None:
