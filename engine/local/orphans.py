@@ -29,7 +29,9 @@ def hot_is_orphan(view: View, key: Key) -> bool:
     stream_id, ino, generation = key
     row = view.get(stream_id, t.OBJECTS, (ino, generation))
     if row is None:
-        return True
+        # A segment that is open has a row under its payload file's number; its index has the next one. Their files are
+        # made before their objects: were they swept, the seal would name bytes that are gone.
+        return all(view.get(stream_id, t.DIRTY, one) is None for one in (ino, ino - 1))
     if row.state in (ObjectState.DIRTY, ObjectState.SEALED):
         return False
     return not any(here.mask for c in row.data_chunks if (here := view.get(stream_id, t.RESIDENCY, c)) is not None)

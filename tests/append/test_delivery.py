@@ -6,13 +6,15 @@ import random
 import shutil
 from array import array
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import pytest
 import trio
 
-from aof2.engine.append import delivery
+from aof2.engine.aio import result_of
+from aof2.engine.append import delivery, rows
 from aof2.engine.env import Env
 from aof2.engine.errors import CorruptError
 from aof2.engine.kinds.kind import StagedFile, StagedJob
@@ -189,6 +191,25 @@ def test_beside_writers(tmp_path: Path) -> None:
         for n in range(4):
             at = found.index(f"j{n} 0\n".encode())
             assert found[at : at + 50] == lines(f"j{n}", 50)
+
+    run_streams(stream_settings(tmp_path / "volume"), body)
+
+
+def test_files_of_a_segment_that_is_being_made_are_no_orphans(tmp_path: Path) -> None:
+    async def body(w: World) -> None:
+        row = await w.mkdir()
+        tenant_id = row.ino >> 40
+        ids = await result_of(
+            w.volume.writer.submit(tenant_id, partial(rows.open_segment, stream_ino=row.ino, base_offset=0))
+        )
+        paths = [w.volume.hot.path("events", ino, rows.GENERATION) for ino in (ids.payload_ino, ids.index_ino)]
+        for path in paths:
+            w.volume.env.files.close(w.volume.hot.create(path))
+        await w.volume.janitor.sweep_orphans()
+        assert all(path.exists() for path in paths)
+        await result_of(w.volume.writer.submit(tenant_id, partial(rows.drop_segment, ids=ids)))
+        await w.volume.janitor.sweep_orphans()
+        assert not any(path.exists() for path in paths)
 
     run_streams(stream_settings(tmp_path / "volume"), body)
 
