@@ -40,6 +40,7 @@ missing_test_packages() {
   missing_java
   command -v rsync >/dev/null 2>&1 || printf 'rsync '
   command -v make >/dev/null 2>&1 || printf 'make '
+  command -v chromium >/dev/null 2>&1 || printf 'chromium '
 }
 
 install_system() {
