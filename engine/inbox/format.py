@@ -9,7 +9,7 @@
 Invariants
 - Decoding is strict: an unknown field, a number that is out of range or a name that no file has is CorruptError; a
   newer format is UnsupportedError. Nothing is asked of the remote before a commit adds up by itself.
-- A commit names objects of its own job alone.
+- A commit names objects of its own job alone, or of the series that it is one of.
 
 Owner: values and pure functions. A crash leaves nothing.
 """
@@ -211,11 +211,15 @@ def _files_problem(commit: Commit) -> str:
     return ""
 
 
+def _is_of(tenant: str, job_id: str, commit: Commit) -> bool:
+    """Of the job, or, of one of a series (`query-7`), staged before its number in that was known (`query`)."""
+    return tenant == commit.tenant and (job_id == commit.job_id or commit.job_id.startswith(f"{job_id}-"))
+
+
 def _blob_problem(commit: Commit, blobs: list[StagedBlob]) -> str:
     for staged in commit.objects:
         named = parse_key(staged.key)
-        mine = isinstance(named, InboxBlobKey | InboxPackKey) and named[:2] == (commit.tenant, commit.job_id)
-        if not mine:
+        if not isinstance(named, InboxBlobKey | InboxPackKey) or not _is_of(named.tenant, named.job_id, commit):
             return f"{staged.key[:300]!r} is no blob of this job"
     if len({one.key for one in commit.objects}) != len(commit.objects):
         return "an object is listed twice"
