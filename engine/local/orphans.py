@@ -29,12 +29,17 @@ def hot_is_orphan(view: View, key: Key) -> bool:
     stream_id, ino, generation = key
     row = view.get(stream_id, t.OBJECTS, (ino, generation))
     if row is None:
-        # A segment that is open has a row under its payload file's number; its index has the next one. Their files are
-        # made before their objects: were they swept, the seal would name bytes that are gone.
-        return all(view.get(stream_id, t.DIRTY, one) is None for one in (ino, ino - 1))
+        # The files of a segment are made before their objects: were they swept, the seal would name bytes that are gone.
+        return not any(_is_segment(view, stream_id, one) for one in (ino, ino - 1))  # payload file, index
     if row.state in (ObjectState.DIRTY, ObjectState.SEALED):
         return False
     return not any(here.mask for c in row.data_chunks if (here := view.get(stream_id, t.RESIDENCY, c)) is not None)
+
+
+def _is_segment(view: View, stream_id: int, ino: int) -> bool:
+    """Whether an open segment's payload file will have this number: such a one is dirty without being an object."""
+    dirty = view.get(stream_id, t.DIRTY, ino)
+    return dirty is not None and view.get(stream_id, t.OBJECTS, (ino, dirty.generation)) is None
 
 
 def hot_orphans(catalog: Catalog, root: Path, tenants: Mapping[int, str]) -> list[tuple[Key, Path]]:

@@ -7,6 +7,7 @@ import stat
 import struct
 
 import pyfuse3
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -46,5 +47,9 @@ def test_packed_attributes_are_those_of_pyfuse3(row: InodeRow, told: Options, di
     assert list(attr) == [expected.attr_timeout, 0, 0, *fields(expected)]
 
 
-def test_an_absent_name_may_be_remembered() -> None:
-    assert ENTRY.unpack(attrs.ABSENT_OUT)[:4] == (0, 0, attrs.absent().entry_timeout, 0)
+@pytest.mark.parametrize("follow", [False, True])
+def test_an_absent_name_may_be_remembered_where_no_other_machine_makes_it(follow: bool) -> None:
+    told = Options(follow=follow)
+    entry_timeout = attrs.absent(told).entry_timeout
+    assert ENTRY.unpack(attrs.absent_out(told))[:4] == (0, 0, entry_timeout, 0)
+    assert (entry_timeout == 0) == follow
