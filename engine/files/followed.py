@@ -2,7 +2,7 @@
 
 What is shown of a file is a generation that can be read here: the one that is open, as long as it is (each open → close
 sees one); else that of the row, if it is published; else the last one that is. A file that has none yet is shown as its
-row says, and cannot be opened before it is in the remote (EAGAIN).
+row says, and cannot be opened before it is in the remote (EAGAIN); an open waits a moment where its upload was begun.
 
 Invariants
 - Nothing here changes a row that is not this machine's own.
@@ -18,8 +18,10 @@ import logging
 import stat
 
 import msgspec
+import trio
 
 from aof2.engine.catalog import tables as t
+from aof2.engine.catalog.fold import uploads_begun
 from aof2.engine.catalog.rows import InodeRow, ObjectRow, ObjectState, stream_of
 from aof2.engine.catalog.store import View
 from aof2.engine.errors import os_error
@@ -37,6 +39,8 @@ log = logging.getLogger(__name__)
 
 _MS_IN_NS = 1_000_000
 TOLD_MAX = 10_000
+PUBLISHED_MAX_S = 2.0
+PUBLISHED_LOOK_S = 0.05
 _HERE = (ObjectState.PUBLISHED, ObjectState.TOMBSTONED)
 
 
@@ -70,13 +74,9 @@ class FollowedLoader(Loader):
     """Opens what is shown."""
 
     async def load(self, ino: int) -> tuple[InodeRow, OpenFile]:
-        stream_id = stream_of(ino)
-        with self._volume.catalog.view() as view:
-            row = view.get(stream_id, t.INODES, ino)
-            if row is None or (not row.nlink and view.get(stream_id, t.NAMELESS, ino) is None):
-                raise os_error(errno.ESTALE)
-            row = shown(view, row)
-            obj = view.get(stream_id, t.OBJECTS, (ino, row.generation))
+        row, obj = self._shown(ino)
+        if obj is not None and self._is_announced(obj):
+            row, obj = await self._until_published(ino)
         file = self._files.known.get(ino)
         if file is None:
             if obj is None:
@@ -86,6 +86,34 @@ class FollowedLoader(Loader):
             file = await self._make(row, obj, None)
             self._files.known.add(file)
         return row, file
+
+    def _shown(self, ino: int) -> tuple[InodeRow, ObjectRow | None]:
+        stream_id = stream_of(ino)
+        with self._volume.catalog.view() as view:
+            row = view.get(stream_id, t.INODES, ino)
+            if row is None or (not row.nlink and view.get(stream_id, t.NAMELESS, ino) is None):
+                raise os_error(errno.ESTALE)
+            row = shown(view, row)
+            return row, view.get(stream_id, t.OBJECTS, (ino, row.generation))
+
+    def _is_announced(self, obj: ObjectRow) -> bool:
+        """Whether its blob is in the remote, or about to be: a caller on the writer may have been told that it is."""
+        if obj.state != ObjectState.SEALED:
+            return False
+        stream_id = stream_of(obj.ino)
+        with self._volume.catalog.view() as view:
+            return all(uploads_begun(view, stream_id, chunk_id) for chunk_id in obj.data_chunks)
+
+    async def _until_published(self, ino: int) -> tuple[InodeRow, ObjectRow | None]:
+        """The writer may answer `wait` before the log that publishes is there: it comes a moment later."""
+        following = self._volume.following
+        deadline_s = trio.current_time() + PUBLISHED_MAX_S
+        while True:
+            asked = following is not None and await following.at_end(stream_of(ino))
+            row, obj = self._shown(ino)
+            if not asked or obj is None or not self._is_announced(obj) or trio.current_time() > deadline_s:
+                return row, obj
+            await trio.sleep(PUBLISHED_LOOK_S)
 
 
 class FollowedFiles(FilesKind):

@@ -29,7 +29,7 @@ def hot_is_orphan(view: View, key: Key) -> bool:
     stream_id, ino, generation = key
     row = view.get(stream_id, t.OBJECTS, (ino, generation))
     if row is None:
-        # The files of a segment are made before their objects: were they swept, the seal would name bytes that are gone.
+        # Files of a segment are made before their objects: were they swept, the seal would name bytes that are gone.
         return not any(_is_segment(view, stream_id, one) for one in (ino, ino - 1))  # payload file, index
     if row.state in (ObjectState.DIRTY, ObjectState.SEALED):
         return False
