@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from aof2.engine.files.ledger import Ledger
 from aof2.engine.files.seek import RoomSeeker, Writing
-from aof2.engine.local.sparse import on_disk
+from aof2.engine.local.sparse import DISK_PAGE_BYTES, on_disk
 from aof2.engine.quota import Reservation
 
 if TYPE_CHECKING:
@@ -67,9 +67,10 @@ class SegmentRoom:
         return 2 * (on_disk(end) - on_disk(self.end)) + extra
 
     def end_of(self, reservation: Reservation) -> int:
-        """How far the file may grow with that."""
+        """How far the file may grow with that: by whole pages, which is what it takes of the disk."""
         extra = INDEX_EXTRA_BYTES if self._kept is None else 0
-        return on_disk(self.end) + (reservation.remaining_bytes - extra) // 2
+        pages = (reservation.remaining_bytes - extra) // 2 // DISK_PAGE_BYTES
+        return on_disk(self.end) + pages * DISK_PAGE_BYTES
 
     def took(self, reservation: Reservation, end: int) -> None:
         """The disk has it, too."""
