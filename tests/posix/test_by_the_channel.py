@@ -14,7 +14,7 @@ import pytest
 
 from tests.posix.conftest import IS_ROOT
 from tests.posix.helpers import RENAME_EXCHANGE, code, renameat2
-from tests.support.mount import MountedVolume
+from tests.support.mount import MountedVolume, mounted_volume
 
 drops_names = pytest.mark.skipif(not IS_ROOT, reason="the kernel's names are dropped")
 
@@ -383,16 +383,22 @@ def test_errors_are_those_of_the_daemon(here: Path) -> None:
     assert code(os.link, here / "full", here / "other") == "EPERM"
 
 
-def test_files_are_replaced_as_git_does(each_volume: MountedVolume, each_here: Path) -> None:
-    """Taken away and made again under the same names, in a directory that cannot go."""
-    d = each_here / "d"
+def test_files_are_replaced_as_git_does(tmp_path: Path) -> None:
+    """Taken away and made again under the same names, in a directory that cannot go. In a mount of its own: one that
+    other tests use may be about to call its daemon."""
+    with mounted_volume(tmp_path) as volume:
+        replaced_as_git_does(volume)
+
+
+def replaced_as_git_does(volume: MountedVolume) -> None:
+    d = volume.path / "d"
     d.mkdir()
-    if each_volume.json("status")["mount"]["passthrough"] is False:
+    if volume.json("status")["mount"]["passthrough"] is False:
         pytest.skip("no passthrough here: the daemon creates every file")
     for i in range(20):
         (d / str(i)).write_bytes(b"old")
-    each_volume.json("status")  # folded
-    with stopped(each_volume, d):
+    volume.json("status")  # folded
+    with stopped(volume, d):
         for i in range(20):
             (d / str(i)).unlink()
             assert code(d.rmdir) == ("ENOTEMPTY" if i < 19 else "")
