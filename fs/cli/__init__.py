@@ -31,7 +31,7 @@ VERBS = {
     "revert": ("aof2.fs.cli.past", "Bring back what a file was."),
     "seal": ("aof2.fs.cli.stream", "Make files of what is not sealed yet of a stream."),
     "snapshot": ("aof2.fs.cli.snapshot", "Moments of a tenant that are kept."),
-    "spark": ("aof2.fs.cli.spark", "Data pipelines on Spark: ingest, compact."),
+    "spark": ("aof2.fs.cli.spark", "Data pipelines on Spark: ingest, compact, verify, manifest."),
     "status": ("aof2.fs.cli.status", "What the volume, a directory or a file is like now."),
     "top": ("aof2.fs.cli.top", "What the mounted volume is doing, live."),
     "truncate": ("aof2.fs.cli.stream", "Remove the beginning of a stream, or what is not sealed."),
