@@ -392,7 +392,8 @@ class Sealer:
     async def _record(self, stream_id: int, group: Sequence[Hashed], *, begin: bool) -> None:
         seals = [one.seal for one in group]
         volume, block_bytes = self._files.volume, self._files.block_bytes
-        lone = volume.replication.is_lone(stream_id)
+        # A follower shows what the log publishes, not what a seal foretells: for those who follow, `wait` waits for it.
+        lone = volume.replication.is_lone(stream_id) and not volume.followers.live_count
         with volume.jobs.beginning(stream_id, wanted=begin, lone=lone) as begin_job:
 
             def work(b: Batch) -> tuple[list[ObjectRow | None], Begun | None]:

@@ -18,6 +18,7 @@ from aof2.engine.catalog.rows import ObjectState
 from aof2.engine.env import Env
 from aof2.engine.errors import TransientError
 from aof2.engine.files import Files, stream_of
+from aof2.engine.follow.heartbeat import Heartbeat, put_heartbeat
 from aof2.engine.remote.open import open_remote
 from aof2.engine.replicate.lost import Why
 from aof2.engine.replicate.restore import RestoreReport, restore
@@ -138,6 +139,26 @@ def test_the_log_of_one_that_has_company_is_shared(tmp_path: Path, soon: bool) -
 
     run(tmp_path, body)
     assert restored(tmp_path / "copy").lost == []
+    assert contents_at(tmp_path / "copy", ["f"]) == {"f": CONTENT}
+
+
+def test_where_another_machine_follows_the_log_publishes(tmp_path: Path) -> None:
+    """It shows what is published: what is durable is to be that, too."""
+
+    async def body(files: Files, _: FakeKernel) -> None:
+        volume = files.volume
+        put_heartbeat(
+            volume.remote, Heartbeat(format_version=1, id="0123456789abcdef", host="there", volume_uuid="", at_ms=1)
+        )
+        volume.followers.look()
+        assert volume.followers.live_count == 1
+        await make(files, b"f", CONTENT)
+        await waited_for(files, "f")
+        copied(tmp_path, "copy")
+
+    run(tmp_path, body)
+    report = restored(tmp_path / "copy")
+    assert (report.lost, report.rescued) == ([], [])
     assert contents_at(tmp_path / "copy", ["f"]) == {"f": CONTENT}
 
 
