@@ -44,7 +44,6 @@ from aof2.engine.inbox.format import RefusedError, split_path
 from aof2.engine.kinds.kernel import Framing
 from aof2.engine.kinds.kind import Caller
 from aof2.engine.local.hot import Identity
-from aof2.engine.manifest import payloads as p
 from aof2.engine.remote.errors import RemoteMissingError
 from aof2.engine.remote.keys import chunk_blob_key
 from aof2.engine.remote.location import LocatedBlob, Location
@@ -260,8 +259,9 @@ class Arrival:
         if done is not None:
             return done, [], False
         gone: list[InodeRow] = []
-        for name in self._payload_names(b) if self._job.overwrite else ():
-            gone += rows.unlink_segment(b, (self._stream.ino, name), self._kind.files.known.must_stay)
+        if self._job.overwrite:
+            ext, is_open = self._stream.settings.ext, self._kind.files.known.must_stay
+            gone = rows.unlink_segments(b, self._stream.ino, ext, is_open)
         delivered.begin_job(b)
         for one in made:
             self._publish_one(b, one, given.checkpoint_id)
@@ -282,10 +282,7 @@ class Arrival:
         payload_name = names.payload_name(one.header.base_offset, self._stream.settings.ext)
         rows.enter(b, _file(ids.payload_ino, one.payload, b), stream.ino, payload_name, stream, mode)
         rows.enter(b, _file(ids.index_ino, one.index_file, b), below, names.index_name(ids.segment_id), stream, mode)
-        sealed = p.SealSegment(
-            *(footer.durable_bytes, footer.segment_crc64, footer.ext_id, footer.coordinator_watermark),
-            int(footer.flush_failure),
-        )
+        sealed = rows.seal_record(footer)
         chunk_bytes = self._volume.settings.engine.chunk_bytes
         put = partial(delivered.make_object, b, chunk_bytes=chunk_bytes, checkpoint_id=checkpoint_id)
         put(
@@ -295,10 +292,6 @@ class Arrival:
             sealed=sealed,
         )
         put(ids.index_ino, one.index_file.sha256, [one.index_file], chunk_ids=[one.numbers.index_chunk_id])
-
-    def _payload_names(self, b: Batch) -> list[bytes]:
-        prefix, ext = t.DENTRIES.pack_key((self._stream.ino, b"")), self._stream.settings.ext
-        return [key[1] for key, _ in b.scan(t.DENTRIES, prefix=prefix) if names.is_payload_name(key[1], ext)]
 
 
 def _file(ino: int, blob: CheckedBlob, b: Batch) -> rows.SealedFile:

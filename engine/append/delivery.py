@@ -36,7 +36,6 @@ from aof2.engine.append import names, rows
 from aof2.engine.append.framing import HEADER, OVERHEAD
 from aof2.engine.append.rows import Ids, Position
 from aof2.engine.append.staged import Piece, index_bytes, payload_bytes, plan, steps
-from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.batch import Batch
 from aof2.engine.catalog.rows import InodeRow, ObjectRow, stream_of
 from aof2.engine.errors import CorruptError, os_error
@@ -45,7 +44,6 @@ from aof2.engine.jobs.checkpoint import Begun
 from aof2.engine.kinds.kernel import Framing
 from aof2.engine.kinds.kind import Delivered, StagedJob
 from aof2.engine.local.sparse import on_disk
-from aof2.engine.manifest import payloads as p
 from aof2.engine.segment import format as fmt
 from aof2.engine.segment.index import INDEX_FIXED_BYTES, RecordRange
 from aof2.engine.tiering.hashing import digest_file
@@ -255,8 +253,8 @@ class Delivery:
 
             def work(b: Batch) -> tuple[Delivered, list[InodeRow], Begun | None]:
                 gone: list[InodeRow] = []
-                for name in self._payload_names(b) if self._job.overwrite else ():
-                    gone += rows.unlink_segment(b, (stream.ino, name), is_open)
+                if self._job.overwrite:
+                    gone = rows.unlink_segments(b, stream.ino, stream.settings.ext, is_open)
                 sealed: list[ObjectRow] = []
                 for one in made:
                     about = self._sealed(one)
@@ -274,19 +272,10 @@ class Delivery:
             volume.jobs.begun(stream_id, end.next_logical - before.next_logical, job)
         return done, gone
 
-    def _payload_names(self, b: Batch) -> list[bytes]:
-        prefix, ext = t.DENTRIES.pack_key((self._stream.ino, b"")), self._stream.settings.ext
-        return [key[1] for key, _ in b.scan(t.DENTRIES, prefix=prefix) if names.is_payload_name(key[1], ext)]
-
     def _sealed(self, one: _Made) -> rows.Sealed:
-        footer = one.footer
-        record = p.SealSegment(
-            *(footer.durable_bytes, footer.segment_crc64, footer.ext_id, footer.coordinator_watermark),
-            int(footer.flush_failure),
-        )
         return rows.Sealed(
             *(self._stream.ino, one.ids, one.header.base_offset, self._stream.settings.ext),
-            *(one.payload_file, one.index_file, record, one.position),
+            *(one.payload_file, one.index_file, rows.seal_record(one.footer), one.position),
         )
 
     def _appeared(self, one: _Made) -> None:

@@ -33,6 +33,7 @@ from aof2.engine.kinds.kind import Delivered
 from aof2.engine.local.hot import Identity
 from aof2.engine.manifest import payloads as p
 from aof2.engine.namespace import nodes
+from aof2.engine.segment.format import SegmentFooter
 from aof2.engine.tiering.hashing import ObjectDigest
 
 OWN_XATTRS: Final = b"aof2."  # no prefix that callers may ask for
@@ -237,6 +238,21 @@ def unlink_segment(b: Batch, payload: tuple[int, bytes], is_open: namespace.IsOp
     if index is not None and index.nlink:
         gone.append(namespace.unlink(b, index.parent, index.last_name, is_open=is_open))
     return gone
+
+
+def unlink_segments(b: Batch, stream_ino: int, ext: str, is_open: namespace.IsOpen = namespace.never) -> list[InodeRow]:
+    """All that is sealed of a stream."""
+    prefix = t.DENTRIES.pack_key((stream_ino, b""))
+    payloads = [key[1] for key, _ in b.scan(t.DENTRIES, prefix=prefix) if names.is_payload_name(key[1], ext)]
+    return [row for name in payloads for row in unlink_segment(b, (stream_ino, name), is_open)]
+
+
+def seal_record(footer: SegmentFooter) -> p.SealSegment:
+    """What the log says of a segment, in the format seed's words."""
+    return p.SealSegment(
+        *(footer.durable_bytes, footer.segment_crc64, footer.ext_id, footer.coordinator_watermark),
+        int(footer.flush_failure),
+    )
 
 
 def undelete_segment(b: Batch, ino: int, parent: int, name: bytes) -> InodeRow:

@@ -33,7 +33,6 @@ from aof2.engine.catalog.batch import Batch
 from aof2.engine.catalog.rows import ObjectRow, stream_of
 from aof2.engine.errors import Aof2Error, CorruptError, FatalIOError, ReadOnlyError
 from aof2.engine.jobs.checkpoint import Begun
-from aof2.engine.manifest import payloads as p
 from aof2.engine.segment import pointer
 from aof2.engine.segment.index import split
 from aof2.engine.tiering.hashing import digest_file
@@ -185,10 +184,7 @@ class Sealing:
         if raw is None:
             raise ValueError(f"segment {segment.segment_id} has no footer")
         footer, engine = raw.footer, volume.settings.engine
-        record = p.SealSegment(
-            *(footer.durable_bytes, footer.segment_crc64, footer.ext_id, footer.coordinator_watermark),
-            int(footer.flush_failure),
-        )
+        record = rows.seal_record(footer)
         one = rows.Sealed(
             *(stream.ino, segment.ids, segment.base_offset, stream.settings.ext),
             *(made.payload_file, made.index_file, record, segment.position),
