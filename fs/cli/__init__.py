@@ -5,15 +5,14 @@ Verbs are listed here by name and imported when they run, so `aof2 --help` loads
 
 from __future__ import annotations
 
-from importlib import import_module
 from importlib.metadata import version
 
 import click
 
 from aof2.fs.cli.errors import reported
+from aof2.fs.cli.lazy import Commands, LazyGroup
 
-# verb → (module, what `aof2 --help` says about it). The command has the verb's name in that module.
-VERBS = {
+VERBS: Commands = {
     "bench": ("aof2.fs.cli.bench", "Measure this machine against AOF2's targets."),
     "changes": ("aof2.fs.cli.changes", "What changed, from where a named cursor stands."),
     "checkpoint": ("aof2.fs.cli.durable", "Make dirty data durable in the remote."),
@@ -45,21 +44,11 @@ VERBS = {
 }
 
 
-class Verbs(click.Group):
-    """The top command: verbs come from VERBS, and nothing a user can cause leaves it as a traceback."""
+class Verbs(LazyGroup):
+    """The top command: nothing a user can cause leaves it as a traceback."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(VERBS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in VERBS:
-            return None
-        command: click.Command = getattr(import_module(VERBS[cmd_name][0]), cmd_name.replace("-", "_"))
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(verb, VERBS[verb][1]) for verb in sorted(VERBS)])
+    LISTED = VERBS
+    HEADING = "Commands"
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """mount(8) and mount.fuse3 name no verb: `aof2 [SPEC] MOUNTPOINT -o …`."""

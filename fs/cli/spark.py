@@ -6,12 +6,11 @@ Pipelines are listed here by name and imported when they run. What stands behind
 
 from __future__ import annotations
 
-from importlib import import_module
-
 import click
 
-# pipeline → (module, what `aof2 spark --help` says about it). The command has the pipeline's name in that module.
-PIPELINES = {
+from aof2.fs.cli.lazy import Commands, LazyGroup
+
+PIPELINES: Commands = {
     "compact": ("aof2.fs.cli.pipelines.compact", "Many segments or small files into few large ones."),
     "ingest": ("aof2.fs.cli.pipelines.ingest", "What Spark can read, into a stream or into Parquet."),
     "manifest": ("aof2.fs.cli.pipelines.manifest", "The log as tables: heat, misses, thrash, bytes per tier, cost."),
@@ -20,21 +19,11 @@ PIPELINES = {
 SUBMIT_OPTIONS = "aof2.spark.submit_options"  # their key in a context's meta
 
 
-class Pipelines(click.Group):
+class Pipelines(LazyGroup):
     """The group: everything behind the first `--` is spark-submit's."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(PIPELINES)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in PIPELINES:
-            return None
-        command: click.Command = getattr(import_module(PIPELINES[cmd_name][0]), cmd_name)
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Pipelines"):
-            formatter.write_dl([(name, PIPELINES[name][1]) for name in sorted(PIPELINES)])
+    LISTED = PIPELINES
+    HEADING = "Pipelines"
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         at = args.index("--") if "--" in args else len(args)
