@@ -29,7 +29,7 @@ from aof2.engine.files.cold import COLD_SCAN
 from aof2.engine.files.kind import FilesKind
 from aof2.engine.files.loading import Loader
 from aof2.engine.files.state import OpenFile, wants_write
-from aof2.engine.files.table import Files
+from aof2.engine.files.table import Files, HandleListener
 from aof2.engine.follow.ownrows import Changes
 from aof2.engine.kinds.catalogued import CAPABILITY
 from aof2.engine.kinds.kind import Caller
@@ -116,13 +116,12 @@ class FollowedLoader(Loader):
             await trio.sleep(PUBLISHED_LOOK_S)
 
 
-class FollowedFiles(FilesKind):
+class FollowedFiles(FilesKind, HandleListener):
     """All tenants of kind `files` of a follower's mount; the file table is that of all kinds."""
 
     def __init__(self, at: Surroundings) -> None:
-        super().__init__(at, Files(at.volume, at.kernel, at.opens, make_loader=FollowedLoader))
+        super().__init__(at, Files(at.volume, at.kernel, at.opens, make_loader=FollowedLoader, listener=self))
         self._at_open: dict[int, InodeRow] = {}  # of open files: what was shown when they were opened first
-        self.files.opened, self.files.released = self._opened, self._closed
         if at.volume.following is not None:
             at.volume.following.hear(self._changed)
 
@@ -174,7 +173,7 @@ class FollowedFiles(FilesKind):
             fh = await self.files.open(ino, flags)
         return fh
 
-    def _opened(self, file: OpenFile, fh: int) -> None:
+    def handle_given(self, file: OpenFile, fh: int) -> None:
         ino = file.ino
         row = self.volume.catalog.get(stream_of(ino), t.INODES, ino) if ino not in self._at_open else None
         if row is not None and file.base is not None:
@@ -185,7 +184,7 @@ class FollowedFiles(FilesKind):
         if self.volume.following is not None:
             self.volume.following.opened(fh, stream_of(ino))
 
-    def _closed(self, file: OpenFile, fh: int) -> None:
+    def handle_closed(self, file: OpenFile, fh: int) -> None:
         if self.volume.following is not None:
             self.volume.following.closed(fh)
         if file.handles:

@@ -70,6 +70,16 @@ async def _keep_privileges(_: int) -> None:
     """Of files without any."""
 
 
+class HandleListener:
+    """Hears of each handle."""
+
+    def handle_given(self, file: OpenFile, fh: int) -> None:
+        """Its file is open."""
+
+    def handle_closed(self, file: OpenFile, fh: int) -> None:
+        """The last one, where the file has no handles now."""
+
+
 class Files:
     """The files that are open or unsealed, and what can be done with them."""
 
@@ -80,6 +90,7 @@ class Files:
         opens: Opens | None = None,
         kill_privileges: Callable[[int], Awaitable[object]] = _keep_privileges,
         make_loader: Callable[[Files], Loader] = Loader,
+        listener: HandleListener | None = None,
     ) -> None:
         self.volume = volume
         self.kernel = kernel
@@ -89,8 +100,7 @@ class Files:
         self._opens = Opens() if opens is None else opens
         self.open_count = 0
         self._stopped: set[int] = set()  # by `refuse_writes`
-        self.opened: Callable[[OpenFile, int], None] = lambda _file, _fh: None  # a handle is given
-        self.released: Callable[[OpenFile, int], None] = lambda _file, _fh: None  # … and closed
+        self._listener = listener or HandleListener()
         self.known = Known()
         self.kept = KeptPages()
         self.parts = Parts(self)
@@ -344,7 +354,7 @@ class Files:
             self.sealer.wait(file)
             self.room.opened(file, flags)
         self.kernel.handle(file.ino, fh, struct.pack("<QQ", file.ino, flags & 0xFFFFFFFF))
-        self.opened(file, fh)
+        self._listener.handle_given(file, fh)
         return fh
 
     async def adopt(self, ino: int) -> None:
@@ -406,10 +416,10 @@ class Files:
                 self.charges.charge(file)
                 self.kernel.invalidate_attr(file.ino)  # the kernel reports no stores through a mapping
             if file.handles:
-                self.released(file, fh)
+                self._listener.handle_closed(file, fh)
                 return
             self._closed(file)
-            self.released(file, fh)
+            self._listener.handle_closed(file, fh)
             if file.unlinked:
                 await self.removal.closed_nameless(file)
 
