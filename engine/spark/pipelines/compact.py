@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from aof2.engine.env import Env
-from aof2.engine.spark.pipelines.mounted import Mounted
 from aof2.engine.spark.pipelines.reconcile import Tally
 from aof2.engine.spark.pipelines.seam import PipelineError, Summary, Tell, silent
 from aof2.engine.spark.pipelines.tables import Layout
+from aof2.engine.spark.pipelines.work import Work
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -62,15 +62,8 @@ class Done:
     notes: tuple[str, ...] = ()
 
 
-class Work:
-    """A request, and what all kinds of it need."""
-
-    def __init__(self, session: SparkSession, arguments: Arguments, tell: Tell, env: Env) -> None:
-        self.session = session
-        self.asked = arguments
-        self.tell = tell
-        self.env = env
-        self.mounted = Mounted.find(arguments.conf)
+class Compaction(Work[Arguments]):
+    """A run of any of the three."""
 
     def until_durable(self, path: Path) -> None:
         """In the remote, where it is in the mount; it was synced before it had its name."""
@@ -82,14 +75,14 @@ class Work:
 
 def run(session: SparkSession, arguments: Arguments, tell: Tell = silent, env: Env | None = None) -> Summary:
     """Everything there is now; what comes meanwhile is the next run's."""
-    work = Work(session, arguments, tell, env or Env())
+    work = Compaction(session, arguments, tell, env or Env())
     source = Path(arguments.source)
     if not source.is_dir():
         raise PipelineError(f"{source}: no such directory; name a stream, or a directory of Parquet")
     return _summary(arguments, _kind(work, source)(work))
 
 
-def _kind(work: Work, source: Path) -> Any:
+def _kind(work: Compaction, source: Path) -> Any:
     from aof2.engine.spark.pipelines import compact_files, compact_records, compact_stream
     from aof2.engine.spark.pipelines.records import is_stream
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from aof2.engine.spark.pipelines import jobs, tables
-from aof2.engine.spark.pipelines.compact import Done, Work
+from aof2.engine.spark.pipelines.compact import Compaction, Done
 from aof2.engine.spark.pipelines.reconcile import Tally
 from aof2.engine.spark.pipelines.seam import PipelineError
 from aof2.engine.spark.pipelines.workspace import Workspace, beside, marker_of
@@ -35,7 +35,7 @@ Files = list[list[Any]]  # path, size, time: as `jobs.seen`
 TABLES: Final = ("_delta_log", ".hoodie", "_spark_metadata")  # formats that keep files which are no part of the table
 
 
-def compact(work: Work) -> Done:
+def compact(work: Compaction) -> Done:
     asked = work.asked
     source = Path(asked.source)
     if asked.schema:
@@ -54,7 +54,7 @@ def compact(work: Work) -> Done:
 class _Steps:
     """What both ways have: reading, writing, checking."""
 
-    def __init__(self, work: Work, workspace: Workspace, source: Path, target: Path) -> None:
+    def __init__(self, work: Compaction, workspace: Workspace, source: Path, target: Path) -> None:
         self.work = work
         self.workspace = workspace
         self.source = source
@@ -133,7 +133,7 @@ class _Beside(_Steps):
 class _InPlace(_Steps):
     """Instead of what is there."""
 
-    def __init__(self, work: Work, workspace: Workspace, target: Path) -> None:
+    def __init__(self, work: Compaction, workspace: Workspace, target: Path) -> None:
         super().__init__(work, workspace, target, target)
 
     def run(self) -> Done:
@@ -188,7 +188,7 @@ def _partitions(source: Path, names: Sequence[str]) -> list[str]:
     return [part.partition("=")[0] for part in parts if "=" in part]
 
 
-def _remove(source: Path, files: Files, work: Work) -> int:
+def _remove(source: Path, files: Files, work: Compaction) -> int:
     removed = 0
     for one in files:
         path = Path(str(one[0]))

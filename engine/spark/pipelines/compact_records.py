@@ -16,13 +16,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from aof2.engine.spark.pipelines import ingest
-from aof2.engine.spark.pipelines.compact import Done, Work
+from aof2.engine.spark.pipelines.compact import Compaction, Done
 from aof2.engine.spark.pipelines.reconcile import Tally
 from aof2.engine.spark.pipelines.seam import PipelineError
 from aof2.engine.spark.streams import StreamDirectory
 
 
-def compact(work: Work) -> Done:
+def compact(work: Compaction) -> Done:
     asked = work.asked
     if not asked.checkpoint:
         raise PipelineError("name a folder by --checkpoint: it is what tells how far the stream was read")

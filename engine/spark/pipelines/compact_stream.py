@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from aof2.engine.spark.pipelines import tables
-from aof2.engine.spark.pipelines.compact import Done, Work
+from aof2.engine.spark.pipelines.compact import Compaction, Done
 from aof2.engine.spark.pipelines.reconcile import Tally
 from aof2.engine.spark.pipelines.seam import PipelineError, watched
 from aof2.engine.spark.pipelines.workspace import Workspace, marker_of
@@ -58,7 +58,7 @@ class Span:
         return sum(segment.payload_bytes for segment in self.segments)
 
 
-def compact(work: Work) -> Done:
+def compact(work: Compaction) -> Done:
     target = Path(work.asked.target)
     target.mkdir(parents=True, exist_ok=True)
     with Workspace.opened(target / WORKSPACE, work.env) as workspace:
@@ -89,7 +89,7 @@ def _end_of(target: Path, source: str) -> int | None:
     return end
 
 
-def _planned(work: Work, end: int | None) -> tuple[Span | None, tuple[str, ...]]:
+def _planned(work: Compaction, end: int | None) -> tuple[Span | None, tuple[str, ...]]:
     """What is sealed and not in place yet; None: nothing."""
     source = work.asked.source
     segments = StreamDirectory(source).segments()
@@ -109,7 +109,7 @@ def _planned(work: Work, end: int | None) -> tuple[Span | None, tuple[str, ...]]
     return Span(rest), (gap,)
 
 
-def _run(work: Work, workspace: Workspace, span: Span, target: Path, notes: tuple[str, ...]) -> tuple[Done, int]:
+def _run(work: Compaction, workspace: Workspace, span: Span, target: Path, notes: tuple[str, ...]) -> tuple[Done, int]:
     """What a run before this one checked is put into place as it is; else all of the span is read."""
     request = _request(work)
     place = target / f"run={span.first}"
@@ -143,12 +143,12 @@ def _run(work: Work, workspace: Workspace, span: Span, target: Path, notes: tupl
     return done, int(marker["end"])
 
 
-def _request(work: Work) -> list[Any]:
+def _request(work: Compaction) -> list[Any]:
     asked = work.asked
     return [asked.schema, list(asked.select), list(asked.layout.partition_by), asked.layout.file_bytes]
 
 
-def _written(work: Work, workspace: Workspace, span: Span) -> Tally:
+def _written(work: Compaction, workspace: Workspace, span: Span) -> Tally:
     layout = work.asked.layout
     plain = replace(layout, partition_by=tuple(tables.partition_names(layout)))
     frame = tables.laid_out(_rows(work, span), plain)
@@ -161,7 +161,7 @@ def _written(work: Work, workspace: Workspace, span: Span) -> Tally:
     return tally
 
 
-def _rows(work: Work, span: Span) -> DataFrame:
+def _rows(work: Compaction, span: Span) -> DataFrame:
     """Records as they are, or what their JSON says; and what the layout computes, of the record's own columns."""
     from pyspark.sql import functions as f
 
@@ -177,12 +177,12 @@ def _rows(work: Work, span: Span) -> DataFrame:
     return frame.selectExpr(*(asked.select or [("record.*" if asked.schema else "*")]), *computed)
 
 
-def _records(work: Work, span: Span) -> Any:
+def _records(work: Compaction, span: Span) -> Any:
     reader = work.session.read.format("aof2").option("partitionBytes", work.asked.layout.file_bytes)
     return reader.option("startingOffset", span.first).option("endingOffset", span.end)
 
 
-def _lines(work: Work, span: Span) -> DataFrame:
+def _lines(work: Compaction, span: Span) -> DataFrame:
     """Where only the JSON is wanted, Spark reads the payload files itself, which is twice as fast as record by record;
     every record's checksum is compared before, which is faster still. Sealed files do not change in between."""
     with watched(work.session, work.tell, "verify"):
@@ -194,7 +194,7 @@ def _lines(work: Work, span: Span) -> DataFrame:
     return reader.json([segment.payload_path for segment in span.segments])
 
 
-def _removed(work: Work, target: Path, end: int, done: Done) -> Done:
+def _removed(work: Compaction, target: Path, end: int, done: Done) -> Done:
     """Segments that are in place and in the remote go."""
     if work.mounted is None:
         raise PipelineError("--remove-sources: no mount.conf says which mount the stream is in; name it by --conf")

@@ -24,11 +24,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from aof2.engine.env import Env
 from aof2.engine.spark.pipelines import jobs, tables
-from aof2.engine.spark.pipelines.mounted import Mounted
 from aof2.engine.spark.pipelines.reconcile import Tally
 from aof2.engine.spark.pipelines.records import Brought, StreamTarget
 from aof2.engine.spark.pipelines.seam import PipelineError, Summary, Tell, silent
 from aof2.engine.spark.pipelines.tables import Layout
+from aof2.engine.spark.pipelines.work import Work
 from aof2.engine.spark.pipelines.workspace import Workspace, beside, marker_of
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Arguments:
 
 def run(session: SparkSession, arguments: Arguments, tell: Tell = silent, env: Env | None = None) -> Summary:
     """All there is of a batch; of a growing source until its trigger has no more, or it is interrupted."""
-    work = _Work(session, arguments, tell, env or Env())
+    work = _Ingestion(session, arguments, tell, env or Env())
     if arguments.trigger:
         return _Growing(work).run()
     frame = work.selected(work.reader(session.read))
@@ -99,15 +99,11 @@ class Total:
         self.last = done
 
 
-class _Work:
-    """A request, and where it goes."""
+class _Ingestion(Work[Arguments]):
+    """A run, and where it brings what it reads."""
 
     def __init__(self, session: SparkSession, arguments: Arguments, tell: Tell, env: Env) -> None:
-        self.session = session
-        self.asked = arguments
-        self.tell = tell
-        self.env = env
-        self.mounted = Mounted.find(arguments.conf)
+        super().__init__(session, arguments, tell, env)
         self.into = arguments.into or ("records" if self._target_is_stream() else "parquet")
         if self.into == "records" and arguments.layout.partition_by:
             raise PipelineError("--partition-by is for Parquet; a stream has no partitions")
@@ -229,7 +225,7 @@ class _Work:
 class _Growing:
     """A query whose micro-batches are jobs."""
 
-    def __init__(self, work: _Work) -> None:
+    def __init__(self, work: _Ingestion) -> None:
         self._work = work
         self._total = Total()
         self._query_id = ""
