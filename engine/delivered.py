@@ -12,7 +12,6 @@ Owner: the catalog's writer thread, for the length of a batch. A crash leaves th
 
 from __future__ import annotations
 
-import stat
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -21,10 +20,9 @@ from aof2.engine import packrows
 from aof2.engine.catalog import ops as o
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.batch import Batch
-from aof2.engine.catalog.rows import INO_STREAM_SHIFT, BlobRow, ChunkRow, InodeRow, ObjectRow, ObjectState
+from aof2.engine.catalog.rows import BlobRow, ChunkRow, ObjectRow, ObjectState
 from aof2.engine.inbox.check import CheckedBlob
 from aof2.engine.manifest import payloads as p
-from aof2.engine.namespace import nodes
 from aof2.engine.objects import CHECKPOINT
 
 GENERATION = 1
@@ -35,28 +33,6 @@ def begin_job(b: Batch) -> int:
     checkpoint_id = b.next_id("checkpoint_id")
     b.apply(o.SetWatermark(CHECKPOINT, checkpoint_id))
     return checkpoint_id
-
-
-def make_file(b: Batch, parent: int, name: bytes, size: int, like: InodeRow, *, ino: int = 0) -> InodeRow:
-    """A name and an inode, with the owner of the directory `like` and its mode but for execution. EEXIST and such."""
-    nodes.check_free(b, parent, name)
-    row = InodeRow(
-        ino or b.stream_id << INO_STREAM_SHIFT | b.next_id("ino"),
-        stat.S_IFREG | (stat.S_IMODE(like.mode) & 0o666),
-        like.uid,
-        like.gid,
-        size,
-        mtime_ns=b.now_ns,
-        ctime_ns=b.now_ns,
-        atime_ns=b.now_ns,
-        generation=GENERATION,
-        parent=parent,
-        last_name=name,
-    )
-    b.put(t.INODES, row.ino, row)
-    nodes.put_entry(b, parent, name, row)
-    nodes.touch(b, parent)
-    return row
 
 
 def make_object(

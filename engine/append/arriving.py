@@ -43,13 +43,12 @@ from aof2.engine.inbox.check import CheckedBlob, CheckedJob, CheckedSegment
 from aof2.engine.inbox.format import RefusedError, split_path
 from aof2.engine.kinds.kernel import Framing
 from aof2.engine.kinds.kind import Caller
-from aof2.engine.local.hot import Identity
 from aof2.engine.remote.errors import RemoteMissingError
 from aof2.engine.remote.keys import chunk_blob_key
 from aof2.engine.remote.location import LocatedBlob, Location
 from aof2.engine.segment import format as fmt
 from aof2.engine.segment.index import SegmentIndex
-from aof2.engine.tiering.hashing import ObjectDigest, digest_chunk
+from aof2.engine.tiering.hashing import digest_chunk
 from aof2.native import crc64, frame_lines
 from aof2.native.segment_index import index_rebase
 
@@ -278,10 +277,10 @@ class Arrival:
         ids, footer = one.numbers.ids, one.footer
         stream = namespace.get_inode(b, self._stream.ino)
         below = namespace.lookup(b, stream.ino, names.SEGMENTS).ino
-        mode = stat.S_IMODE(stream.mode) & 0o666
         payload_name = names.payload_name(one.header.base_offset, self._stream.settings.ext)
-        rows.enter(b, _file(ids.payload_ino, one.payload, b), stream.ino, payload_name, stream, mode)
-        rows.enter(b, _file(ids.index_ino, one.index_file, b), below, names.index_name(ids.segment_id), stream, mode)
+        index_name = names.index_name(ids.segment_id)
+        namespace.bring(b, stream.ino, payload_name, like=stream, size=one.payload.length, ino=ids.payload_ino)
+        namespace.bring(b, below, index_name, like=stream, size=one.index_file.length, ino=ids.index_ino)
         sealed = rows.seal_record(footer)
         chunk_bytes = self._volume.settings.engine.chunk_bytes
         put = partial(delivered.make_object, b, chunk_bytes=chunk_bytes, checkpoint_id=checkpoint_id)
@@ -292,8 +291,3 @@ class Arrival:
             sealed=sealed,
         )
         put(ids.index_ino, one.index_file.sha256, [one.index_file], chunk_ids=[one.numbers.index_chunk_id])
-
-
-def _file(ino: int, blob: CheckedBlob, b: Batch) -> rows.SealedFile:
-    """As a name is given to what was sealed here; it has no backing file."""
-    return rows.SealedFile(ino, ObjectDigest(blob.length, blob.sha256, ()), Identity(0, 0, 0), b.now_ns)

@@ -181,9 +181,8 @@ def seal(b: Batch, one: Sealed, *, chunk_bytes: int, block_bytes: int) -> list[O
     """Payload file and index, names and objects; the stream goes on behind them."""
     stream = nodes.directory(b, one.stream_ino)
     below = nodes.lookup(b, stream.ino, names.SEGMENTS).ino
-    mode = stat.S_IMODE(stream.mode) & 0o666
-    enter(b, one.payload_file, stream.ino, names.payload_name(one.base_offset, one.ext), stream, mode)
-    enter(b, one.index_file, below, names.index_name(one.ids.segment_id), stream, mode)
+    enter(b, one.payload_file, stream.ino, names.payload_name(one.base_offset, one.ext), stream)
+    enter(b, one.index_file, below, names.index_name(one.ids.segment_id), stream)
     row = ObjectRow(one.ids.payload_ino, GENERATION, ObjectState.DIRTY, chunk_bytes=chunk_bytes, created_ms=b.now_ms)
     b.put(t.OBJECTS, (row.ino, GENERATION), row)
     objects.create(b, one.ids.index_ino, GENERATION, chunk_bytes=chunk_bytes)
@@ -207,25 +206,9 @@ def put_job(b: Batch, stream_ino: int, job_id: bytes, done: Delivered) -> None:
     b.put(t.XATTRS, (stream_ino, JOB_XATTR + job_id), _POSITION.pack(*done))
 
 
-def enter(b: Batch, file: SealedFile, parent: int, name: bytes, like: InodeRow, mode: int) -> None:
-    nodes.check_free(b, parent, name)
-    row = InodeRow(
-        file.ino,
-        stat.S_IFREG | mode,
-        like.uid,
-        like.gid,
-        file.digest.size,
-        mtime_ns=file.mtime_ns,
-        ctime_ns=b.now_ns,
-        atime_ns=file.mtime_ns,
-        generation=GENERATION,
-        parent=parent,
-        last_name=name,
-        hole_bytes=file.digest.hole_bytes,
-    )
-    b.put(t.INODES, file.ino, row)
-    nodes.put_entry(b, parent, name, row)
-    nodes.touch(b, parent)
+def enter(b: Batch, file: SealedFile, parent: int, name: bytes, like: InodeRow) -> None:
+    size, hole_bytes = file.digest.size, file.digest.hole_bytes
+    namespace.bring(b, parent, name, like=like, size=size, ino=file.ino, mtime_ns=file.mtime_ns, hole_bytes=hole_bytes)
 
 
 def unlink_segment(b: Batch, payload: tuple[int, bytes], is_open: namespace.IsOpen = namespace.never) -> list[InodeRow]:

@@ -94,7 +94,7 @@ def publish(b: Batch, job: CheckedJob, *, chunk_bytes: int, is_open: namespace.I
         *above, name = split_path(one.path)
         try:
             parent = _folder(b, target, tuple(above), done)
-            made = delivered.make_file(b, parent, name, one.size, nodes.directory(b, parent))
+            made = namespace.bring(b, parent, name, like=nodes.directory(b, parent), size=one.size)
         except OSError as e:
             raise RefusedError(f"{job.to}/{one.path}: {_why(e)}") from None
         done.made.append((parent, name))

@@ -13,7 +13,7 @@ batch; a crash leaves the tree before or after it, and nameless inodes that no p
 """
 
 from aof2.engine.namespace.attributes import put_xattr, remove_xattr, set_attributes, set_xattr
-from aof2.engine.namespace.make import create, create_unnamed, link, make_node, make_root, mkdir, symlink
+from aof2.engine.namespace.make import bring, create, create_unnamed, link, make_node, make_root, mkdir, symlink
 from aof2.engine.namespace.move import Renamed, rename
 from aof2.engine.namespace.nodes import NAME_LEN_MAX, check_name, erase, get_inode, lookup, root_ino
 from aof2.engine.namespace.read import (

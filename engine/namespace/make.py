@@ -76,6 +76,40 @@ def create(
     return row
 
 
+def bring(
+    b: Batch,
+    parent: int,
+    name: bytes,
+    *,
+    like: InodeRow,
+    size: int,
+    ino: int = 0,
+    mtime_ns: int = 0,
+    hole_bytes: int = 0,
+) -> InodeRow:
+    """A file that has its bytes before it has its name: its first generation, whose object the caller makes. It has the
+    owner of the directory `like`, and its mode but for execution."""
+    nodes.check_free(b, parent, name)
+    row = InodeRow(
+        ino or b.stream_id << INO_STREAM_SHIFT | b.next_id("ino"),
+        stat.S_IFREG | (stat.S_IMODE(like.mode) & 0o666),
+        like.uid,
+        like.gid,
+        size,
+        mtime_ns=mtime_ns or b.now_ns,
+        ctime_ns=b.now_ns,
+        atime_ns=mtime_ns or b.now_ns,
+        generation=1,
+        parent=parent,
+        last_name=name,
+        hole_bytes=hole_bytes,
+    )
+    b.put(t.INODES, row.ino, row)
+    nodes.put_entry(b, parent, name, row)
+    nodes.touch(b, parent)
+    return row
+
+
 def create_unnamed(
     b: Batch, parent: int, *, mode: int = 0o600, uid: int = 0, gid: int = 0, chunk_bytes: int
 ) -> InodeRow:
