@@ -23,13 +23,13 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-import msgspec
 import trio
 
 from aof2.engine.aio import open_nursery
 from aof2.engine.catalog.fold import load_pending
 from aof2.engine.errors import Aof2Error, TransientError
 from aof2.engine.follow import heartbeat
+from aof2.engine.follow.facts import FollowStatus, StreamStatus
 from aof2.engine.follow.mark import FollowerMark
 from aof2.engine.follow.ownlog import open_own
 from aof2.engine.follow.ownrows import Changes, OwnRows
@@ -51,29 +51,6 @@ ACTIVE_S: Final = 60.0  # so long after its last chunk a log may be bundled at a
 LIST_AFTER_S: Final = 10.0  # what could not be asked for so long may be bundled by now
 TAKEN_MAX: Final = 1024  # chunks, until a newer snapshot takes the place of older ones here
 ASK_MAX_S: Final = 5.0  # what a look-up waits for the log's end
-
-
-class StreamStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """How far one stream is. `behind_s`: since the log's end was last seen to be here."""
-
-    stream_id: int
-    tenant: str
-    position: LogPosition | None
-    seen_ms: int
-    behind_s: float
-    problem: str = ""
-
-
-class FollowStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A follower in `status`. `away_since_ms`: since then the remote does not answer; 0: it does."""
-
-    id: str
-    streams: list[StreamStatus]
-    lag_s: float
-    away_since_ms: int
-    why_away: str
-    heartbeat_s_ago: float | None
-    problems: list[str]
 
 
 class _Walk:

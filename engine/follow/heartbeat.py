@@ -27,6 +27,7 @@ import trio
 
 from aof2.engine.env import Env
 from aof2.engine.errors import Aof2Error
+from aof2.engine.follow.facts import FollowerFact
 from aof2.engine.locks import thread_lock
 from aof2.engine.remote.errors import RemoteMissingError
 from aof2.engine.remote.keys import FOLLOWERS_PREFIX, follower_key
@@ -83,17 +84,6 @@ class _Seen(msgspec.Struct):
     etag: str
     beat: Heartbeat | None
     since_s: float  # when it was first seen as it is, by our clock
-
-
-class FollowerFact(msgspec.Struct, frozen=True, kw_only=True):
-    """A follower as the writer's `status` shows it."""
-
-    id: str
-    host: str
-    live: bool
-    seen_s_ago: float
-    lag_records: int
-    positions: dict[int, int]
 
 
 class Followers:

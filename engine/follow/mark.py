@@ -21,6 +21,11 @@ from aof2.engine.errors import CorruptError, ReadOnlyError
 from aof2.engine.replicate.claim import load_identity
 
 MARK_NAME: Final = "follower.json"
+OWN_DIR: Final = "own"  # its own logs (`ownlog.py`)
+
+
+def own_dir_of(state_dir: Path, stream_id: int) -> Path:
+    return state_dir / OWN_DIR / str(stream_id)
 
 
 class FollowerMark(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

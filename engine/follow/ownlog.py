@@ -34,7 +34,7 @@ from aof2.engine.catalog.store import Catalog, View
 from aof2.engine.catalog.writer import StreamState, apply_mutations
 from aof2.engine.env import Env
 from aof2.engine.errors import Aof2Error
-from aof2.engine.follow.mark import load_mark
+from aof2.engine.follow.mark import load_mark, own_dir_of
 from aof2.engine.follow.ownrows import Own, OwnRows, dump_own, is_own, put_own
 from aof2.engine.manifest.format import LogPosition, chunk_name
 from aof2.engine.manifest.reader import Stream
@@ -43,7 +43,6 @@ from aof2.engine.replicate.stream import chunk_indexes
 
 log = logging.getLogger(__name__)
 
-OWN_DIR: Final = "own"
 OWN_NAME: Final = "own.bin"
 POSITION_PREFIX: Final = b"\xff\xff\xff\xffo"
 HISTORY_CHUNKS: Final = 16  # of what `own.bin` covers, kept for `why`
@@ -58,10 +57,6 @@ class OwnAt(Row, frozen=True):
 
     position: tuple[int, int, int] | None
     own: Own
-
-
-def directory_of(state_dir: Path, stream_id: int) -> Path:
-    return state_dir / OWN_DIR / str(stream_id)
 
 
 def own_position(view: View, stream_id: int) -> LogPosition | None:
@@ -86,7 +81,7 @@ def load_own(directory: Path) -> OwnAt | None:
 
 def open_own(env: Env, catalog: Catalog, state_dir: Path, stream_id: int) -> StreamState:
     """The stream's own log, open for writing, with rows that have all of it. Blocks."""
-    directory = directory_of(state_dir, stream_id)
+    directory = own_dir_of(state_dir, stream_id)
     env.make_dirs(directory)
     try:
         _replay(catalog, directory, stream_id)
@@ -114,7 +109,7 @@ def replay_here(
         return
     own = OwnRows()
     replay_stream(env, catalog, directory, stream_id, upto=upto, quiet=True, apply=own.apply, load=own.load)
-    own_dir = directory_of(state_dir, stream_id)
+    own_dir = own_dir_of(state_dir, stream_id)
     if own_dir.is_dir():
         _replay(catalog, own_dir, stream_id)
 
@@ -179,7 +174,7 @@ def _count_anew(txn: Any, catalog: Catalog, stream_id: int) -> None:
 def save_own(env: Env, catalog: Catalog, state_dir: Path, stream_id: int, *, of_log: bool = True) -> Own:
     """Writes down what is this machine's, and deletes what that covers of the log. The log is synced before. Blocks.
     `of_log` off: it stands for all of the log, wherever that ends."""
-    directory = directory_of(state_dir, stream_id)
+    directory = own_dir_of(state_dir, stream_id)
     with catalog.view() as view:
         position = own_position(view, stream_id)
         own = dump_own(view, stream_id)

@@ -35,8 +35,8 @@ from aof2.engine.catalog.store import Catalog, discard, trusted
 from aof2.engine.env import Env
 from aof2.engine.errors import Aof2Error, ReadOnlyError
 from aof2.engine.follow.heartbeat import delete_heartbeat
-from aof2.engine.follow.mark import FollowerMark, load_mark, remove_mark, save_mark
-from aof2.engine.follow.ownlog import OWN_DIR, directory_of, load_own, open_own, save_own
+from aof2.engine.follow.mark import OWN_DIR, FollowerMark, load_mark, own_dir_of, remove_mark, save_mark
+from aof2.engine.follow.ownlog import load_own, open_own, save_own
 from aof2.engine.follow.ownrows import OwnChunk, OwnRows, place_own
 from aof2.engine.manifest import payloads as p
 from aof2.engine.opening import VOLUME_STREAM
@@ -165,7 +165,7 @@ def log_own(volume: Volume) -> None:
     if mark is None:
         return
     for stream_id in stream_ids(volume.state_dir / OWN_DIR):
-        saved = load_own(directory_of(volume.state_dir, stream_id))
+        saved = load_own(own_dir_of(volume.state_dir, stream_id))
         if stream_id not in volume.target.streams:
             continue
         _salvage(volume, stream_id)

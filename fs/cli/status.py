@@ -13,7 +13,7 @@ import msgspec
 
 from aof2.engine.env import Env
 from aof2.engine.errors import Aof2Error
-from aof2.engine.follow.ownlog import directory_of
+from aof2.engine.follow.mark import own_dir_of
 from aof2.engine.inspect.paths import NoSuchPathError, resolve
 from aof2.engine.inspect.receipt import Receipt, find_receipt
 from aof2.engine.inspect.rows import MANIFEST_DIR, OpenRows, is_live, open_rows
@@ -225,7 +225,7 @@ def why(path: str, local: bool, as_json: bool, conf: str | None) -> None:
             raise NoSuchPathError(f"{path}: not a file; name one")
         with counted("log chunks of the remote") as tell:
             earlier = None if local else partial(_earlier_chunks, settings, file.tenant_id, tell)
-            own = directory_of(settings.volume.state_dir, file.tenant_id)
+            own = own_dir_of(settings.volume.state_dir, file.tenant_id)
             own_dir = own if own.is_dir() else None
             found = history(view, settings.volume.state_dir / MANIFEST_DIR, file, earlier, own_dir)
     if as_json:

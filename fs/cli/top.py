@@ -17,7 +17,7 @@ from aof2.fs.cli import output
 from aof2.fs.cli.client import ask
 from aof2.fs.cli.conf import load_conf, volume_options
 from aof2.fs.cli.records import iso_time
-from aof2.fs.control.views import MountStatus
+from aof2.fs.control.facts import MountStatus
 from aof2.fs.wording import human_size
 
 if TYPE_CHECKING:
