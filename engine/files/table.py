@@ -128,6 +128,7 @@ class Files:
         finally:
             for file in self.known.all():
                 self.room.watch.let_go(file)
+                self._let_write(file)  # the mount is gone, and no writer is left on it
                 file.close_fd()
                 if file.dirty and file.base is not None:
                     file.base.close_file()
@@ -138,6 +139,12 @@ class Files:
             if file.writers and set_immutable(file.path, on=True):  # until its last writer closed, or recovery
                 self._stopped.add(file.ino)
         return len(self._stopped)
+
+    def _let_write(self, file: OpenFile) -> None:
+        """What `refuse_writes` did to the file is over."""
+        if file.ino in self._stopped:
+            self._stopped.discard(file.ino)
+            set_immutable(file.path, on=False)
 
     def check_writable(self, ino: int) -> None:
         self.volume.check_writable(stream_of(ino))
@@ -408,9 +415,8 @@ class Files:
                 await self.charges.collect(file)
             file.handles -= 1
             file.writers -= handle.writes
-            if not file.writers and file.ino in self._stopped:
-                self._stopped.discard(file.ino)
-                set_immutable(file.path, on=False)
+            if not file.writers:
+                self._let_write(file)
             if handle.writes:
                 self.room.closed(file)
                 self.charges.charge(file)

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -97,6 +98,12 @@ def test_a_restore_that_is_older_than_its_writer_refuses(tmp_path: Path) -> None
         assert not is_fenced(a)
 
 
+def unchangeable(folder: Path) -> list[str]:
+    """Files there that not even root can remove."""
+    shown = subprocess.run(["lsattr", "-R", folder], capture_output=True, text=True, check=False).stdout
+    return [line for line in shown.splitlines() if not line.startswith("/") and "i" in line.partition(" ")[0]]
+
+
 def test_a_machine_that_lost_its_volume_says_so_and_keeps_what_it_has(tmp_path: Path) -> None:
     with machine(tmp_path, "a") as a, machine(tmp_path, "b") as b:
         a.mount()
@@ -145,6 +152,7 @@ def test_a_machine_that_lost_its_volume_says_so_and_keeps_what_it_has(tmp_path: 
         refused = a.run("mount")
         assert refused.code == 1
         assert "only here" in refused.err
+        assert not unchangeable(a.state)
         assert sorted(os.listdir(b.files)) == ["cold", "first", "theirs"]
         b.umount()
         b.verify("--remote")
