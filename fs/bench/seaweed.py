@@ -122,7 +122,7 @@ class Seaweed:
             "-filer.localSocket=filer.sock",  # relative to cwd: a socket path has 107 bytes at most
             "-s3.localSocket=s3.sock",
         ]
-        env = {"PATH": os.environ.get("PATH", ""), "HOME": str(self.folder), **self.environ()}
+        env = {"PATH": os.environ.get("PATH", ""), "HOME": str(self.folder), "TMPDIR": str(self.folder), **self.environ()}
         with open(self.folder / "server.log", "ab") as log:
             self._process = _keeper.submit(
                 subprocess.Popen,
