@@ -9,7 +9,6 @@ import os
 import queue
 import shutil
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -17,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.support import forked
 
 PASSTHROUGH, RANGED = 1, 2
 ALL_PRESENT, SUID, STILL = 1, 2, 4
@@ -68,8 +69,16 @@ def run(*command: object, seconds: float = 200) -> subprocess.CompletedProcess[s
     return subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=seconds)
 
 
+_built: dict[tuple[tuple[Path, ...], str, tuple[str, ...]], Path] = {}
+
+
 def compiled(target: Path, sources: list[Path], sanitizer: str, *flags: str) -> Path:
-    """C sources built by gcc with a sanitizer, or a skip where that cannot be. A warning is an error."""
+    """C sources built by gcc with a sanitizer, or a skip where that cannot be. A warning is an error. What was built
+    before is copied."""
+    before = _built.get(key := (tuple(sources), sanitizer, flags))
+    if before is not None and before.exists():
+        shutil.copy2(before, target)
+        return target
     if not shutil.which("gcc"):
         pytest.skip("no gcc here to build with")
     sanitize = [f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all"]
@@ -80,6 +89,7 @@ def compiled(target: Path, sources: list[Path], sanitizer: str, *flags: str) -> 
     common = ["-g", "-O1", "-std=c11", "-Wall", "-Wextra", "-Werror", "-D_GNU_SOURCE", "-pthread"]
     built = run("gcc", *common, *flags, *sanitize, *sources, *CORE, "-o", target, "-llmdb")
     assert built.returncode == 0, built.stderr
+    _built[key] = target
     return target
 
 
@@ -91,14 +101,17 @@ class Daemon:
         self.mount.mkdir(exist_ok=True)
         self.root.mkdir(exist_ok=True)
         self._stderr = open(folder / "stderr", "w+")
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.channel.daemon", str(self.mount), str(self.root), json.dumps(options)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._stderr,
-            text=True,
-            cwd=TOP,
-        )
+        lines, asked = os.pipe()
+        answered, said = os.pipe()
+        self._stdin, self._stdout = open(asked, "w"), open(answered)
+        with open(lines), open(said):
+            self.process = forked.start(
+                ["daemon", str(self.mount), str(self.root), json.dumps(options)],
+                env=os.environ,
+                cwd=TOP,
+                streams=(lines, said, self._stderr.fileno()),
+                module="tests.channel.daemon",
+            )
         self._answers: dict[int, queue.Queue[Any]] = {0: queue.Queue()}
         self._tag = 0
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -112,8 +125,7 @@ class Daemon:
         self.channel_pid: int = self.info["pid"]
 
     def _read(self) -> None:
-        assert self.process.stdout
-        for line in self.process.stdout:
+        for line in self._stdout:
             message = json.loads(line)
             self._answers[message["tag"]].put(message)
         for waiting in list(self._answers.values()):
@@ -135,9 +147,8 @@ class Daemon:
         self._tag += 1
         tag = self._tag
         self._answers[tag] = queue.Queue()
-        assert self.process.stdin
-        self.process.stdin.write(json.dumps({"tag": tag, "cmd": cmd, **arguments}) + "\n")
-        self.process.stdin.flush()
+        self._stdin.write(json.dumps({"tag": tag, "cmd": cmd, **arguments}) + "\n")
+        self._stdin.flush()
         return lambda: self._wait(tag)
 
     def call(self, cmd: str, **arguments: Any) -> Any:
@@ -179,10 +190,9 @@ class Daemon:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait(5)
-        for pipe in (self.process.stdin, self.process.stdout):
-            if pipe:
-                with contextlib.suppress(BrokenPipeError):
-                    pipe.close()
+        for pipe in (self._stdin, self._stdout):
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
         self._reader.join(5)
         self._stderr.close()
         unmount(self.mount)

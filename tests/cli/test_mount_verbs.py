@@ -17,6 +17,7 @@ import pytest
 
 from aof2.fs.mountpoint import mounted_at
 from tests.cli.test_command import AOF2
+from tests.support import forked
 
 pytestmark = [
     pytest.mark.skipif(
@@ -59,15 +60,7 @@ class Machine:
 
     def run(self, *args: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
         env = {k: v for k, v in os.environ.items() if k != "NOTIFY_SOCKET"} | {"AOF2_CONF": str(self.conf)}
-        return subprocess.run(
-            [AOF2, *map(str, args)],
-            cwd=cwd or self.root,
-            env=env,
-            capture_output=True,
-            text=True,
-            timeout=DEADLINE_S,
-            check=False,
-        )
+        return forked.run([AOF2, *args], cwd=cwd or self.root, env=env, timeout=DEADLINE_S)
 
     def aof2(self, *args: object, fails: int = 0, cwd: Path | None = None) -> str:
         """What it prints; with `fails`, the line on stderr of a run that ends with that code."""

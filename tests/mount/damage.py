@@ -57,7 +57,7 @@ def hurt(path: Path, how: str) -> None:
     elif how == "truncate":
         path.write_bytes(data[: len(data) // 2])
     else:
-        data[len(data) // 2] ^= 1
+        data[len(data.rstrip(b"\0")) // 2] ^= 1  # not in the room that a chunk has left
         path.write_bytes(data)
 
 

@@ -20,6 +20,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.support import forked
+
 HANG_S = 120.0
 TENANT = "default"
 
@@ -63,9 +65,7 @@ class World:
         return [str(Path(sys.executable).with_name("aof2")), *verb.split(), *map(str, args), "--conf", str(self.conf)]
 
     def run(self, verb: str, *args: object, hang_s: float = HANG_S) -> Done:
-        done = subprocess.run(
-            self.command(verb, *args), env=self.environ, capture_output=True, text=True, timeout=hang_s, check=False
-        )
+        done = forked.run(self.command(verb, *args), env=self.environ, timeout=hang_s)
         return Done(done.returncode, done.stdout, done.stderr)
 
     def ok(self, verb: str, *args: object, hang_s: float = HANG_S) -> str:

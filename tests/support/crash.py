@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aof2.engine.env import Env, Files
+from tests.support import LONG
 
 PAGE = 4096
 
@@ -280,12 +281,12 @@ def hits_of(workload: Workload, base: Path) -> dict[str, int]:
     return env.hits
 
 
-def crash_cases(hits: dict[str, int], points: tuple[str, ...], per_point_max: int = 6) -> Iterator[tuple[str, int]]:
-    """(point, nth) for every named point; a point never passed is a hole in the matrix and an error."""
+def crash_cases(hits: dict[str, int], points: tuple[str, ...], per_point_max: int = 3) -> Iterator[tuple[str, int]]:
+    """(point, nth) for every named point, from its first pass to its last; in a long run four times as many. A point
+    that is never passed is a hole in the matrix and an error."""
     missing = [p for p in points if p not in hits]
     assert not missing, f"the workload never passes {missing}"
     for point in points:
-        count = hits[point]
-        step = max(1, count // per_point_max)
-        for nth in sorted({*range(1, count + 1, step), count}):
+        last, most = hits[point] - 1, per_point_max * 4 if LONG else per_point_max
+        for nth in sorted({1 + last * i // max(1, most - 1) for i in range(most)}):
             yield point, nth

@@ -7,7 +7,7 @@
         volume.remount()
 
 A request to a mount that hangs cannot be interrupted, not even by a signal handler, and a page fault on one holds the
-interpreter. So a process beside the test (`_guard`, this file run as a program) holds the deadline: it kills daemon and
+interpreter. So a process beside the test (`_guard`, this file as its program) holds the deadline: it kills daemon and
 channel, upon which every request fails, and takes the mount away. It does the same when the test process is gone.
 
 Owner: the test that made it.
@@ -28,7 +28,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-AOF2 = Path(sys.prefix) / "bin" / "aof2"
+from tests.support import forked
+from tests.support.forked import AOF2
+
 COMMAND_MAX_S = 60.0
 TEST_MAX_S = 100.0
 END_MAX_S = 20.0
@@ -90,7 +92,8 @@ class MountedVolume:
         self.conf = root / "mount.conf"
         self.tenant = next(iter(tenants))
         self.path = self.mountpoint / self.tenant
-        self._guard: subprocess.Popen[bytes] | None = None
+        self._guard: forked.Forked | None = None
+        self._deadlines = -1  # the guard's stdin
 
     # -- the command -------------------------------------------------------------------------------------------
 
@@ -99,16 +102,7 @@ class MountedVolume:
 
     def aof2(self, *args: object, timeout_s: float = COMMAND_MAX_S) -> subprocess.CompletedProcess[str]:
         """`aof2 ARGS…` with this conf, whatever it answers."""
-        return subprocess.run(
-            [AOF2, *map(str, args)],
-            cwd=self.root,
-            env=self.environ(),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            check=False,
-        )
+        return forked.run([AOF2, *args], cwd=self.root, env=self.environ(), timeout=timeout_s)
 
     def done(self, *args: object) -> str:
         """`aof2 ARGS…`, which must go well; what it prints."""
@@ -205,19 +199,21 @@ class MountedVolume:
 
     def _tell(self, line: str) -> None:
         assert self._guard is not None, "mounted_volume() makes one"
-        assert self._guard.stdin is not None
-        self._guard.stdin.write(line.encode())
-        self._guard.stdin.flush()
+        os.write(self._deadlines, line.encode())
 
     def _start_guard(self) -> None:
-        command = [sys.executable, "-I", __file__, str(self.root)]
-        self._guard = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, cwd="/")
+        lines, self._deadlines = os.pipe()
+        self._guard = forked.start(
+            ["guard", str(self.root)], env=os.environ, cwd="/", streams=(lines, 1, 2), module="tests.support.mount"
+        )
+        os.close(lines)
 
     def _end(self) -> None:
         """The mount, the daemon and the channel are gone after this, whatever happened."""
         if self._guard is None:
             return
-        self._guard.communicate()
+        os.close(self._deadlines)
+        self._guard.wait()
         assert not _processes(self.root), "the guard let something live"
 
 
@@ -312,4 +308,5 @@ def _clear(root: Path) -> None:
 
 
 if __name__ == "__main__":
+    os.setsid()  # what interrupts the tests is no end of it
     _guard(Path(sys.argv[1]))

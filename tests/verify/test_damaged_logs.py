@@ -18,6 +18,7 @@ from aof2.engine.verify.run import verify
 from aof2.engine.volume import Volume
 from tests.engine.helpers import put_object, read_object, run_volume, small_settings
 from tests.replicate.helpers import Replicated, run_replicated
+from tests.support import LONG
 from tests.verify.build import damage_of
 
 TENANTS = {"default": "files", "other": "files"}
@@ -91,7 +92,7 @@ def hurt(path: Path, how: str) -> None:
     if how == "truncate":
         path.write_bytes(data[: len(data) // 2])
     else:
-        data[len(data) // 2] ^= 1
+        data[len(data.rstrip(b"\0")) // 2] ^= 1  # not in the room that a chunk has left
         path.write_bytes(data)
 
 
@@ -132,10 +133,13 @@ def read_and_write(settings: Settings, *, lost: int | None = None) -> None:
 @pytest.mark.expects_warnings
 @pytest.mark.parametrize("rebuild", [False, True], ids=["rows", "rebuilt"])
 def test_every_file_in_turn(template: Path, tmp_path: Path, rebuild: bool) -> None:
-    """Kinds of damage take turns here; `scripts/torture damage` does all of them, through the mount."""
+    """Kinds of damage take turns here, and with rows and without the files; `scripts/torture damage` does all of them,
+    through the mount."""
     wrong = []
     for number, (side, name) in enumerate(files_of(template)):
-        how = KINDS[(number + rebuild) % 3]
+        if not LONG and number % 2 != rebuild:
+            continue
+        how = KINDS[number // 2 % 3]
         root = tmp_path / str(number)
         shutil.copytree(template, root)
         try:
