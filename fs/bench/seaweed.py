@@ -122,7 +122,8 @@ class Seaweed:
             "-filer.localSocket=filer.sock",  # relative to cwd: a socket path has 107 bytes at most
             "-s3.localSocket=s3.sock",
         ]
-        env = {"PATH": os.environ.get("PATH", ""), "HOME": str(self.folder), "TMPDIR": str(self.folder), **self.environ()}
+        folders = {"HOME": str(self.folder), "TMPDIR": str(self.folder)}  # it leaves caches behind
+        env = {"PATH": os.environ.get("PATH", ""), **folders, **self.environ()}
         with open(self.folder / "server.log", "ab") as log:
             self._process = _keeper.submit(
                 subprocess.Popen,
