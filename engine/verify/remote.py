@@ -21,10 +21,12 @@ from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import Final
 
+import msgspec
+
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.fold import load_pending
 from aof2.engine.errors import CorruptError, UnsupportedError
-from aof2.engine.manifest.format import chunk_name
+from aof2.engine.manifest.format import CHUNK_HEADER_LEN, chunk_name
 from aof2.engine.objects import full_mask
 from aof2.engine.remote.errors import RemoteMissingError
 from aof2.engine.remote.keys import (
@@ -36,6 +38,7 @@ from aof2.engine.remote.keys import (
 )
 from aof2.engine.remote.prover import check_size, prove
 from aof2.engine.remote.store import BlobInfo, RemoteStore
+from aof2.engine.replicate.listing import list_stream
 from aof2.engine.verify.context import Context, OneStream
 from aof2.engine.verify.findings import Finding, Kind, Severity, Upload, finding
 from aof2.engine.verify.index import Expected, Index
@@ -111,6 +114,19 @@ def _check_members(s: OneStream, sizes: Mapping[str, int], index: Index) -> Iter
         else:
             message = f"{blob.key}: {size} bytes in the remote, a row says {blob.location.end}"
             yield blob_finding(s, Kind.REMOTE_DAMAGED, message, blob.key, resident)
+
+
+def excuse_behind(s: OneStream, store: RemoteStore) -> None:
+    """Of a follower that is behind the log: what its rows and the remote differ in is no damage, but is shown."""
+    position = s.view.position(s.stream_id)
+    first = 0 if position is None else position.chunk_index + (position.chunk_offset > CHUNK_HEADER_LEN)
+    if max(list_stream(store, s.stream_id).chunk_indexes(), default=-1) < first:
+        return
+    findings, why = s.ctx.report.findings, "; the log goes on behind what this follower has: mount it, and verify again"
+    for n, one in enumerate(findings):
+        if one.kind in (Kind.REMOTE_MISSING, Kind.REMOTE_ORPHAN) and one.tenant == s.tenant:
+            note = {"severity": Severity.NOTE, "message": one.message + why, "repairable": False, "fix": None}
+            findings[n] = msgspec.structs.replace(one, **note)
 
 
 def _holds_blobs(key: str) -> bool:

@@ -194,6 +194,8 @@ class _Look:
                 self._add(check_audit_copies(s, store, deep=self.deep))
             if self.deep:
                 self._on_threads(store, self._pieces(index, streams, tenants), partial(remote.tell, ctx))
+            for s in streams if ctx.follows else ():
+                remote.excuse_behind(s, store)
         except TransientError as e:
             self._remote_failed(str(e))
 

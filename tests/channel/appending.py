@@ -70,6 +70,12 @@ class Appending:
         assert until(lambda: bool(seen.extend(self.asked()) or last in dict(seen))), seen
         return seen
 
+    def asked_in_all(self, count: int) -> list[tuple[str, int]]:
+        """A process that closed a file is gone before its release arrives."""
+        seen: list[tuple[str, int]] = []
+        assert until(lambda: bool(seen.extend(self.asked()) or len(seen) >= count)), seen
+        return seen
+
     def taken(self) -> AppendState | None:
         state = self.call("append_take")
         return None if state is None else AppendState(*state)

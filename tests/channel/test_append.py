@@ -22,7 +22,7 @@ def test_lines_of_many_processes(append: Callable[..., Appending]) -> None:
     a = append()
     acked = acknowledged(writers(a.path, 4, 2000))
     assert acked == [2000] * 4
-    assert a.asked() == [("release", 0)] * 4, "the daemon was asked for nothing"
+    assert a.asked_in_all(4) == [("release", 0)] * 4, "the daemon was asked for nothing else"
     state = a.taken()
     check_lines(a.payloads(), acked)
     assert state == scanned(segments(a.folder)[0], a.ino)
@@ -32,7 +32,7 @@ def test_lines_of_many_processes(append: Callable[..., Appending]) -> None:
 def test_lines_by_pieces_of_many_processes(append: Callable[..., Appending]) -> None:
     a = append()
     acked = acknowledged(writers(a.path, 4, 1000, 3000, cut=True))
-    assert a.asked() == [("release", 0)] * 4
+    assert a.asked_in_all(4) == [("release", 0)] * 4
     assert a.taken() == scanned(segments(a.folder)[0], a.ino)
     check_lines(a.payloads(), acked)
 

@@ -27,7 +27,7 @@ from aof2.engine.jobs import prune
 from aof2.engine.namespace import root_ino, set_attributes
 from aof2.engine.remote.errors import RemoteMissingError
 from aof2.engine.settings import Settings
-from aof2.engine.verify.findings import Severity
+from aof2.engine.verify.findings import Kind, Severity
 from aof2.engine.verify.run import verify
 from aof2.engine.volume import Volume, open_volume
 from tests.engine.helpers import KIB, job_over, put_object, read_object, small_settings, unlink_object
@@ -181,6 +181,31 @@ def test_the_rows_are_the_writers_and_the_cache_is_its_own(tmp_path: Path, seed:
                     assert await read_object(f, key, 0, len(data) + 1) == data
             report = await trio.to_thread.run_sync(verify, machine(tmp_path, "follower"))
             assert [str(one) for one in report.findings if one.severity is not Severity.NOTE] == []
+
+    run(body)
+
+
+def test_verify_of_one_that_is_behind_says_so(tmp_path: Path) -> None:
+    async def body() -> None:
+        async with writer(tmp_path) as w:
+            await put_object(w, "default", b"stays", b"stays" * KIB)
+            await put_object(w, "default", b"goes", b"goes" * KIB)
+            await durable(w)
+            async with follower(tmp_path) as f:
+                await follows(w, f)
+            await unlink_object(w, "default", b"goes")
+            await durable(w)
+            await job_over(w.jobs, TENANT, await w.jobs.prune(TENANT))
+            await durable(w)
+            report = await trio.to_thread.run_sync(verify, machine(tmp_path, "follower"))
+            said = [one for one in report.findings if one.kind is Kind.REMOTE_MISSING]
+            assert [one.severity for one in said] == [Severity.NOTE]
+            assert "goes on behind what this follower has" in said[0].message
+            assert report.exit_code == 0
+            async with follower(tmp_path) as f:
+                await follows(w, f)
+            report = await trio.to_thread.run_sync(verify, machine(tmp_path, "follower"))
+            assert not report.findings
 
     run(body)
 
