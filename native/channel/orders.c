@@ -34,7 +34,7 @@ void brake_open(const control_message *m, int fd) {
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
     brake.daemon_pid = (pid_t)m->nodeid;
     brake.block_bytes = m->blocks.first ? m->blocks.first : 1;
-    brake.rate = RATE_A_CORE * (int64_t)(cores < 1 ? 1 : cores);
+    brake.rate = RATE_A_CORE * (int64_t)(cores < 1 ? 1 : cores > RATE_CORES_MAX ? RATE_CORES_MAX : cores);
     brake.margin = MARGIN_MS * brake.rate;
     brake.woken = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     pthread_t thread;
