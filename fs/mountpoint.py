@@ -45,11 +45,16 @@ class MountEntry(NamedTuple):
     source: str
 
 
+# What calls on a mount fail with when its daemon is gone: ENOTCONN in the end; before that, of what was under way,
+# ECONNABORTED, and of what the kernel was about to put on a ring that it is taking down, ECANCELED.
+NO_DAEMON: Final = frozenset((errno.ENOTCONN, errno.ECONNABORTED, errno.ECANCELED))
+
+
 class Answer(StrEnum):
     """What a mountpoint says when it is asked."""
 
     LIVE = "live"
-    DEAD = "dead"  # ENOTCONN: no daemon is behind it any more
+    DEAD = "dead"  # no daemon is behind it any more
     SILENT = "silent"  # no answer in time
 
 
@@ -88,7 +93,7 @@ def ask(path: Path, timeout_s: float = STAT_MAX_S) -> Answer:
         try:
             os.statvfs(path)  # a stat may be answered by the kernel, from what it remembers
         except OSError as e:
-            answer.append(Answer.DEAD if e.errno in (errno.ENOTCONN, errno.ECONNABORTED) else Answer.LIVE)
+            answer.append(Answer.DEAD if e.errno in NO_DAEMON else Answer.LIVE)
         else:
             answer.append(Answer.LIVE)
 

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.timeout(90)
 
 
 def error_of(work: Callable[[], object]) -> int | None:
-    """Its errno. What was under way when the daemon died is ECONNABORTED, what comes after it ENOTCONN."""
+    """Its errno. 0: none."""
     try:
         work()
     except OSError as e:

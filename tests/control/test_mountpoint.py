@@ -42,6 +42,15 @@ def test_symlinks_before_the_mountpoint_are_followed(tmp_path: Path) -> None:
     assert mp.real_mountpoint(tmp_path / "link" / "mnt") == Path(os.path.realpath(tmp_path)) / "real" / "mnt"
 
 
+@pytest.mark.parametrize("code", sorted(mp.NO_DAEMON))
+def test_ask_a_dead_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    def statvfs(_: Path) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "statvfs", statvfs)
+    assert mp.ask(tmp_path) is mp.Answer.DEAD
+
+
 def test_ask(tmp_path: Path) -> None:
     assert mp.ask(tmp_path) is mp.Answer.LIVE
     assert mp.ask(tmp_path / "no") is mp.Answer.LIVE

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from aof2.fs.mountpoint import NO_DAEMON
 from tests.mount.world import World, is_mounted, kill
 
 CONF = '[cache]\nhot_bytes = "256MiB"\nwarm_bytes = "0"\nmin_free = "1MiB"\n[tenants.default]\nkind = "files"\n'
@@ -69,7 +69,7 @@ class Machines:
         try:
             (machine.world.files / name).write_bytes(data)
         except OSError as e:
-            is_dead = machine.killed and e.errno in (errno.ENOTCONN, errno.ECONNABORTED)
+            is_dead = machine.killed and e.errno in NO_DAEMON
             assert is_dead or machine is not self.holder, f"the holder is refused: {e}\n{machine.world.log_tail()}"
             return
         done = machine.world.run("wait", machine.world.files / name)

@@ -9,7 +9,6 @@ Owner: the test that made it; `close` leaves no process and no mount behind.
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import signal
@@ -20,6 +19,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from aof2.fs.mountpoint import NO_DAEMON
 from tests.support import forked
 
 HANG_S = 120.0
@@ -203,4 +203,4 @@ def says(path: Path) -> int:
 
 def refuses(path: Path) -> bool:
     """Whether the mount there says that no daemon is behind it."""
-    return says(path) in (errno.ENOTCONN, errno.ECONNABORTED)
+    return says(path) in NO_DAEMON
