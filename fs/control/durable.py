@@ -81,8 +81,9 @@ async def upload(
     hint: str = "",
     caller: Caller | None = None,
 ) -> Uploaded:
-    """What is sealed, of these files or all, is in the remote; with `log`, so is the log that says so. `hint` ends the
-    line if the remote is away. `caller`: who shares uploads of the log with others that wait."""
+    """What is sealed, of these files or all, is in the remote; with `log`, so is every commit so far, those that were
+    foretold included: when the daemon dies now, the next `umount` finds nothing left. `hint` ends the line
+    if the remote is away. `caller`: who shares uploads of the log with others that wait."""
     wanted = {k: n for k, n in pending(volume, tenant_ids).items() if inos is None or k[1] in inos}
     total = sum(wanted.values())
     if wanted:
@@ -95,7 +96,7 @@ async def upload(
                 await plan(volume, tenant_ids)
                 await _until_uploaded(volume, wanted, tell, hint)
     if log:
-        await replicated(volume, volume.needed_log_ends(tenant_ids), tell, hint=hint, caller=caller)
+        await replicated(volume, volume.log_ends(tenant_ids), tell, hint=hint, caller=caller)
     return Uploaded(len(wanted), total)
 
 
