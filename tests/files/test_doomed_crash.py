@@ -95,7 +95,7 @@ def test_a_name_that_comes_back_has_its_bytes(tmp_path: Path, remove: Remove) ->
     hits = hits_of(work, tmp_path / "hits")
     rng = random.Random(8)
     came_back = deleted = 0
-    for n, (point, nth) in enumerate(crash_cases(hits, POINTS, per_point_max=4)):
+    for n, (point, nth) in enumerate(crash_cases(hits, POINTS, per_point_max=10)):
         base = tmp_path / f"case{n}"
         crash = run_until_crash(work, base, point, nth)
         if "there" not in crash.acks:
