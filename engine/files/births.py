@@ -207,6 +207,8 @@ class Births:
         closes = {intent.fh: intent for intent, _ in folded if intent.kind is IntentKind.CLOSED}
         born = [(intent, row) for intent, row in folded if intent.kind is IntentKind.BORN]
         closed: list[InodeRow] = []
+        if born:
+            self._files.room.brake.born(max(intent.ino for intent, _ in born))
         for intent, row in born:
             close = closes.pop(intent.fh, None)
             if row is None:

@@ -11,6 +11,7 @@ Invariants
   that may be taken or as what a file takes.
 - A writer fails only where `seek.py` says that no room will come.
 - A window without writers goes back to the quota.
+- What files took that the channel made and the file table does not know yet (`births.py`) stays reserved until it does.
 
 Owner: the trio thread; one task a tenant fills its window. A crash leaves nothing: with the channel's descriptor the
 kernel lets go of every writer that is held.
@@ -26,6 +27,7 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 from aof2.engine.aio import Tasks
+from aof2.engine.catalog.rows import stream_of
 from aof2.engine.errors import Aof2Error, ReadOnlyError
 from aof2.engine.files.seek import RoomSeeker, Writing
 from aof2.engine.files.state import Mode, OpenFile
@@ -56,12 +58,17 @@ class _Window:
         self.reserved: Reservation | None = None
         self.short: Short | None = None  # what the channel said last, until it is seen to
         self.asked = trio.Event()
+        self.unborn: dict[int, int] = {}  # what files take on the disk that the file table does not know yet
         self.next_bytes = 0  # the next window is larger
         self.idle_looks = 0
 
     @property
     def left_bytes(self) -> int:
-        return self.reserved.remaining_bytes if self.reserved is not None else 0
+        return max(0, self.reserved.remaining_bytes - self.unborn_bytes) if self.reserved is not None else 0
+
+    @property
+    def unborn_bytes(self) -> int:
+        return sum(self.unborn.values())
 
 
 class Brake:
@@ -72,6 +79,7 @@ class Brake:
         self._volume = files.volume
         self._seeker = seeker
         self._windows: dict[int, _Window] = {}
+        self._born_to: dict[int, int] = {}  # by stream, the highest inode number of a file that is known
         self.tasks = Tasks()
         self.on = False
         self.denied = 0
@@ -96,6 +104,23 @@ class Brake:
         window = self._window(file.key[0])
         if window is not None:
             await self._count_taken(window)
+
+    def born(self, ino: int) -> None:
+        """The file table knows the files of this stream up to there, and charges what they take."""
+        stream_id = stream_of(ino)
+        to = self._born_to[stream_id] = max(ino, self._born_to.get(stream_id, 0))
+        window = self._windows.get(stream_id)
+        if window is None or not window.unborn:
+            return
+        before = window.unborn_bytes
+        window.unborn = {ino: size for ino, size in window.unborn.items() if ino > to}
+        if window.reserved is not None:
+            window.reserved.resize(max(0, window.reserved.remaining_bytes - before + window.unborn_bytes))
+
+    def _is_unborn(self, ino: int) -> bool:
+        stream_id = stream_of(ino)
+        first = self._volume.unborn_from.get(stream_id)
+        return first is not None and ino >= first and ino > self._born_to.get(stream_id, 0)
 
     # -- what the channel says -----------------------------------------------------------------------------------
 
@@ -193,11 +218,13 @@ class Brake:
                 file = self._files.known.get(ino)
                 if file is not None and file.channel.mode is Mode.PASSTHROUGH:
                     self._files.charges.charge(file, disk_bytes)
-            reserved = window.reserved
-            if reserved is not None and not reserved.resize(max(0, left)):
+                elif file is None and self._is_unborn(ino):
+                    window.unborn[ino] = disk_bytes
+            reserved, unborn = window.reserved, window.unborn_bytes
+            if reserved is not None and not reserved.resize(max(0, left) + unborn):
                 # A write took less than it was expected to, and another request has that room already.
-                self._files.kernel.room(window.stream_id, reserved.remaining_bytes - left)
-                left = reserved.remaining_bytes
+                self._files.kernel.room(window.stream_id, reserved.remaining_bytes - unborn - left)
+                left = reserved.remaining_bytes - unborn
             if reserved is not None and not reserved.remaining_bytes:
                 reserved.release()
                 window.reserved = None

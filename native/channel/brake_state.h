@@ -26,7 +26,7 @@
 #define STREAM_SHIFT 40
 #define RATE_A_CORE 3000000 /* bytes a core can write into the page cache in a millisecond */
 #define RATE_CORES_MAX 8    /* more of them copy no faster: it is the memory's speed by then */
-#define MARGIN_MS 40        /* of writing on all cores, kept back while files are free: so long a core may be kept from the brake */
+#define MARGIN_MS 5         /* of writing on all cores, kept back while files are free */
 #define ALIVE_MS 1000
 #define STEP (1 << 20)      /* bytes: what a silent writer may write before the kernel asks again; a pipe is no longer */
 #define SLACK 65536         /* bytes: a file also takes blocks for its map, which no range tells */

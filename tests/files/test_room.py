@@ -20,6 +20,7 @@ from aof2.engine.files import Files, Mode, stream_of
 from aof2.engine.files.extents import data_bytes
 from aof2.engine.files.recover import set_immutable
 from aof2.engine.files.watch import WATCH_S
+from aof2.engine.kinds.kernel import Grown, Short
 from aof2.engine.settings import Settings
 from aof2.engine.settings.model import FilesTenant
 from aof2.engine.volume import Volume
@@ -427,3 +428,60 @@ def test_a_stopped_file_is_let_go(tmp_path: Path, end: str) -> None:
     if end == "crash":
         set_immutable(paths[0], on=True)  # a crash undoes nothing
         run_files(settings, after)
+
+
+class Granting(FakeKernel):
+    """Writers of files that the channel made take all they are given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.given = self.denied = 0
+        self.took: dict[int, int] = {}
+        self.news: set[int] = set()
+
+    def take(self, ino: int) -> None:
+        """One of them takes what is left."""
+        self.took[ino] = self.took.get(ino, 0) + self.given - sum(self.took.values())
+        self.news.add(ino)
+
+    def room(self, stream_id: int, more_bytes: int) -> None:
+        self.given += more_bytes
+
+    def deny(self, stream_id: int, code: int) -> None:
+        self.denied += 1
+
+    def stop_silent(self, stream_id: int) -> None: ...
+
+    async def grown(self, stream_id: int, *, take: bool = False) -> Grown:
+        await trio.lowlevel.checkpoint()
+        news, self.news = self.news, set()
+        return Grown(self.given - sum(self.took.values()), 1, tuple((ino, self.took[ino]) for ino in news))
+
+
+def test_what_the_table_does_not_know_yet_takes_room(tmp_path: Path) -> None:
+    """Files that the channel made are taken over a moment later; until then what they took stays reserved."""
+
+    async def body(files: Files, kernel: FakeKernel) -> None:
+        assert isinstance(kernel, Granting)
+        brake, volume, first = files.room.brake, files.volume, 1 << 40 | 1 << 20
+        stream_id, limit = stream_of(first), files.volume.quota.usage.limit_bytes
+        volume.unborn_from[stream_id] = first
+        async with trio.open_nursery() as nursery:
+            await nursery.start(brake.tasks.run)
+            while not kernel.denied:
+                given = kernel.given
+                brake.short(Short(stream_id, 0, 4096, first, 0, 1))
+                with trio.move_on_after(1):
+                    while kernel.given == given and not kernel.denied:
+                        await trio.sleep(0.01)
+                kernel.take(first + (given > 0))
+                assert limit is not None and sum(kernel.took.values()) <= limit
+            assert brake.window_bytes() == 0
+            assert volume.quota.usage.reserved_bytes == sum(kernel.took.values()) > limit // 2
+            brake.born(first)
+            assert volume.quota.usage.reserved_bytes == kernel.took[first + 1]
+            brake.born(first + 1)
+            assert volume.quota.usage.reserved_bytes == 0
+            nursery.cancel_scope.cancel()
+
+    run_files(settings_of(tmp_path, "passthrough", timeout_s=0.5), body, kernel=Granting())
