@@ -119,9 +119,26 @@ class DotKind(Kind):
         raise os_error(errno.ENOTDIR)
 
     def _roots(self) -> list[tuple[bytes, InodeRow]]:
-        """The tenants' own directories, as their kinds show them."""
+        """The tenants' own directories, as their kinds show them; on a follower, as far as their logs are here."""
         names = self._volume.tenant_names()
-        return [(names[s].encode(), kind.row(namespace.root_ino(s))) for s, kind in self._tenants.items()]
+        here = [(s, kind) for s, kind in self._tenants.items() if not kind.follows or self._is_here(s, kind)]
+        return [(names[s].encode(), kind.row(namespace.root_ino(s))) for s, kind in here]
+
+    @staticmethod
+    def _is_here(stream_id: int, kind: Kind) -> bool:
+        return kind.named(namespace.root_ino(stream_id)) is not None
+
+    @property
+    def follows(self) -> bool:
+        return any(kind.follows for kind in self._tenants.values())
+
+    async def at_end(self, ino: int) -> bool:
+        """A tenant's directory that is not here may be on its way."""
+        asked = False
+        for stream_id, kind in self._tenants.items() if ino == ROOT else ():
+            if kind.follows and not self._is_here(stream_id, kind):
+                asked |= await kind.at_end(namespace.root_ino(stream_id))
+        return asked
 
     def is_folded(self, ino: int, asked: Asked) -> bool:
         """The root shows attributes of the tenants' directories."""

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from aof2.engine.settings import Settings
-from aof2.fs.mountpoint import MountError
+from aof2.fs.mountpoint import NO_DAEMON, MountError
 from aof2.fs.options import Options
 
 DEVICE: Final = Path("/dev/fuse")
@@ -105,7 +105,16 @@ def _can_have(path: Path) -> bool:
         return False
     except OSError:
         return True  # a dead mount: cleared later
-    return os.access(path, os.R_OK | os.W_OK | os.X_OK)
+    return os.access(path, os.R_OK | os.W_OK | os.X_OK) or _is_dead(path)
+
+
+def _is_dead(path: Path) -> bool:
+    """A mount whose daemon is gone: the kernel remembers its attributes for a while, and denies access."""
+    try:
+        os.statvfs(path)
+    except OSError as e:
+        return e.errno in NO_DAEMON
+    return False
 
 
 def _is_used(path: Path) -> bool:

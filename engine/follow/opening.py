@@ -2,7 +2,8 @@
 
     mark → rows (trusted, or replayed from the logs here) → the remote's logs, listed once → own logs
 
-A remote that is away does not keep a follower from opening that has been here before: what is here is served.
+Of a volume that was made a moment ago the beginnings of its logs are waited for. A remote that is away does not keep a
+follower from opening that has been here before: what is here is served.
 
 Owner: the thread that opens the volume, under the folder's lock. A crash leaves a folder that opens again.
 """
@@ -10,7 +11,8 @@ Owner: the thread that opens the volume, under the folder's lock. A crash leaves
 from __future__ import annotations
 
 import logging
-from typing import NamedTuple
+import time
+from typing import Final, NamedTuple
 
 from aof2.engine.catalog import tables as t
 from aof2.engine.catalog.recovery import Opened
@@ -27,6 +29,9 @@ from aof2.engine.replicate.follow import LogFolder
 from aof2.engine.settings import Settings
 
 log = logging.getLogger(__name__)
+
+FIRST_LOG_S: Final = 10.0  # for a new volume's first chunks
+FIRST_LOG_LOOK_S: Final = 0.2
 
 
 class Followed(NamedTuple):
@@ -51,6 +56,9 @@ def open_followed(env: Env, settings: Settings, remote: RemoteStore) -> Followed
         folder = LogFolder(env, remote, state_dir, catalog, own)
         folder.replay_all()
         away = _catch_up(folder)
+        while not away and not _has_begun(catalog) and env.monotonic_s() < started_s + FIRST_LOG_S:
+            time.sleep(FIRST_LOG_LOOK_S)
+            away = _catch_up(folder)
         with catalog.view() as view:
             tenants = [tenant_id for tenant_id, _ in view.scan(VOLUME_STREAM, t.TENANTS)]
         if not tenants:
@@ -65,6 +73,13 @@ def open_followed(env: Env, settings: Settings, remote: RemoteStore) -> Followed
         raise
     opened.replay_s = env.monotonic_s() - started_s
     return Followed(opened, folder, own, mark, away)
+
+
+def _has_begun(catalog: Catalog) -> bool:
+    """Whether the remote has the beginning of each log: a writer that was mounted a moment ago puts one by one."""
+    with catalog.view() as view:
+        tenants = [tenant_id for tenant_id, _ in view.scan(VOLUME_STREAM, t.TENANTS)]
+        return bool(tenants) and all(view.position(tenant_id) is not None for tenant_id in tenants)
 
 
 def _open_rows(env: Env, settings: Settings) -> Catalog:
