@@ -189,7 +189,7 @@ def test_a_channel_that_is_killed_is_an_error_and_leaves_a_dead_mount(daemon: Da
     assert daemon.process.wait(5) != 0
     assert "the channel ended by itself" in daemon.stderr()
     assert mounted(daemon.mount)
-    assert in_time(lambda: error_of(lambda: os.listdir(daemon.mount)), 2) == errno.ENOTCONN
+    assert until(lambda: in_time(lambda: error_of(lambda: os.listdir(daemon.mount)), 2) == errno.ENOTCONN, 1)
 
 
 def test_unmount_waits_for_what_is_open(daemon: Daemon) -> None:

@@ -240,7 +240,7 @@ def test_on_a_real_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
             volume.done("seal", stream)
             assert sealed(stream) == written
             server.start()
-            until(lambda: volume.aof2("wait", stream).returncode == 0)
+            until(lambda: volume.aof2("wait", volume.mountpoint).returncode == 0)
             volume.evict(stream)
             assert sealed(stream) == written
             volume.kill()
