@@ -120,7 +120,7 @@ class Following:
 
     async def at_end(self, stream_id: int) -> bool:
         """Asks for the log's end; whether it could be asked. One walk for all who wait; none while the remote is away,
-        since whoever asks would wait for a timeout each time."""
+        since each caller would wait for a timeout."""
         tail = self._tails.get(stream_id)
         if tail is None or self._away:
             return False

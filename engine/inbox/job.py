@@ -7,7 +7,7 @@ dead, changes nothing and gets the answer of the first. A job that was refused m
 
 Invariants
 - Blobs are in the remote before the commit that lists them.
-- The commit is put with If-None-Match:*; whoever comes second waits for the first one's answer.
+- The commit is put with If-None-Match:*; the second deliverer waits for the first one's answer.
 - Nothing but the remote is asked, and nothing of it changed beside this job's own names.
 
 Owner: one thread. A crash before the commit leaves an attempt that the writer sweeps; after it, a job that the writer

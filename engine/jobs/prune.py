@@ -7,7 +7,7 @@ Invariants
 - A blob is deleted only when no chunk row references it, none has for `purge_after`, and the commit that took it out
   of the catalog is durable: from then on the Publisher uploads the same content anew, under another key.
 - The manifest's pending deletes are the work list, so a crash leaves nothing undone and nothing forgotten.
-- The remote's log has that commit before an object goes: whoever restores from there looks for nothing that is gone.
+- The remote's log has that commit before an object goes: a restore from there looks for nothing that is gone.
 - What a live follower may still read stays (`follow/heartbeat.py`): at its position, and in its oldest open file.
 - What a cold scan still reads stays (`blocked`): the job comes again. What is in use locally stays until the next
   prune.

@@ -389,7 +389,7 @@ class JobRunner:
     async def _execute(self, job: JobContext) -> None:
         executor = self.executors.get(job.row.type)
         if executor is None:
-            raise JobRefusedError(f"nobody here does jobs of type {job.row.type.name}")
+            raise JobRefusedError(f"no worker here does jobs of type {job.row.type.name}")
         with job.scope:
             await executor.run(job)
         if job.scope.cancelled_caught and job.stopped_by is not None:

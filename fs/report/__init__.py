@@ -4,6 +4,6 @@ charts.py    numbers → figures, as plotly.js takes them
 page.py      figures, tables and words → the page
 page.css     how it looks
 
-Charts are plotly.js's: MIT, kept well, and its Python package ships the script whole, so the page holds it (4.8 MB) and
-asks nobody for anything. Figures are written as its JSON by hand: nothing else of the package is used.
+Charts are plotly.js's: MIT, kept well, and its Python package ships the script whole, so the page holds it (4.8 MB).
+Figures are written as its JSON by hand: nothing else of the package is used.
 """
