@@ -6,6 +6,7 @@
     a segment that does not begin where the one before it ended
                                                      nothing of it was committed: it is put aside
     a segment that the log lost                      it is named again
+    a segment of a stream that the log lost          it is put aside
     a name in the log without a file                 it is given up
 
 Invariants
@@ -147,12 +148,15 @@ def _base(segment: AnySegment) -> int:
 
 
 def _remove_folder(volume: Volume, folder: Path) -> None:
-    """Of a stream that was removed; what holds records is left, and said."""
+    """Of a stream that is gone: removed, or lost with the power. Its inode number may come again, so what holds records
+    must not be taken for that stream's: it is put aside, and said."""
     for path in list(folder.iterdir()):
-        if path.suffix == ".seg" and path.stat().st_size:
-            log.warning("records of a stream that is gone are left alone", extra={"path": str(path)})
-            return
-    for path in list(folder.iterdir()):
-        volume.env.files.unlink(path)
+        if repair.TORN in path.name:
+            continue
+        if model.parse_segment_name(path.name) is not None and path.stat().st_size:
+            aside = repair.put_aside(volume.env, path)
+            log.warning("records of a stream that is gone: put aside", extra={"path": str(aside)})
+        else:
+            volume.env.files.unlink(path)
     with contextlib.suppress(OSError):
         folder.rmdir()

@@ -22,6 +22,7 @@ from aof2.engine.segment.file import SEALED_MODE
 from aof2.engine.segment.format import FOOTER_BYTES, Version
 from aof2.engine.segment.model import ActiveSegment
 
+TORN: Final = ".torn"  # in the name of what is put aside
 CRASH_POINTS: Final = (
     "segment.recover.torn.temp",
     "segment.recover.torn.synced",
@@ -88,7 +89,7 @@ def _torn_path(path: Path, data: bytes | None) -> Path:
     """The first name that is free, or already holds these bytes."""
     n = 0
     while True:
-        target = path.with_name(f"{path.name}.torn" + (f".{n}" if n else ""))
+        target = path.with_name(f"{path.name}{TORN}" + (f".{n}" if n else ""))
         if not target.exists() or (data is not None and target.read_bytes() == data):
             return target
         n += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -188,6 +189,42 @@ def test_a_damaged_segment_is_neither_served_nor_written_on(tmp_path: Path) -> N
         assert path.read_bytes() == data  # left as it is, for a person to look at
 
     run_streams(settings, look)
+
+
+@pytest.mark.expects_warnings
+def test_a_stream_with_the_number_of_one_that_was_lost_has_none_of_its_records(tmp_path: Path) -> None:
+    """The log lost the mkdir with the power, the disk has the segment; and the next stream has that number again."""
+    settings, inos = stream_settings(tmp_path / "now"), []
+
+    async def write(w: World) -> None:
+        await w.mkdir()
+        await w.put(b"lost\n" * 50)
+        inos.append(w.ino("clicks"))
+
+    async def nothing(w: World) -> None: ...
+
+    async def begin_anew(w: World) -> None:
+        assert "clicks" not in w.ls()
+        await w.mkdir()
+        inos.append(w.ino("clicks"))
+        await w.put(b"new\n")
+
+    async def look(w: World) -> None:
+        assert await w.everything() == b"new\n"
+
+    run_streams(settings, nothing)
+    shutil.copytree(tmp_path / "now", tmp_path / "before")
+    run_streams(settings, write)
+    shutil.move(tmp_path / "now" / "state" / "segments", tmp_path / "segments")
+    shutil.rmtree(tmp_path / "now")
+    shutil.move(tmp_path / "before", tmp_path / "now")
+    shutil.rmtree(tmp_path / "now" / "state" / "segments", ignore_errors=True)
+    shutil.move(tmp_path / "segments", tmp_path / "now" / "state" / "segments")
+    for body in (begin_anew, look):
+        run_streams(settings, body)
+    assert inos[0] == inos[1]
+    kept = [path.read_bytes() for path in (tmp_path / "now").rglob("*.torn")]
+    assert len(kept) == 1 and b"lost\n" in kept[0]
 
 
 @pytest.mark.expects_warnings
