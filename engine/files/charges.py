@@ -65,8 +65,19 @@ class Charges:
             self._tell(tenant, size)
 
     def sealed(self, file: OpenFile, disk_bytes: int) -> None:
-        """It is clean: from here on the catalog counts so much of it."""
-        self._tell(file.tenant, disk_bytes - file.charged_bytes)
+        """It is clean: from here on the catalog counts so much of it. Where processes read it, the channel may still
+        have a budget for it, which stays charged."""
+        kept_bytes = file.channel.budget
+        self._tell(file.tenant, disk_bytes + kept_bytes - file.charged_bytes)
+        file.charged_bytes = kept_bytes
+
+    def give_back_budget(self, file: OpenFile) -> None:
+        """No handle is left."""
+        if file.dirty:
+            self.charge(file)
+            return
+        self._tell(file.tenant, -file.charged_bytes)
+        file.charged_bytes = 0
 
     def _tell(self, tenant: str, change: int) -> None:
         if change > 0:

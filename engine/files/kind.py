@@ -461,6 +461,11 @@ class FilesKind(Catalogued):
     def is_unsealed(self, ino: int) -> bool:
         return self.files.known.get(ino) is not None or self.files.known.is_open(ino)
 
+    def is_kept_unsealed(self, ino: int) -> bool:
+        """It writes, or may have mapped it to write (`OpenFile.sealable`)."""
+        file = self.files.known.get(ino)
+        return file is not None and file.dirty and not file.sealable
+
     def open_inos(self) -> set[int]:
         return {file.ino for file in self.files.known.all() if file.handles}
 

@@ -103,6 +103,7 @@ class Loader:
             if base.use is Use.CLAIMED:
                 base.become(Use.SHARED)
             raise
+        file.mappable = False  # it was sealed: no mapping of before is left
         self._volume.handles.detach(file.key)
         self._rename(file, reopened.row.generation)
         base.path = file.path
@@ -112,7 +113,7 @@ class Loader:
         else:
             file.become(State.DIRTY_PARTIAL, base, base.size)
         file.noted_partial = file.partial
-        file.charged_bytes = reopened.freed_bytes
+        file.charged_bytes += reopened.freed_bytes
         if keep:
             os.utime(file.path, ns=(row.atime_ns, row.mtime_ns))
             file.clean_stamp = Stamp.of(os.stat(file.path))
@@ -135,6 +136,13 @@ class Loader:
         with trio.CancelScope(shield=True):  # it is in the catalog, or is not: not unknown
             reopened = await result_of(self._volume.writer.submit(file.key[0], work, sync=True))
         return reopened, whole
+
+    async def clean(self, file: OpenFile) -> None:
+        """A file that was sealed while processes read it: what is open of it is of the sealed object from here on."""
+        base = await self._volume.hydrator.open(file.key, file.tenant)
+        file.become(State.CLEAN, base, base.size)
+        file.clean_stamp = None
+        file.new_name = False
 
     def _rename(self, file: OpenFile, generation: int) -> None:
         """The backing file under the name of the generation it is now. Recovery does the same after a crash."""

@@ -1,5 +1,7 @@
-"""Sealing: a while after the last close a dirty file is hashed, synced and recorded, and goes to the remote from there.
-Where a caller waits for that, the commit of the seal begins the job that takes it there.
+"""Sealing: a while after its last writer closed it, a dirty file is hashed, synced and recorded, and goes to the remote
+from there. Where a caller waits for that, the commit of the seal begins the job that takes it there.
+
+Processes may go on reading it, unless one of them could have mapped it to write: such a file waits for its last close.
 
 Files that were closed together are sealed together: hashed one after the other, written back all at once, synced, and
 recorded in one group commit; ten thousand small files do not mean ten thousand journal commits. A large file is sealed
@@ -7,8 +9,9 @@ by itself, in a lane of its own: the small ones do not wait for it, and its chun
 (`ahead.py`).
 
 Invariants
-- A seal speaks of bytes that no writer changes: none has the file open, and the kernel grants a read lease on it, which
-  it refuses while a writable mapping or another descriptor lives. Refused means trying again later, not sealing.
+- A seal speaks of bytes that no writer changes: none has the file open; and the kernel grants a read lease on it, which
+  it refuses while a writable mapping or another descriptor lives, or no descriptor that can be mapped to write was ever
+  open on it (`OpenFile.sealable`). Refused means trying again later, not sealing.
 - A write-open at any moment makes the seal under way void (`OpenFile.seal_attempt`).
 - Bytes and name are durable before the seal is recorded.
 - Hashing ends within a few MiB once its file is removed, opened to be written to, or the sealer is told to stop.
@@ -104,7 +107,7 @@ class Sealer:
         self.sealed_files = 0
 
     def closed(self, file: OpenFile) -> None:
-        """The last handle on this dirty file was closed."""
+        """The last writer of this dirty file closed it, or the last reader of one that may be mapped."""
         self.closed_all((file,))
 
     def closed_all(self, files: Sequence[OpenFile]) -> None:
@@ -192,7 +195,7 @@ class Sealer:
             file = self._files.known.get(ino)
             self._due.pop(ino, None)
             self._later.pop(ino, None)
-            if file is None or not file.dirty or file.handles or ino in self._busy:
+            if file is None or not file.sealable or ino in self._busy:
                 continue
             # It may wait for the remote, or take long.
             if file.partial or file.clearing or file.charged_bytes >= LARGE_BYTES:
@@ -241,7 +244,7 @@ class Sealer:
 
     def _again(self, files: Sequence[OpenFile]) -> None:
         for file in files:
-            if file.dirty and not file.handles and not file.unlinked and file.ino not in self._due:
+            if file.sealable and not file.unlinked and file.ino not in self._due:
                 self._later.pop(file.ino, None)
                 self._later[file.ino] = trio.current_time() + RETRY_S
                 self._wake.set()
@@ -263,10 +266,13 @@ class Sealer:
         later: list[OpenFile] = []
         fds: list[int] = []
         try:
-            alone = [
-                file for group in _small_groups(batch) for file in self._hash_small(group, attempts, hashed, later, fds)
-            ]
-            for file in (*alone, *(file for file in batch if not _is_small(file))):
+            together: list[OpenFile] = []
+            alone: list[OpenFile] = []
+            for file in batch:  # looked at once: one of them may be opened meanwhile
+                (together if _is_small(file) else alone).append(file)
+            for group in _small_groups(together):
+                alone += self._hash_small(group, attempts, hashed, later, fds)
+            for file in alone:
                 try:
                     fd = files.open_ro(file.path_text)
                 except FileNotFoundError:
@@ -329,7 +335,7 @@ class Sealer:
         return left
 
     def _hash(self, file: OpenFile, fd: int, attempt: int, ahead: Ahead | None) -> Hashed | None:
-        if not _no_writer(fd):
+        if not file.handles and not _no_writer(fd):
             return None
 
         def go_on() -> bool:
@@ -360,7 +366,7 @@ class Sealer:
 
     def _give_back_loose(self, one: Hashed) -> None:
         """Space that was reserved and not written to goes: the catalog counts what is there. The file is held, and no
-        handle is on it. On a worker thread."""
+        process can write to it. On a worker thread."""
         with self._files.volume.env.files.closing(self._files.volume.hot.open(one.file.path)) as fd:
             for offset, length in one.loose:
                 clear_range(fd, offset, length)
@@ -379,12 +385,12 @@ class Sealer:
                 if file.ino not in held:
                     self._again([file])  # it is being opened: the others of the batch do not wait for that
                     continue
-                if file.handles or file.seal_attempt != one.attempt or not file.dirty:
+                if not file.sealable or file.seal_attempt != one.attempt:
                     self._again([file])  # opened again: then the next close brings it back
                     continue
                 if one.loose and self._files.parts.can_punch:
                     await trio.to_thread.run_sync(self._give_back_loose, one)
-                if file.clean_stamp is None or not await self._was_unchanged(one):
+                if file.clean_stamp is None or file.handles or not await self._was_unchanged(one):
                     by_stream.setdefault(file.key[0], []).append(one)
             for stream_id, group in by_stream.items():
                 await self._record(stream_id, group, begin=begin)
@@ -402,21 +408,21 @@ class Sealer:
 
             with trio.CancelScope(shield=True):  # the job is claimed, and started below
                 rows, job = await result_of(volume.writer.submit(stream_id, work))
-        volume.env.failpoint("seal.recorded")
-        sealed = [(one, row) for one, row in zip(group, rows, strict=True) if row is not None]
-        for one, row in sealed:
-            self._sealed(one, row)
+                volume.env.failpoint("seal.recorded")
+                sealed = [(one, row) for one, row in zip(group, rows, strict=True) if row is not None]
+                for one, row in sealed:
+                    await self._sealed(one, row)
         if sealed:
             volume.jobs.begun(stream_id, sum(one.seal.digest.data_bytes for one, _ in sealed), job)
 
-    def _sealed(self, one: Hashed, row: ObjectRow) -> None:
+    async def _sealed(self, one: Hashed, row: ObjectRow) -> None:
         files, file = self._files, one.file
         self.sealed_files += 1
         if not file.dirty:
             return  # removed since its commit, and given back with what it was charged
         if one.loose or file.told_stamp not in (None, one.stamp):
             files.kernel.invalidate_attr(file.ino)  # the kernel reports no stores through a mapping
-        files.sealed(file, row, self._disk_bytes(one.seal))
+        await files.sealed(file, row, self._disk_bytes(one.seal))
 
     async def _was_unchanged(self, one: Hashed) -> bool:
         """Whether the file is what was published before it was opened to write; if so it is that again."""
@@ -442,7 +448,7 @@ class Sealer:
             volume.env.files.rename(path, file.path)
             return False
         volume.handles.forget((file.key[0], file.ino, base))
-        self._sealed(one, row)
+        await self._sealed(one, row)
         return True
 
     def _has_holes_of(self, view: View, stream_id: int, old: ObjectRow, digest: ObjectDigest) -> bool:
@@ -467,17 +473,15 @@ class Sealer:
 
 
 def _is_small(file: OpenFile) -> bool:
-    """Whether it is tried with others: it is all here, and takes little."""
-    return not file.partial and file.charged_bytes <= SMALL_BYTES
+    """Whether it is tried with others: it is all here, takes little, and the kernel grants a lease on it."""
+    return not file.partial and not file.handles and file.charged_bytes <= SMALL_BYTES
 
 
 def _small_groups(batch: Sequence[OpenFile]) -> Iterator[list[OpenFile]]:
-    """The small files of the batch, so many together that to be told to stop does not take long."""
+    """So many of them together that to be told to stop does not take long."""
     group: list[OpenFile] = []
     size = 0
     for file in batch:
-        if not _is_small(file):
-            continue
         if size >= SMALL_TOGETHER_BYTES:
             yield group
             group, size = [], 0

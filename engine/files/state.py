@@ -6,6 +6,7 @@
                  │    └─ first writer, some elsewhere ──► DIRTY_PARTIAL
                  ▼
                GONE ◄── closed, from CLEAN; sealed, from both that are dirty; removed, from all
+    (a DIRTY_WHOLE file that is sealed while processes read it is CLEAN from there on)
 
 The lines are `TRANSITIONS`; a step that is not there raises. What a state means for `base` and `whole`:
 
@@ -47,7 +48,7 @@ class State(enum.Enum):
 
 TRANSITIONS: Final[Mapping[State, Set[State]]] = {
     State.CLEAN: {State.DIRTY_WHOLE, State.DIRTY_PARTIAL, State.GONE},
-    State.DIRTY_WHOLE: {State.DIRTY_PARTIAL, State.GONE},
+    State.DIRTY_WHOLE: {State.DIRTY_PARTIAL, State.CLEAN, State.GONE},
     State.DIRTY_PARTIAL: {State.DIRTY_WHOLE, State.GONE},
     State.GONE: frozenset(),
 }
@@ -91,8 +92,8 @@ class OpenFile:
 
     __slots__ = (
         "_charged_bytes", "_io", "_ledger", "_path", "_room", "_state", "_taken", "base", "base_len", "channel",
-        "clean_stamp", "fd", "handles", "key", "new_name", "noted_partial", "pending_bytes", "seal_attempt", "tenant",
-        "told_stamp", "unlinked", "writers",
+        "clean_stamp", "fd", "handles", "key", "mappable", "new_name", "noted_partial", "pending_bytes", "seal_attempt",
+        "tenant", "told_stamp", "unlinked", "writers",
     )  # fmt: skip
 
     def __init__(self, key: Key, tenant: str, path: Path | str, state: State = State.DIRTY_WHOLE) -> None:
@@ -108,6 +109,7 @@ class OpenFile:
         self.channel: AtChannel = NOT_OPEN
         self.handles = 0
         self.writers = 0
+        self.mappable = True  # a descriptor that can read and write was open since it was clean, as far as is known
         self.base: ObjectHandle | None = None  # where blocks that are not here come from
         self.base_len = 0  # up to where the base counts; beyond it everything is here
         self.noted_partial = False  # the catalog knows it as a dirty file that lacks blocks
@@ -149,6 +151,14 @@ class OpenFile:
     def whole(self) -> bool:
         """Whether it is dirty and every block is in the backing file."""
         return self._state is State.DIRTY_WHOLE
+
+    @property
+    def sealable(self) -> bool:
+        """Whether no process can change it. While some read it, no lease tells whether a writable mapping outlived its
+        descriptor: the channel's own refuses it. Then none can have been made, or the last close is waited for."""
+        return (
+            self.dirty and not self.writers and not (self.handles and (self.mappable or self.partial or self.unlinked))
+        )
 
     # -- made when used ----------------------------------------------------------------------------------------
 

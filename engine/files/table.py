@@ -2,7 +2,7 @@
 
     closed, clean ── open to read ──► passthrough (here whole) or ranged (the rest is fetched)
          ▲        ── open to write ─► the same, and dirty: the catalog says so, durably, before the open is answered
-         └── sealed in the background after the last close (`seal.py`)
+         └── sealed in the background after the last writer's close (`seal.py`)
 
 It opens and closes; what is read and written goes through a handle (`handle.py`), and the rest is done by
 
@@ -206,6 +206,7 @@ class Files:
         file = self._loader.new(row)
         # The row is there: it must not be without its file.
         fd = self.volume.env.essential(partial(self.volume.hot.create, file.path))
+        file.mappable = False  # until a handle is given that can be
         self.known.add(file)
         return file, fd
 
@@ -235,6 +236,7 @@ class Files:
         write_only = flags & os.O_ACCMODE == os.O_WRONLY
         file.channel = AtChannel(Mode.PASSTHROUGH, write_only=write_only, appends=bool(flags & os.O_APPEND))
         file.channel.registered, file.handles = True, 1
+        file.mappable = flags & os.O_ACCMODE == os.O_RDWR
         handle = Handle(self, fh, file, flags)
         self._put(handle)
         if handle.writes:
@@ -357,6 +359,7 @@ class Files:
         file.handles += 1
         if handle.writes:
             file.writers += 1
+            file.mappable = file.mappable or flags & os.O_ACCMODE == os.O_RDWR
             file.channel.appends = file.channel.appends or bool(flags & os.O_APPEND)
             self.sealer.wait(file)
             self.room.opened(file, flags)
@@ -423,6 +426,8 @@ class Files:
                 self.kernel.invalidate_attr(file.ino)  # the kernel reports no stores through a mapping
             if file.handles:
                 self._listener.handle_closed(file, fh)
+                if handle.writes and file.sealable:
+                    self.sealer.closed(file)
                 return
             self._closed(file)
             self._listener.handle_closed(file, fh)
@@ -436,7 +441,7 @@ class Files:
         if channel.closed is not None:
             channel.closed.set()
         if channel.budget:
-            self.charges.charge(file)
+            self.charges.give_back_budget(file)
         file.close_fd()
         if not file.unlinked and not self.known.openers(file.ino):
             self._seal_or_let_go(file)
@@ -465,12 +470,15 @@ class Files:
 
     # -- removal and sealing -----------------------------------------------------------------------------------
 
-    def sealed(self, file: OpenFile, row: ObjectRow, disk_bytes: int) -> None:
-        """The sealer is done with a file: it is clean, and the catalog counts so much of it."""
+    async def sealed(self, file: OpenFile, row: ObjectRow, disk_bytes: int) -> None:
+        """The sealer is done with a file: it is clean, and the catalog counts so much of it. Under `Known.holding`."""
         self.volume.pages.drop_object(file.ino, file.key[2])  # of before: blocks that were fetched while it was written
         if file.base is not None:
             file.base.close_file()
             self.parts.sealed.add(file.key)
         self.charges.sealed(file, disk_bytes)
         self._recency.sized(file.ino, units_of(disk_bytes))
-        self.known.forget(file)
+        if file.handles:
+            await self._loader.clean(file)
+        else:
+            self.known.forget(file)

@@ -365,6 +365,10 @@ class Kind(ABC):
         """Whether it is open, or was written and is not sealed."""
         return False
 
+    def is_kept_unsealed(self, ino: int) -> bool:
+        """Whether a process that has it open keeps it from being sealed."""
+        return False
+
     def open_inos(self) -> set[int]:
         return set()
 

@@ -93,6 +93,10 @@ class Kinds:
     def is_open(self, ino: int) -> bool:
         return self.of(ino).is_open(ino)
 
+    def is_kept_unsealed(self, ino: int) -> bool:
+        """Whether a process that has it open keeps it from being sealed."""
+        return self.of(ino).is_kept_unsealed(ino)
+
     def open_inos(self) -> set[int]:
         return set().union(*(kind.open_inos() for kind in self.all))
 

@@ -27,6 +27,7 @@ from aof2.engine.remote.resilience import COOL_DOWN_S_MAX, BreakerState
 from aof2.engine.replicate.company import Caller
 from aof2.engine.replicate.position import Standing
 from aof2.engine.volume import Volume
+from aof2.fs.control.closing import all_closed
 from aof2.fs.control.mounted import Mounted
 from aof2.fs.control.protocol import ControlError, Progress
 
@@ -154,6 +155,7 @@ async def sealed(mounted: Mounted, tell: Tell) -> None:
             await trio.sleep(LOOK_EVERY_S)
             await tell(Progress("seal", max(0, total - mounted.kinds.unsealed().files), total, "files"))
 
+    await all_closed(mounted)
     async with open_nursery() as nursery:
         nursery.start_soon(say)
         await mounted.kinds.seal(begin=True)

@@ -127,15 +127,19 @@ async def _until_durable(
     if 0 < len(inos) <= durable.SOON_FILES:
         for tenant_id in tenants:
             volume.replication.expect(tenant_id)
+    closing = Closing(mounted)
     while inos:
-        await Closing(mounted).closed(inos)
+        await closing.sealable(inos)
         await mounted.kinds.seal(inos, begin=True)
         await trio.lowlevel.checkpoint()  # the uploads that began with it are sent off first
         some = await durable.upload(mounted.volume, tenants, durable.later(tell), inos=inos, log=False, caller=caller)
         done = Uploaded(done.files + some.files, done.bytes + some.bytes)
         left = await walk.not_uploaded(mounted, places) & inos
         # Thousands of files that were just closed take longer than a moment: as long as there are fewer, that goes on.
-        if left and (len(left) == len(inos) or all(map(mounted.kinds.is_open, left))):
+        # One that is opened in the very moment of its seal is sealed a little later.
+        if len(left) < len(inos):
+            closing = Closing(mounted)
+        elif not await closing.again():
             await _raise_open(mounted, places)
         inos = left
     await durable.replicated(volume, volume.needed_log_ends(tenants), tell, caller=caller)
@@ -149,8 +153,11 @@ async def _raise_open(mounted: Mounted, places: list[Place]) -> None:
             for place in page:
                 if not walk.is_durable(walk.newest(view, place)):
                     path = walk.shown(mounted, place)
-                    if mounted.kinds.is_open(place.inode.ino):
+                    if place.inode.ino in mounted.kinds.writing():
                         raise ControlError(f"{path}: still open for writing; it is uploaded once it is closed")
+                    if mounted.kinds.is_kept_unsealed(place.inode.ino):
+                        why = "it was open for reading and writing, may be mapped, and a process has it open"
+                        raise ControlError(f"{path}: not sealed yet ({why}); it is uploaded once it is closed")
                     why = mounted.volume.target.read_only_reason or "it is mapped, or was written to meanwhile"
                     raise ControlError(f"{path}: not sealed yet ({why}); it is tried again, see daemon.log")
 

@@ -41,6 +41,28 @@ def verify(volume: MountedVolume) -> None:
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
+def test_what_is_read_is_durable_all_the_same(own: MountedVolume) -> None:
+    """The writer closed it; a reader, which never does, keeps it neither from being sealed nor from being uploaded."""
+    path = own.path / "log"
+    with open(path, "wb") as out:
+        out.write(b"one\n" * 1000)
+        out.flush()
+        reader = open(path, "rb")
+    own.done("wait", path)
+    assert os.getxattr(path, "user.aof2.durable") == b"1"
+    with open(path, "ab") as out:
+        out.write(b"two\n")
+    own.done("checkpoint", "--wait")
+    assert os.getxattr(path, "user.aof2.durable") == b"1"
+    assert reader.read() == b"one\n" * 1000 + b"two\n"
+    assert own.aof2("evict", path).returncode == 1  # in use
+    reader.close()
+    own.done("evict", path)
+    assert path.read_bytes() == b"one\n" * 1000 + b"two\n"
+    own.umount()
+    verify(own)
+
+
 def test_the_daemons_death_takes_nothing(own: MountedVolume) -> None:
     """Without any fsync: what a call has answered is there again, files being written too."""
     top = own.path
