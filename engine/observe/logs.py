@@ -19,6 +19,7 @@ import logging
 import math
 import os
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from enum import Enum
@@ -119,9 +120,18 @@ def log_event(logger: logging.Logger, event: str, /, *, level: int = logging.INF
         logger.log(level, event, extra={_EVENT: event, _FIELDS: fields})
 
 
+class _Handler(logging.StreamHandler[TextIO]):
+    """Of a full disk a line stays in the stream's buffer, and comes out behind the next that finds room. A traceback of
+    that would be one more line for the same disk."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
+        if not isinstance(sys.exception(), OSError):
+            super().handleError(record)
+
+
 def configure_logging(stream: TextIO, level: int = logging.INFO, *, logger: str = "") -> logging.Handler:
     """JSON lines of `logger` (the root) on `stream`; the AWS secrets of the environment are known to it."""
-    handler = logging.StreamHandler(stream)
+    handler = _Handler(stream)
     handler.setFormatter(JsonFormatter(os.environ.get(name, "") for name in SECRET_VARIABLES))
     target = logging.getLogger(logger)
     target.addHandler(handler)

@@ -16,7 +16,7 @@ from aof2.engine.inspect.rows import open_rows
 from aof2.engine.settings import Settings
 from aof2.fs.cli.errors import CliError
 from aof2.fs.cli.progress import shown_progress
-from aof2.fs.control.client import ControlClient, NotMountedError
+from aof2.fs.control.client import NO_DAEMON, ControlClient, NotMountedError
 from aof2.fs.control.protocol import ControlError
 from aof2.fs.mountpoint import real_mountpoint
 
@@ -34,7 +34,7 @@ def ask_or_read(settings: Settings, kind: type[T], read: Callable[[View], T], ve
     """What the daemon answers; where none is, what `read` finds in the rows on this disk."""
     try:
         return msgspec.convert(ask(settings, verb, **args), kind)
-    except NotMountedError:
+    except NO_DAEMON:
         with open_rows(settings.volume.state_dir) as rows, rows.view() as view:
             return read(view)
 

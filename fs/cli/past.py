@@ -14,7 +14,7 @@ from aof2.fs.cli.client import ask, in_mount, served
 from aof2.fs.cli.conf import load_conf, volume_options
 from aof2.fs.cli.errors import CliError
 from aof2.fs.cli.records import iso_time
-from aof2.fs.control.client import NotMountedError
+from aof2.fs.control.client import NO_DAEMON
 
 COLUMNS = ("generation", "state", "current", "bytes", "sealed (UTC)", "sha256")
 
@@ -42,7 +42,7 @@ def _find(path: str, conf: str | None) -> list[Generation]:
         settings = served(settings)
         answer = ask(settings, "generations", path=in_mount(settings, [path])[0])
         return msgspec.convert(answer, list[Generation])
-    except NotMountedError:
+    except NO_DAEMON:
         with open_rows(settings.volume.state_dir) as rows, rows.view() as view:
             place = resolve(view, settings.volume.mountpoint, in_mount(settings, [path])[0])
             if place is None or not place.is_file:

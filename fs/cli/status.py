@@ -39,7 +39,7 @@ from aof2.fs.cli.errors import complain
 from aof2.fs.cli.progress import counted
 from aof2.fs.cli.records import iso_time, style
 from aof2.fs.cli.top import damaged_logs, jobs_line, replication_line, summary
-from aof2.fs.control.client import NotMountedError
+from aof2.fs.control.client import NO_DAEMON
 from aof2.fs.control.protocol import ProtocolError
 
 Facts = VolumeStatus | TreeStatus | ObjectStatus
@@ -63,7 +63,7 @@ def status(path: str | None, as_json: bool, conf: str | None) -> None:
     settings = load_conf(conf)
     try:
         facts, daemon = _ask(settings, path)
-    except NotMountedError:
+    except NO_DAEMON:
         with open_rows(settings.volume.state_dir) as rows:
             _warn(rows)
             facts, daemon = _facts(settings, rows, path), {}

@@ -36,6 +36,10 @@ class WentAwayError(protocol.ControlError):
     """The daemon ended before it answered."""
 
 
+NO_DAEMON: Final = (NotMountedError, WentAwayError)
+"""What a command that can read the rows on this disk goes on without."""
+
+
 def see_to_the_end(settings: Settings) -> None:
     """After an unmount: the daemon ends, by itself or, where copies of the mount in other mount namespaces keep the
     kernel from telling it, because it is asked to. ControlError says why it goes on."""

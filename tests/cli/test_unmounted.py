@@ -6,7 +6,9 @@ import contextlib
 import os
 import shutil
 import signal
+import socket
 import subprocess
+import threading
 from pathlib import Path
 
 from tests.support.mount import MountedVolume, mounted_volume, until
@@ -43,6 +45,32 @@ def test_a_daemon_that_died(tmp_path: Path) -> None:
         own.remount()
         assert umount(own)[0] == 0
         assert umount(own) == (0, f"{own.mountpoint} is not mounted\n")
+
+
+def test_a_daemon_that_dies_while_it_is_asked(tmp_path: Path) -> None:
+    """What the rows on this disk say is said then."""
+    with mounted_volume(tmp_path) as own:
+        (own.path / "f").write_bytes(b"x" * 5000)
+        own.done("wait", own.path / "f")
+        own.umount()
+        address = own.state_dir / "control.sock"
+        address.unlink(missing_ok=True)
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(str(address))
+            listening.listen()
+
+            def hang_up() -> None:
+                with contextlib.suppress(OSError):
+                    while True:
+                        listening.accept()[0].close()
+
+            threading.Thread(target=hang_up, daemon=True).start()
+            assert own.json("status", own.path / "f")["durable"]
+            assert own.json("status")["tenants"]
+            assert own.json("generations", own.path / "f")["generation"] == 1
+            listening.shutdown(socket.SHUT_RDWR)
+        address.unlink()
+        own.remount()
 
 
 def test_a_volume_that_is_turned_off(tmp_path: Path) -> None:

@@ -51,6 +51,16 @@ def head(event: str) -> dict[str, str]:
     return {"level": "INFO", "logger": "aof2.test_logs", "event": event}
 
 
+def test_a_full_disk_gets_no_traceback(capfd: pytest.CaptureFixture[str], logger: logging.Logger) -> None:
+    full = open("/dev/full", "w", buffering=1)
+    handler = configure_logging(full, logger=logger.name)
+    logger.info("no room for this")
+    logger.removeHandler(handler)
+    with pytest.raises(OSError, match="No space"):
+        full.close()
+    assert capfd.readouterr() == ("", "")
+
+
 def test_an_event_has_exactly_its_fields(lines: Lines, logger: logging.Logger) -> None:
     log_event(logger, "checkpoint.started", job_id=7, tenant="db", plan_size_bytes=100, wal_range=(3, 9))
     log_event(logger, "checkpoint.failed", job_id="8", error="no room", stage="stage", retryable=True)
