@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 USER = "nobody"  # it has a line in passwd everywhere; fusermount3 wants to know a name
@@ -72,19 +72,21 @@ def _open_device(scratch: Path) -> None:
     node.unlink()
 
 
-def _open_way(to: Path, scratch: Path) -> None:
-    """Every folder above `to` can be passed: one that cannot is covered, and what is needed shows through."""
-    for above in reversed(to.resolve().parents):
+def _open_ways(needed: Iterable[Path], scratch: Path) -> None:
+    """Every folder above these can be passed: one that cannot is covered, and what is needed shows through."""
+    paths = [path.resolve() for path in needed]
+    for above in sorted({above for path in paths for above in path.parents}, key=lambda path: len(path.parts)):
         if above.stat().st_mode & _OTHERS_PASS:
             continue
-        kept = scratch / "kept"
-        kept.mkdir()
-        below = above / to.resolve().relative_to(above).parts[0]
-        _mount("--bind", below, kept)
+        shown = {above / path.relative_to(above).parts[0] for path in paths if above in path.parents}
+        for number, below in enumerate(shown):
+            (scratch / f"kept{number}").mkdir()
+            _mount("--bind", below, scratch / f"kept{number}")
         _mount("-t", "tmpfs", "-o", "mode=755", "aof2-test", above)
-        below.mkdir()
-        _mount("--move", kept, below)
-        kept.rmdir()
+        for number, below in enumerate(shown):
+            below.mkdir()
+            _mount("--move", scratch / f"kept{number}", below)
+            (scratch / f"kept{number}").rmdir()
 
 
 def _become_user() -> None:
@@ -106,8 +108,7 @@ def main(args: Sequence[str]) -> None:
     _let_go_of_others()
     with tempfile.TemporaryDirectory(prefix="aof2-plain-") as scratch:
         _open_device(Path(scratch))
-        for needed in dict.fromkeys((PROJECT, Path(sys.prefix), Path(sys.base_prefix))):
-            _open_way(needed, Path(scratch))
+        _open_ways((PROJECT, Path(sys.prefix), Path(sys.base_prefix)), Path(scratch))
     _become_user()
     os.chdir(os.environ.get("HOME", "/"))
     os.execvp(args[0], args)
