@@ -38,7 +38,7 @@ from aof2.engine.inspect.rows import is_live
 from aof2.engine.observe.logs import configure_logging
 from aof2.engine.settings import Settings
 from aof2.fs.channel_wire import ChannelError
-from aof2.fs.control.client import ControlClient, NotMountedError, see_to_the_end
+from aof2.fs.control.client import NO_DAEMON, ControlClient, see_to_the_end
 from aof2.fs.control.protocol import ProtocolError, decode
 from aof2.fs.mountpoint import FSTYPE, Answer, MountError, ask, detach, make_mountpoint, mounted_at, unmount
 from aof2.fs.options import Options
@@ -126,11 +126,12 @@ def _is_open(settings: Settings) -> bool:
 
 
 def serving(settings: Settings) -> Path | None:
-    """Where a daemon of this volume says it has mounted it. ControlError when it does not answer."""
+    """Where a daemon of this volume says it has mounted it; None also of one that dies as it is asked. ControlError when
+    it does not answer."""
     try:
         with ControlClient(settings) as client:
             return Path(client.call("ping")["mountpoint"])
-    except NotMountedError:
+    except NO_DAEMON:
         return None
 
 

@@ -66,6 +66,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 CLAIM: Final = "the claim"
 DRAIN_STEP_S: Final = 0.01
+DRAIN_ASK_S: Final = 1.0
 # Local chunks of a stream: from here on its writer is slowed down, there as much as it ever is.
 BRAKE_FROM_BYTES: Final = 32 << 20
 BRAKE_FULL_BYTES: Final = 56 << 20
@@ -242,7 +243,7 @@ class LogReplicator:
                 due_s = self._writer.target.due_s()
                 if due_s is not None:  # what is asked for does not wait for its timer
                     await trio.sleep(DRAIN_STEP_S)
-                    with trio.move_on_after(due_s):
+                    with trio.move_on_after(min(due_s, DRAIN_ASK_S)):  # a commit that came since is asked for, too
                         await moved.wait()
                 elif self.idle:
                     # A chunk may be sealed and its event still on its way from the writer's thread. What that thread

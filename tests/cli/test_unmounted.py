@@ -68,9 +68,9 @@ def test_a_daemon_that_dies_while_it_is_asked(tmp_path: Path) -> None:
             assert own.json("status", own.path / "f")["durable"]
             assert own.json("status")["tenants"]
             assert own.json("generations", own.path / "f")["generation"] == 1
+            own.remount()  # as for one that was killed the moment before
+            assert (own.path / "f").stat().st_size == 5000
             listening.shutdown(socket.SHUT_RDWR)
-        address.unlink()
-        own.remount()
 
 
 def test_a_volume_that_is_turned_off(tmp_path: Path) -> None:
