@@ -41,6 +41,9 @@ missing_test_packages() {
   command -v rsync >/dev/null 2>&1 || printf 'rsync '
   command -v make >/dev/null 2>&1 || printf 'make '
   command -v chromium >/dev/null 2>&1 || printf 'chromium '
+  command -v bindfs >/dev/null 2>&1 || printf 'bindfs '
+  # A server, which a machine that people work on need not have.
+  [ -z "${CI:-}" ] || command -v nfs-cat >/dev/null 2>&1 || printf 'nfs-ganesha-vfs libnfs-utils '
 }
 
 install_system() {
