@@ -541,7 +541,10 @@ def _recover_tenants(volume: Volume) -> None:
 async def _wind_down(volume: Volume, *, drain: bool) -> None:
     """While the tasks still run: what is here is recorded, snapshotted, and sent as far as the remote lets us."""
     # What cannot be recorded is fetched again, what is not snapshotted is replayed.
+    # What lands later is not in the log that the remote has of a clean end.
     with contextlib.suppress(ReadOnlyError, FatalIOError, OSError):
+        with trio.move_on_after(DRAIN_MAX_S):
+            await volume.hydrator.wind_down()
         await volume.hydrator.settle()
         if drain:
             await noting.note_uses(volume)

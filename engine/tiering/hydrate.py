@@ -486,6 +486,11 @@ class Hydrator:
         await self._lander.landed_all()
         await self.settle()
 
+    async def wind_down(self) -> None:
+        """The mount is gone: what was still wanted of the remote is here and recorded, neighbours are left."""
+        self._lander.stop()
+        await self.quiesce()
+
     async def quiesce_object(self, key: Key) -> None:
         """What was being fetched of one object is here and recorded."""
         await self._flights.landed_all(key)

@@ -81,10 +81,15 @@ class Lander:
         self._tasks = tasks
         self._block_bytes = block_bytes
         self._under_way: set[trio.Event] = set()
+        self._stopped = False
+
+    def stop(self) -> None:
+        """No more of a stretch becomes files than what is being written."""
+        self._stopped = True
 
     def begin(self, came: Neighbours) -> None:
         """What of the stretch can be files soon is, as far as there is room; the rest stays as it came."""
-        if self._writer.target.read_only_reason or not self._writer.target.enabled:
+        if self._stopped or self._writer.target.read_only_reason or not self._writer.target.enabled:
             return
         over = trio.Event()
         if self._tasks.begin(self._land, came, over):
@@ -107,7 +112,7 @@ class Lander:
     async def _land_from(self, came: Neighbours, step: int) -> bool:
         """In one direction from the member it came for; False: there is no room for more."""
         after: int | None = came.chunk_id
-        while after is not None:
+        while after is not None and not self._stopped:
             members, after = self._members(came, after, step)
             if not await self._land_some(came, members):
                 return False
