@@ -126,8 +126,8 @@ def _is_open(settings: Settings) -> bool:
 
 
 def serving(settings: Settings) -> Path | None:
-    """Where a daemon of this volume says it has mounted it; None also of one that dies as it is asked. ControlError when
-    it does not answer."""
+    """Where a daemon of this volume says it has mounted it; None also of one that dies as it is asked. ControlError
+    when it does not answer."""
     try:
         with ControlClient(settings) as client:
             return Path(client.call("ping")["mountpoint"])
