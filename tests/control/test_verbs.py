@@ -359,6 +359,19 @@ def test_wait_says_what_is_still_open(tmp_path: Path) -> None:
     run_mounted(small_settings(tmp_path), body)
 
 
+def test_wait_tries_again_what_was_opened_in_the_moment_of_its_seal(tmp_path: Path) -> None:
+    async def body(mounted: FakeMounted) -> None:
+        await mounted.files.write("default", b"a", data("a", 5000))
+        mounted.files.held = 2
+        assert await mounted.call("wait", paths=["default"]) == {"files": 1, "bytes": 5000}
+        await mounted.files.write("default", b"b", data("b", 5000))
+        mounted.files.held = 10**6
+        with pytest.raises(ControlError, match="mnt/default/b: not sealed yet"):
+            await mounted.call("wait", paths=["default"])
+
+    run_mounted(small_settings(tmp_path), body)
+
+
 def test_wait_takes_a_close_that_is_on_its_way(tmp_path: Path) -> None:
     async def body(mounted: FakeMounted) -> None:
         key = await mounted.files.write("default", b"a", data("a", 5000))
