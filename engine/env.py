@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from aof2 import native
+from aof2.engine import synced
 from aof2.engine.errors import FatalIOError, LandingError
 from aof2.engine.fds import opened
 from aof2.engine.local.reserve import Reserve, is_no_room
@@ -34,12 +35,8 @@ T = TypeVar("T")
 _CLOCK_REALTIME_COARSE: Final = 5  # linux/time.h; Python does not name it
 
 SMALL_BYTES: Final = 64 << 10
-SYNC_ALL_FILES: Final = 32
-SYNC_ALL_DIRTY_BYTES: Final = 64 << 20
-
-# Python has no sync_file_range.
+# posix_fallocate moves the end of the file.
 _libc: Final = ctypes.CDLL(None, use_errno=True)
-_SYNC_FILE_RANGE_WRITE: Final = 2
 _FALLOC_FL_KEEP_SIZE: Final = 1
 
 
@@ -124,26 +121,17 @@ class Files:
         raise OSError(came.error, os.strerror(came.error))
 
     def start_writeback(self, fd: int, offset: int, length: int) -> None:
-        """Asks the kernel to begin writing the range out, so that a later fsync finds less to do.
-
-        It promises nothing, and an error that matters is met by that fsync.
-        """
-        _libc.sync_file_range(fd, ctypes.c_int64(offset), ctypes.c_int64(length), _SYNC_FILE_RANGE_WRITE)
+        """Asks the kernel to begin writing the range out; it promises nothing."""
+        synced.start_writeback(fd, offset, length)
 
     def fsync(self, fd: int) -> None:
         with _fatal_sync():
             os.fsync(fd)
 
     def fsync_all(self, fds: Sequence[int]) -> None:
-        """Files of one filesystem. For many of them, while little else is to be written out, all of that is synced:
-        each fsync waits for the disk, syncfs waits once."""
-        if len(fds) < SYNC_ALL_FILES or _dirty_bytes() > SYNC_ALL_DIRTY_BYTES:
-            for fd in fds:
-                self.fsync(fd)
-            return
+        """Files of one filesystem, many at the price of one where that can be (`synced.py`)."""
         with _fatal_sync():
-            if _libc.syncfs(fds[0]):
-                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+            synced.fsync_all(fds, self.fsync)
 
     def fdatasync(self, fd: int) -> None:
         """For bytes that replace others of the file: the filesystem's journal, which holds up syncs of all of its
@@ -166,16 +154,6 @@ class Files:
     def fsync_dir(self, path: Path) -> None:
         with opened(path, os.O_RDONLY | os.O_DIRECTORY) as fd:
             self.fsync(fd)
-
-
-def _dirty_bytes() -> int:
-    """What the kernel has to write out, of all filesystems."""
-    try:
-        with open("/proc/meminfo", "rb") as f:
-            line = next(line for line in f if line.startswith(b"Dirty:"))
-        return int(line.split()[1]) << 10
-    except (OSError, StopIteration):
-        return SYNC_ALL_DIRTY_BYTES + 1
 
 
 @contextlib.contextmanager
