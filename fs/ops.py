@@ -172,7 +172,8 @@ class Operations(pyfuse3.Operations):
 
     @answered
     async def open(self, inode: int, flags: int, ctx: RequestContext) -> FileInfo:
-        fh = await (await self._at(inode)).open(inode, flags, caller_of(ctx))
+        async with self._kinds.opening(inode) as kind:
+            fh = await kind.open(inode, flags, caller_of(ctx))
         handle = self._kinds.opens.get(fh)
         return FileInfo(fh=fh, keep_cache=handle.keeps_pages, direct_io=handle.direct_io)
 

@@ -110,7 +110,9 @@ class TailHandle(MadeUpHandle):
         self._streams = streams
         self._volume = streams.volume
         self._stream = stream
-        self._base = stream.position.next_logical
+        with self._volume.catalog.view() as view:  # which shows a seal a moment before the stream hears of it
+            sealed = rows.position_of(view, stream_of(stream.ino), stream.ino)
+        self._base = max(stream.position.next_logical, sealed.next_logical)
         self._tail = TailReader(streams.volume.env)
         self._reading = trio.Lock()  # a thread at a time
         stream.users += 1

@@ -20,7 +20,7 @@ import os
 import stat
 import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -422,6 +422,9 @@ class FilesKind(Catalogued):
         return changed
 
     # -- bytes -------------------------------------------------------------------------------------------------
+
+    def opening(self, ino: int) -> AbstractContextManager[object]:
+        return self.files.known.asked(ino)
 
     async def open(self, ino: int, flags: int, caller: Caller) -> int:
         if flags & os.O_TRUNC and caller.uid != 0:

@@ -27,11 +27,12 @@ class Known:
     def __init__(self) -> None:
         self._files: dict[int, OpenFile] = {}
         self.ledger = Ledger()
-        # Guards the next two, and each look at one of them and at a file's handles: between two looks without it, an
+        # Guards the next three, and each look at one of them and at a file's handles: between two looks without it, an
         # open could go from being under way to being there, and be missed by both. The handles need no more than that:
         # they are counted before their open is no longer under way.
         self._opens = thread_lock()
         self._opening: Counter[int] = Counter()
+        self._asked: Counter[int] = Counter()  # opens that wait for the fold before they begin
         self._going: set[int] = set()  # inodes that a batch under way was told it may remove
         self.page: SharedPage | None = None  # what the channel opens by itself is in it
         self._locks: dict[int, tuple[TaskLock, int]] = {}
@@ -75,7 +76,7 @@ class Known:
 
     def _is_open_here(self, ino: int) -> bool:
         file = self._files.get(ino)
-        return bool(self._opening.get(ino)) or (file is not None and file.handles > 0)
+        return bool(self._opening.get(ino) or self._asked.get(ino)) or (file is not None and file.handles > 0)
 
     def must_stay(self, ino: int) -> bool:
         """Whether an inode without a name has to stay for those who have it open. Asked on the catalog thread, inside
@@ -102,6 +103,19 @@ class Known:
     def openers(self, ino: int) -> int:
         """How many opens of it are under way."""
         return self._opening.get(ino, 0)
+
+    @contextmanager
+    def asked(self, ino: int) -> Iterator[None]:
+        """An open is about to begin: the inode stays meanwhile, whatever is folded."""
+        with self._opens:
+            self._asked[ino] += 1
+        try:
+            yield
+        finally:
+            with self._opens:
+                self._asked[ino] -= 1
+                if not self._asked[ino]:
+                    del self._asked[ino]
 
     @contextmanager
     def opening(self, ino: int) -> Iterator[bool]:

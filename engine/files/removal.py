@@ -41,10 +41,13 @@ class Removal:
         """The last name of a regular file is gone; its bytes go with it, or with the last close."""
         self._known.went(row.ino)
         file = self._known.get(row.ino)
-        if file is not None and self._known.is_open_here(row.ino):
+        stays = self._is_nameless(row.ino)
+        # An open that came too late for it to stay finds nothing, and leaves nothing behind.
+        if file is not None and (file.handles or (stays and self._known.is_open_here(row.ino))):
             file.unlinked = True
-            return
-        if self._known.page is not None and self._is_nameless(row.ino):
+            if file.handles or self._known.page is None:
+                return
+        if self._known.page is not None and stays:
             self.stayed(row.ino)
             return
         charged = self._discard(file) if file is not None else None

@@ -21,7 +21,7 @@ import errno
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from enum import IntEnum, IntFlag
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, Protocol
@@ -286,6 +286,10 @@ class Kind(ABC):
         """The kernel knows nothing of this inode any more."""
 
     # -- bytes -------------------------------------------------------------------------------------------------
+
+    def opening(self, ino: int) -> AbstractContextManager[object]:
+        """An open was asked for. What loses its last name within this stays until it was looked at."""
+        return contextlib.nullcontext()
 
     async def open(self, ino: int, flags: int, caller: Caller) -> int:
         """A handle in the mount's `Opens`."""

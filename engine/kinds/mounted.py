@@ -10,7 +10,8 @@ Owner: the trio thread. A crash leaves nothing of this.
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import trio
@@ -65,6 +66,15 @@ class Kinds:
         if not kind.is_folded(ino, asked):
             await kind.fold()
         return kind
+
+    @asynccontextmanager
+    async def opening(self, ino: int) -> AsyncIterator[Kind]:
+        """`folded`, for an open: a file that loses its name in that very fold can be opened all the same, as one that
+        was looked up before it was removed."""
+        if not self._begun.is_set():
+            await self._begun.wait()
+        with self.of(ino).opening(ino):
+            yield await self.folded(ino)
 
     def is_folded(self, ino: int, asked: Asked) -> bool:
         """Whether `folded` has nothing to wait for."""

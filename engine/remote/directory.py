@@ -103,10 +103,11 @@ class DirectoryStore:
             if found is not None and if_absent:
                 raise _fenced(key)
             with self._temp(path, source, size, crc, deadline) as temp:
+                mine = temp.stat()
                 if not if_absent:
                     self._env.files.rename(temp, path)
                 if not if_absent or self._link(temp, path):
-                    return self._named(key, path, crc, meta)
+                    return self._named(key, path, crc, meta, mine)
             raise RemoteUnavailableError(f"put of {key}: another put came first")  # the next try finds what it put
 
         return self._run(f"put of {key}", attempt, deadline)
@@ -118,8 +119,9 @@ class DirectoryStore:
 
         def attempt() -> str:
             with self._temp(path, data, len(data), crc, deadline) as temp:
+                mine = temp.stat()
                 if self._link(temp, path):
-                    return self._named(key, path, crc, meta)
+                    return self._named(key, path, crc, meta, mine)
             if self._content(key) != data:
                 raise _fenced(key)
             return self._noted(key, path, crc, meta)
@@ -139,8 +141,9 @@ class DirectoryStore:
                 if etag != (None if now is None else _etag(len(now), crc64_of_bytes(now))):
                     raise _fenced(key)
                 with self._temp(path, data, len(data), crc, deadline) as temp:
+                    mine = temp.stat()
                     self._env.files.rename(temp, path)
-                return self._named(key, path, crc, meta)
+                return self._named(key, path, crc, meta, mine)
 
         return self._run(f"replacement of {key}", attempt, deadline)
 
@@ -179,15 +182,18 @@ class DirectoryStore:
             return True
         return False
 
-    def _named(self, key: str, path: Path, crc64: int, meta: dict[str, str]) -> str:
+    def _named(self, key: str, path: Path, crc64: int, meta: dict[str, str], mine: os.stat_result) -> str:
         """The object has its name: make that durable, then leave the note."""
         self._env.failpoint("remote.dir.named")
-        return self._noted(key, path, crc64, meta)
+        return self._noted(key, path, crc64, meta, mine)
 
-    def _noted(self, key: str, path: Path, crc64: int, meta: dict[str, str]) -> str:
-        """Leaves the note unless there is one; the etag. An object found there was perhaps not durable yet: synced."""
+    def _noted(self, key: str, path: Path, crc64: int, meta: dict[str, str], mine: os.stat_result | None = None) -> str:
+        """Leaves the note unless there is one; the etag. An object found there was perhaps not durable yet: synced.
+        `mine`: what was put there; another put may have replaced it since, and leaves a note of its own."""
         self._env.files.fsync_dir(path.parent)
         found = path.stat()
+        if mine is not None and (found.st_size, found.st_mtime_ns) != (mine.st_size, mine.st_mtime_ns):
+            return _etag(mine.st_size, crc64)
         if tree.read_note(self._root, key, found) is None:
             note = tree.Note(size=found.st_size, mtime_ns=found.st_mtime_ns, crc64=crc64, metadata=meta)
             tree.write_note(self._env, self._root, key, note)

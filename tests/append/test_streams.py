@@ -10,6 +10,7 @@ import pytest
 import trio
 
 from aof2.engine.catalog import tables as t
+from aof2.engine.env import Env
 from aof2.engine.kinds.kind import AttributeChange
 from tests.append.helpers import ROOT, World, run_streams, stream_settings
 from tests.engine.weather import until
@@ -185,6 +186,33 @@ def test_what_the_channel_appended_is_found_when_the_channel_is_gone(tmp_path: P
         assert await w.sealed() == b"".join(written) + b"begun\n"
 
     run_streams(stream_settings(tmp_path), body)
+
+
+def test_a_tail_opened_as_a_seal_appears_does_not_show_it_again(tmp_path: Path) -> None:
+    """The rows have the seal as long before the stream hears of it as the log takes to be synced."""
+    env, seen = Env(), []
+
+    async def body(w: World) -> None:
+        token = trio.lowlevel.current_trio_token()
+
+        async def look() -> None:
+            seen.append((await w.sealed(), await w.read("clicks/_tail.jsonl")))
+
+        def applied(name: str) -> None:
+            if name == "catalog.commit.applied" and any(part[0].isdigit() for part in w.ls("clicks")):
+                env.failpoint = lambda _: None  # type: ignore[method-assign]
+                trio.from_thread.run(look, trio_token=token)
+
+        await w.mkdir()
+        await w.put(b"one\n" * 10)
+        await w.stream().commit()
+        env.failpoint = applied  # type: ignore[method-assign]
+        await w.stream().seal()
+        await w.put(b"two\n")
+        assert await w.everything() == b"one\n" * 10 + b"two\n"
+
+    run_streams(stream_settings(tmp_path), body, env=env)
+    assert seen == [(b"one\n" * 10, b"")]
 
 
 def test_the_channel_and_the_daemon_append_in_turn(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
 from aof2.engine import namespace
 from aof2.engine.aio import result_of
@@ -39,6 +40,57 @@ def run_unlinks(tmp_path: Path, body: Any, *, ends: bool = True) -> None:
 
 def logs(volume: Volume) -> list[Path]:
     return sorted((volume.state_dir / FOLDER).glob("*.log"))
+
+
+def test_what_is_unlinked_before_the_fold_of_its_open_can_be_opened(tmp_path: Path) -> None:
+    """It was looked up before: on a local disk it would be open, too."""
+
+    async def body(files: Files, kind: FilesKind) -> None:
+        ino = await make(files, b"a", b"x" * 5000)
+        assert kind.unlinks.take(top(files.volume), b"a") is not None
+        with kind.opening(ino):
+            await kind.fold()
+            assert names(files) == []
+            fh = await files.open(ino, os.O_RDONLY)
+        assert await files.handle(fh).read_bytes(0, 10) == b"x" * 10
+        await files.release(fh)
+        await files.volume.evictor.doomed.delete_all()
+        assert not files.volume.hot.path("default", ino, 1).exists()
+
+    run_unlinks(tmp_path, body)
+
+
+def test_an_open_that_comes_too_late_leaves_nothing_behind(tmp_path: Path) -> None:
+    """The fold was told that the inode may go; an open that waits for it meanwhile keeps no bytes."""
+
+    async def body(files: Files, kind: FilesKind) -> None:
+        used = files.volume.quota.usage.used_bytes
+        ino = await make(files, b"a", b"x" * 5000)
+        assert kind.unlinks.take(top(files.volume), b"a") is not None
+        stays = files.known.must_stay
+
+        def told_to_go(ino: int) -> bool:
+            gone = not stays(ino)
+            if gone:
+                trio.from_thread.run_sync(late.set, trio_token=token)
+            return not gone
+
+        async def open_late() -> None:
+            await late.wait()
+            with pytest.raises(OSError, match="Stale"):
+                await files.open(ino, os.O_RDONLY)
+
+        token, late = trio.lowlevel.current_trio_token(), trio.Event()
+        files.known.must_stay = told_to_go  # type: ignore[method-assign]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(open_late)
+            await kind.fold()
+        await files.volume.evictor.doomed.delete_all()
+        assert files.known.get(ino) is None
+        assert not files.volume.hot.path("default", ino, 1).exists()
+        assert files.volume.quota.usage.used_bytes == used
+
+    run_unlinks(tmp_path, body)
 
 
 def test_what_is_unlinked_is_gone_with_its_bytes_after_the_fold(tmp_path: Path) -> None:

@@ -94,6 +94,32 @@ def test_rotten_bytes_are_not_served(store: RemoteStore, root: Path) -> None:
     assert store.head_blob("whole") is None
 
 
+def test_a_put_that_is_overtaken_leaves_no_note_of_its_own(open_directory: OpenStore, root: Path) -> None:
+    """Another one replaces the object before this one notes what it put, and notes its own only after it."""
+    envs = Env(), Env()
+    overtaken, other = (open_directory(env=env) for env in envs)
+    named, noted = threading.Event(), threading.Event()
+
+    def wait_for_the_first(name: str) -> None:
+        if name == "remote.dir.named":
+            named.set()
+            assert noted.wait(10)
+
+    def wait_for_the_second(name: str) -> None:
+        if name == "remote.dir.named":
+            thread.start()
+            assert named.wait(10)
+
+    thread = threading.Thread(target=put, args=(other, "followers/a", b"second"))
+    envs[0].failpoint = wait_for_the_second  # type: ignore[method-assign]
+    envs[1].failpoint = wait_for_the_first  # type: ignore[method-assign]
+    put(overtaken, "followers/a", b"first!")
+    noted.set()
+    thread.join()
+    for store in (overtaken, other):
+        assert store.get_blob("followers/a")[1] == b"second"
+
+
 def test_a_file_changed_by_hand_is_not_believed_to_be_the_old_one(store: RemoteStore, root: Path) -> None:
     put(store, "k", b"aaaa")
     (root / "k").write_bytes(b"bbbb")
