@@ -254,7 +254,8 @@ class LogReplicator:
                     if self.idle and self._writer.target.due_s() is None:
                         return
                 else:
-                    await moved.wait()
+                    with trio.move_on_after(DRAIN_ASK_S):
+                        await moved.wait()
         finally:
             self._draining -= 1
 
