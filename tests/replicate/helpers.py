@@ -112,6 +112,9 @@ class Events:
         self.due.append(stream_id)
 
 
+DRAIN_HANGS_S = 120.0  # beside tests that fill the disk, one fsync has taken half a minute
+
+
 class Rig:
     """A catalog volume whose chunks seal as soon as a commit is over, with its replicator."""
 
@@ -132,7 +135,7 @@ class Rig:
             await self.settle()
 
     async def settle(self) -> None:
-        with trio.fail_after(30):
+        with trio.fail_after(DRAIN_HANGS_S):
             await self.replicator.drain()
 
     async def snapshot(self, stream_id: int = TENANT) -> None:
