@@ -29,10 +29,11 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextlib.contextmanager
-def volume_of(root: Path, **keys: str) -> Iterator[MountedVolume]:
+def volume_of(root: Path, *, timeout: str = "3s", **keys: str) -> Iterator[MountedVolume]:
+    """`timeout`: how long the remote may stand still before no room can come."""
     cache = {"hot_bytes": f"{HOT // MIB}MiB"}
     tenants = {"default": {"kind": "files", **keys}}
-    with mounted_volume(root, cache=cache, tenants=tenants, remote={"timeout": "3s"}) as volume:
+    with mounted_volume(root, cache=cache, tenants=tenants, remote={"timeout": timeout}) as volume:
         if not volume.ask("status")["mount"]["brake"]:
             pytest.skip("passthrough writers cannot be held here")
         yield volume
@@ -297,7 +298,7 @@ def test_what_the_kernel_does_not_report_is_held_too(tmp_path: Path, source: Pat
 
 def test_reported_and_silent_writers_at_once(tmp_path: Path, source: Path) -> None:
     tools = ("copyfile", "dd", "cp")  # of a silent writer only whole chunks make way: two of them could fill the room
-    with volume_of(tmp_path) as volume:
+    with volume_of(tmp_path, timeout="30s") as volume:  # beside other tests the disk stands still for seconds
         with watching(hot(volume)) as seen:
             run_all([command(tool, source, volume.path / tool) for tool in tools], 90)
         assert 0 < seen.most <= HOT
