@@ -335,7 +335,8 @@ class Sealer:
         return left
 
     def _hash(self, file: OpenFile, fd: int, attempt: int, ahead: Ahead | None) -> Hashed | None:
-        if not file.handles and not _no_writer(fd):
+        # A reader may be here for this moment alone: of a file that may be mapped only the lease tells.
+        if (file.mappable or not file.handles) and not _no_writer(fd):
             return None
 
         def go_on() -> bool:

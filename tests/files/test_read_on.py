@@ -91,6 +91,24 @@ def test_one_that_may_be_mapped_waits_for_its_last_close(tmp_path: Path) -> None
     run_files(small_settings(tmp_path), body)
 
 
+def test_a_reader_that_comes_and_goes_hides_no_mapping(tmp_path: Path) -> None:
+    """It has the file open in the moment of the hash alone: the lease is asked for all the same."""
+
+    async def body(files: Files, kernel: FakeKernel) -> None:
+        ino, reader = await written_and_read(files, kernel, os.O_RDWR)
+        file = files.known.get(ino)
+        assert file is not None and file.mappable
+        mapped, fd = os.open(file.path, os.O_RDWR), os.open(file.path, os.O_RDONLY)  # as a mapping, refuses the lease
+        try:
+            assert files.sealer._hash(file, fd, file.seal_attempt, None) is None
+        finally:
+            os.close(mapped)
+            os.close(fd)
+        await files.release(reader)
+
+    run_files(small_settings(tmp_path), body)
+
+
 def test_removed_while_it_is_read(tmp_path: Path) -> None:
     async def body(files: Files, kernel: FakeKernel) -> None:
         ino, reader = await written_and_read(files, kernel, os.O_WRONLY)
