@@ -24,12 +24,10 @@ SYNC_ALL_FILES: Final = 32
 SYNC_ALL_DIRTY_BYTES: Final = 64 << 20
 JOURNAL_FILES: Final = 8
 
-# Python has neither.
+# Python has neither syncfs nor sync_file_range.
 _libc: Final = ctypes.CDLL(None, use_errno=True)
-_WRITE: Final = 2  # SYNC_FILE_RANGE_WRITE: begins, for nothing in particular
-_WRITTEN: Final = (
-    7  # … WAIT_BEFORE | WRITE | WAIT_AFTER: every page that is dirty now is on the disk, or its error known
-)
+_WRITE: Final = 2  # SYNC_FILE_RANGE_WRITE: only begins
+_WRITTEN: Final = 7  # WAIT_BEFORE | WRITE | WAIT_AFTER: what is dirty now is on the disk, or its error is known
 
 
 def start_writeback(fd: int, offset: int, length: int) -> None:

@@ -3,8 +3,8 @@
 Invariants
 - A file is known while it is open or being opened, and while it is dirty. The catalog has all others.
 - What changes a file's state holds it: one at a time (`holding`).
-- An open counts from before its inode is looked up. What the catalog thread was told may go (`must_stay`) goes before
-  any open that came later looks it up.
+- An open counts from before the fold that it waits for, and so from before its inode is looked up. What the catalog
+  thread was told may go (`must_stay`) goes before any open that came later looks it up.
 
 Owner: the trio thread; `is_open` and `must_stay` are for any thread. A crash leaves nothing of this.
 """

@@ -71,8 +71,6 @@ class Kinds:
     async def opening(self, ino: int) -> AsyncIterator[Kind]:
         """`folded`, for an open: a file that loses its name in that very fold can be opened all the same, as one that
         was looked up before it was removed."""
-        if not self._begun.is_set():
-            await self._begun.wait()
         with self.of(ino).opening(ino):
             yield await self.folded(ino)
 
